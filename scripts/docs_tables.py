@@ -51,7 +51,8 @@ from remask.request.sampling_groups import BlockParams, RemaskingParams, Uniform
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.sampling.vocabulary import Vocabulary
-from remask.server.fields import FOREIGN, FOREIGN_TO_READS, Foreign
+from remask.server.fields import FOREIGN, FOREIGN_TO_READS
+from remask.server.protocol.base import Foreign
 from remask.server.protocol.messages import FOREIGN_TO_MESSAGES
 from remask.server.protocol.responses import FOREIGN_TO_RESPONSES
 from remask_lab.bench.report import decoding_text

@@ -42,9 +42,9 @@ class Output:
         text, holes, error, template = None, None, result.error, request.response
         if tokenizer is not None:
             try:
-                told = ResponseText(tokenizer, template, request.params, request.context)
-                text = told.push(result.token_ids) + told.finish()
-                holes = None if request.template is None else tuple(told.holes)
+                response = ResponseText(tokenizer, template, request.params, request.context)
+                text = response.push(result.token_ids) + response.finish()
+                holes = None if request.template is None else tuple(response.holes)
             # A tokenizer is anybody's code: what it raises for one answer loses no other.
             except Exception as failure:
                 log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
-from remask.answers.answer import Answer
+from remask.answers.answer import ResponseCollector
 from remask.answers.decisions import DecisionPlan
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
@@ -277,14 +277,16 @@ class Session:
         (request,) = self.requests([prompt], params, policy=policy, control_tokens=control_tokens, adapter=adapter)
         return request.with_readers(self.constraint(structured_outputs))
 
-    def answer(self, pending: PendingRequest) -> Answer:
+    def answer(self, pending: PendingRequest) -> ResponseCollector:
         """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         shape, blocks = self.loaded.config, pending.decoding.block_ranges
-        return Answer(0, pending.request, self.tokenizer, shape.stop_ids, blocks=blocks, rewrites=shape.rewrites)
+        return ResponseCollector(
+            0, pending.request, self.tokenizer, shape.stop_ids, blocks=blocks, rewrites=shape.rewrites
+        )
 
-    def pieces(self, answer: Answer, events: Sequence[Event]) -> list[StreamedOutput]:
+    def pieces(self, answer: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
         """What one step of the engine adds to an answer: one item, or none."""
         delta = answer.take(events)
         output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)

@@ -396,7 +396,7 @@ def test_the_forms_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = (structures.compiled(StructuredOutputs(regex=text)) for text in "ab")
     assert structures.compiled(StructuredOutputs(regex="a")) is one
     structures.compiled(StructuredOutputs(regex="c"))
-    assert [text for _, text in structures._kept] == ["a", "c"]
+    assert [text for _, text in structures._forms] == ["a", "c"]
 
 
 def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +443,6 @@ def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch
         assert {id(each.result()) for each in asked} == {id(structures.compiled(form))}
     assert structures.keeps(form)
     assert runs == 1
-    assert not structures._making
 
 
 def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from remask.cli import main
-from remask.server.address import bind, url_of
+from remask.server.config import bind, url_of
 from tests.checkpoint import checkpoints
 from tests.server.serving import CHATS, LONG, URL
 from tests.waiting import LONGEST_S, eventually

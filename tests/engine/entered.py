@@ -6,6 +6,7 @@ prints those of a steady step, file by file.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,20 +24,26 @@ STEPS = 16
 
 
 @contextmanager
-def entered() -> Iterator[dict[CodeType, int]]:
-    """Calls of each function of `remask` while the block runs. Comprehensions and generators count as functions."""
+def entered(*, threads: bool = False) -> Iterator[dict[CodeType, int]]:
+    """Calls of each function of `remask` while the block runs; with `threads` also on those that start in it.
+
+    Comprehensions and generators count as functions.
+    """
     calls: dict[CodeType, int] = {}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(f"{SOURCE}/"):
             calls[frame.f_code] = calls.get(frame.f_code, 0) + 1
 
-    before = sys.getprofile()
+    before = sys.getprofile(), threading.getprofile()
     sys.setprofile(note)
+    if threads:
+        threading.setprofile(note)
     try:
         yield calls
     finally:
-        sys.setprofile(before)
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])
 
 
 def steady_step() -> Callable[[], None]:

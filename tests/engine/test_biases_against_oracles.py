@@ -13,7 +13,7 @@ from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas
 from remask.policies.dense import Dense
-from remask.readers.biases import biases_of
+from remask.readers.implied import biases_of
 from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.filters import gumbel

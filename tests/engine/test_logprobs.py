@@ -17,7 +17,7 @@ from remask.errors import ConfigError
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
 from remask.readers.forced import ForcedTokens, Given
-from remask.readers.logprobs import Logprobs, PredictedLogprobs, Ranking, width
+from remask.readers.logprobs import Logprobs, PredictedLogprobs, Ranking
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
 from remask.request.trace import TokenLogprob, step_map, token_logprobs
@@ -237,10 +237,10 @@ def group(rows: int, **more: Any) -> RowGroup:
 def test_the_mask_token_is_counted_and_never_listed(mask_id: int, top: int) -> None:
     logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(top)) * 3
     truth = logits.double().log_softmax(-1)
-    more = width(top, 9)
+    more = Ranking(top, 9).width
     read = score(logits.clone(), [group(5, reads=(Ranking(top, 9),))], mask_id, more=more)
     assert read.shape == (2 + more, 5)
-    held = PredictedLogprobs(6, top)
+    held = PredictedLogprobs(6, top, 9)
     held.note(np.arange(1, 6), read[2:].numpy())
     values, tops = held.of(np.arange(1, 6))
     assert values == pytest.approx(truth[range(5), read[0].long()].tolist(), abs=1e-5)
@@ -256,7 +256,7 @@ def test_groups_that_ask_for_less_are_filled_up() -> None:
     logits = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
     asked = (Ranking(2, 9),), (), (Ranking(0, 9),)
     groups = [replace(group(2, reads=reads), rows=slice(2 * at, 2 * at + 2)) for at, reads in enumerate(asked)]
-    read = score(logits.clone(), groups, 8, more=width(2, 9))
+    read = score(logits.clone(), groups, 8, more=Ranking(2, 9).width)
     assert read.shape == (7, 6)
     assert not read[2:, 2:4].any()
     assert not read[3:, 4:].any()
@@ -269,7 +269,7 @@ def test_an_impossible_token_has_the_smallest_number() -> None:
     logits[0, 1] = -torch.inf
     asked = group(1, reads=(Given(np.array([1])), Ranking(0, 4)))
     read = score(logits, [asked], 3, more=1)
-    held = PredictedLogprobs(1, 0)
+    held = PredictedLogprobs(1, 0, 4)
     held.note(np.array([0]), read[2:].numpy())
     assert held.of(np.array([0])) == ((MIN_LOGPROB,), ())
 

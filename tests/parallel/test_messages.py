@@ -183,9 +183,9 @@ def test_every_rank_keeps_guidance_of_its_own() -> None:
     line.everywhere(fill, keep, torch.arange(6.0))
     line.everywhere(note, Guided(1.0, keep, np.array([1])))
     (theirs,), (ours,) = SEEN
-    assert ours.kept is keep
-    assert theirs.kept is not keep
-    assert theirs.kept.at(theirs.rows).tolist() == [1.0]
+    assert ours.residual is keep
+    assert theirs.residual is not keep
+    assert theirs.residual.at(theirs.rows).tolist() == [1.0]
     del keep, ours, theirs
     SEEN.clear()
     gc.collect()

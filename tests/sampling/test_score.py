@@ -15,11 +15,10 @@ from torch import Tensor
 from remask.denoising.noise import Noise
 from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.plan import RowMeasure
-from remask.readers.biases import Added, AtLeast, Penalized
 from remask.readers.decision import Labels
 from remask.readers.forced import Given
 from remask.readers.guidance import Guide, Guided, Residual
-from remask.readers.implied import Barred, Measuring
+from remask.readers.implied import Added, AtLeast, Barred, Measuring, Penalized
 from remask.readers.logprobs import Ranking
 from remask.sampling import filters
 from remask.sampling import score as scoring

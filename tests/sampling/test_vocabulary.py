@@ -12,9 +12,9 @@ from torch import Tensor
 
 from remask.denoising.noise import Noise
 from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
-from remask.readers.biases import Added, Penalized
 from remask.readers.guidance import Guide, Guided, Residual
-from remask.readers.logprobs import Ranking, width
+from remask.readers.implied import Added, Penalized
+from remask.readers.logprobs import Ranking
 from remask.sampling.filters import Draws
 from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.score import score
@@ -167,7 +167,7 @@ def test_log_probabilities(size: int) -> None:
         group(slice(3, 5), reads=(Ranking(0, VOCAB),), temperature=0.7),
         group(slice(5, 6)),
     ]
-    x, more = logits(6), width(5, VOCAB)
+    x, more = logits(6), Ranking(5, VOCAB).width
     x[0, MASK] = 99  # it is the most probable one, and is never listed
     whole = score(x.clone(), groups, MASK, more=more)
     for found in split(size, x, lambda v, y: score(y, groups, MASK, more=more, vocabulary=v)):

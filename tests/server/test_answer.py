@@ -2,7 +2,7 @@
 
 import pytest
 
-from remask.answers.answer import Answer
+from remask.answers.answer import ResponseCollector
 from remask.checkpoint.source import resolve
 from remask.checkpoint.tokenizer import load_tokenizer
 from remask.engine.request import Request
@@ -15,10 +15,10 @@ A, B, C, D = TOKENIZER.encode("abbey acorn alder arch")
 PROMPT = [A, B]
 
 
-def answer(*, rewrites: bool = False, scored: bool = True, **sampling: object) -> Answer:
+def answer(*, rewrites: bool = False, scored: bool = True, **sampling: object) -> ResponseCollector:
     params = SamplingParams.from_mapping({"max_tokens": 4, **sampling})
     assert TOKENIZER is not None
-    return Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, rewrites=rewrites, scored=scored)
+    return ResponseCollector(0, Request("r", PROMPT, params), TOKENIZER, (), str, rewrites=rewrites, scored=scored)
 
 
 def wrote(step: int, tokens: dict[int, int], settled: tuple[int, ...] = ()) -> Event:
@@ -65,7 +65,7 @@ def test_blocks_are_told_as_places_of_the_response() -> None:
     assert TOKENIZER is not None
     params = SamplingParams(max_tokens=6)
     grid = [range(4), range(4, 8), range(8, 12)]  # the prompt fills two places of the first, four are past the end
-    assert Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, grid).blocks == [(0, 2), (2, 6)]
+    assert ResponseCollector(0, Request("r", PROMPT, params), TOKENIZER, (), str, grid).blocks == [(0, 2), (2, 6)]
 
 
 @pytest.mark.parametrize("scored", [True, False])

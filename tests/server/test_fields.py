@@ -6,7 +6,8 @@ import pytest
 
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
-from remask.server.fields import FOREIGN, read_fields
+from remask.server.fields import FOREIGN
+from remask.server.protocol.base import read_fields
 from remask.server.protocol.generation import ChatBody
 from remask.server.protocol.messages import MessagesBody
 from remask.server.protocol.responses import ResponsesBody
@@ -18,13 +19,13 @@ def test_what_is_ignored_and_what_is_refused(name: str) -> None:
     field = FOREIGN[name]
     values: list[Any] = [True, 7, "x", [1], {"a": 1}]
     if field.neutral is None:
-        assert all(read_fields({name: value}, ()) == {} for value in values)
+        assert all(read_fields({name: value}, (), FOREIGN) == {} for value in values)
         return
     for value in (None, *(field.neutral or ())):
-        assert read_fields({name: value}, ()) == {}
+        assert read_fields({name: value}, (), FOREIGN) == {}
     for value in [value for value in values if value not in (field.neutral or ())]:
         with pytest.raises(ConfigError, match=f"^{name} is not supported: ") as refused:
-            read_fields({name: value}, ())
+            read_fields({name: value}, (), FOREIGN)
         assert field.reason in str(refused.value)
 
 

@@ -16,8 +16,8 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import PRIORITY_STEP_S
+from remask.server.bodies import SHORT, Turns
 from remask.server.config import CHARS_A_TOKEN
-from remask.server.texts import SHORT, Turns
 from tests.server.serving import CHATS, SLOW, URL, Running, held, make_llm, serving
 from tests.waiting import LONGEST_S, Clock, eventually
 

@@ -18,7 +18,7 @@ from remask.checkpoint.tokenizer import byte_tokenizer, load_tokenizer
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, preset
 from remask.request.trace import TokenLogprob
-from remask.server.answers.base import Names
+from remask.server.answers.generation import Names
 from remask.text.prompts import encode
 from remask.text.tokenizer import Quoting, Tokenizer
 

@@ -1,4 +1,4 @@
-"""One choice of an answer: turns the engine's events into settled text."""
+"""One choice of an answer: the engine's events of its request become settled text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,7 +41,7 @@ class Delta:
     calls: list[Any] = field(default_factory=list)
 
 
-class Answer:
+class ResponseCollector:
     """Collects the response of one request, left to right. Text that it has returned never changes.
 
     Args:
@@ -67,13 +67,13 @@ class Answer:
         scored: bool = False,
     ) -> None:
         params, template = request.params, request.response
-        given = [None if token == OPEN else token for token in template.tokens]
         self.index, self.request = index, request
         self._prompt = len(request.prompt_token_ids)
+        # The tokens, drafts until they are written.
+        self._tokens: list[int | None] = [None if token == OPEN else token for token in template.tokens]
         # The step that wrote each token: none yet, or -1 for what was given.
-        self._written: list[int | None] = [None if token is None else -1 for token in given]
-        self._tokens: list[int | None] = given  # drafts until they are written
-        self._read: list[TokenLogprob | None] = [None] * params.max_tokens
+        self._steps: list[int | None] = [None if token == OPEN else -1 for token in template.tokens]
+        self._logprobs: list[TokenLogprob | None] = [None] * params.max_tokens
         self._final: list[int] = []  # the leading tokens that are final
         self._lead = 0  # how many of `_final` are in the text
         self._rewrites, self._scored = rewrites, scored
@@ -98,8 +98,7 @@ class Answer:
     def counts(self) -> tuple[int, int]:
         """Tokens as `Usage` counts them: those that were given, and those that were generated so far."""
         template = self._template
-        given = self._prompt + len(template) - template.open_places
-        return given, template.tokens[: self._lead].count(OPEN)
+        return self._prompt + len(template) - template.open_places, template.tokens[: self._lead].count(OPEN)
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
@@ -113,26 +112,31 @@ class Answer:
 
         What is fixed between them, and around them, stands as a block of its own.
         """
-        places, found, end = len(self._tokens), [], 0
+        places, blocks, end = len(self._tokens), [], 0
         for block in self._blocks:
             start, stop = max(0, block.start - self._prompt), min(places, block.stop - self._prompt)
             if start >= places:
                 break
-            found += [(end, start)] if start > end else []
-            found.append((start, stop))
+            blocks += [(end, start)] if start > end else []
+            blocks.append((start, stop))
             end = stop
-        return [*found, (end, places)] if end < places else found
+        return [*blocks, (end, places)] if end < places else blocks
 
     def take(self, events: Sequence[Event]) -> Delta:
         """Apply the events of one step. Returns what they add."""
         delta = Delta(self.index)
         for event in events:
             if event.draft is not None:
-                self._note(event.draft)
+                for position, token in zip(event.draft.positions, event.draft.token_ids, strict=True):
+                    place = position - self._prompt
+                    if place < len(self._tokens):  # the last block may reach beyond the response
+                        self._tokens[place] = token
                 if self._token_text is not None:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
-                self._write(event.transfer)
+                for place, read in read_tokens(event.transfer, self._prompt):
+                    if place < len(self._tokens):
+                        self._tokens[place], self._steps[place], self._logprobs[place] = read.token_id, read.step, read
             self._settle(event)
             if event.result is not None:
                 delta.result = event.result
@@ -141,26 +145,15 @@ class Answer:
             delta.canvas["canvas"] = self._canvas()
         return delta
 
-    def _note(self, draft: Draft) -> None:
-        for position, token in zip(draft.positions, draft.token_ids, strict=True):
-            place = position - self._prompt
-            if place < len(self._tokens):  # the last block may reach beyond the response
-                self._tokens[place] = token
-
-    def _write(self, transfer: Transfer) -> None:
-        for place, read in read_tokens(transfer, self._prompt):
-            if place < len(self._tokens):
-                self._tokens[place], self._written[place], self._read[place] = read.token_id, read.step, read
-
     def _settle(self, event: Event) -> None:
         # A draft may differ from the token that settled.
         first, end = len(self._final), len(self._final) + len(event.settled)
         self._tokens[first:end] = event.settled
         self._final += event.settled
         if event.draft is not None:
-            for place in range(first, min(end, len(self._written))):
-                if self._written[place] is None:  # noise that was right: it became final with its block
-                    self._written[place] = event.draft.step
+            for place in range(first, min(end, len(self._steps))):
+                if self._steps[place] is None:  # noise that was right: it became final with its block
+                    self._steps[place] = event.draft.step
 
     def _advance(self, delta: Delta) -> None:
         """Move the leading settled tokens into the text, up to the first token that ends the response."""
@@ -177,7 +170,7 @@ class Answer:
             del new[stop + 1 :]
         first = self._lead
         for tokens in ([token] for token in new) if self._scored else (new,):
-            if self._scored and (read := self._read[self._lead]) is not None:
+            if self._scored and (read := self._logprobs[self._lead]) is not None:
                 delta.scored.append(Scored(read, self._text.length, self._text.last))
             delta.text += self._text.push(tokens)
             self._lead += len(tokens)
@@ -186,24 +179,22 @@ class Answer:
             delta.text += self._text.finish()
 
     def _canvas(self) -> list[Mapping[str, Any]]:
+        """Of each place its token, and the step in which it became final, None while it may change."""
         assert self._token_text is not None
         return [
             {
                 "token_id": token,
                 "text": None if token is None else self._token_text(token),
-                "settled": self._settled(place),
+                "settled": None if self._rewrites and place >= len(self._final) else self._steps[place],
             }
             for place, token in enumerate(self._tokens)
         ]
 
-    def _settled(self, place: int) -> int | None:
-        """The step in which a position became final, -1 for what was given; None while its token may still change."""
-        return None if self._rewrites and place >= len(self._final) else self._written[place]
-
 
 def _passes(draft: Draft) -> list[list[Mapping[str, Any]]]:
     return [
-        [{**asdict(work), "layers": [work.layers.start, work.layers.stop]} for work in each] for each in draft.passes
+        [{**asdict(work), "layers": [work.layers.start, work.layers.stop]} for work in layers]
+        for layers in draft.passes
     ]
 
 

@@ -16,7 +16,6 @@ class Decision:
     """The answer to one question.
 
     Attributes:
-        question: what was asked.
         shares: the probability of each alternative, in their order; they sum to 1.
         label_mass: the probability that the model gives to the labels at all, before calibration.
         written: what the model would have written for each alternative.
@@ -31,7 +30,7 @@ class Decision:
     def of(
         cls, question: Question, logprobs: Sequence[float], labels: Sequence[str], base: Sequence[float] | None
     ) -> "Decision":
-        """The decision for the log-probabilities of the labels, calibrated by those without the state, if given."""
+        """The decision for the log-probabilities of the labels, calibrated by those without the state, the `base`."""
         raw = np.asarray(logprobs, dtype=np.float64)
         shares = _softmax(raw if base is None else raw - _softmax(np.asarray(base, dtype=np.float64), log=True))
         return cls(question, tuple(shares.tolist()), min(1.0, math.exp(_total(raw))), tuple(labels))
@@ -44,7 +43,7 @@ class Decision:
     @property
     def names(self) -> tuple[Value, ...]:
         """The alternatives: names of a choice, "yes" and "no", numbers, and levels counted from "0"."""
-        return tuple(each.value for each in self.question.alternatives)
+        return tuple(alternative.value for alternative in self.question.alternatives)
 
     @property
     def probabilities(self) -> dict[Value, float]:
@@ -100,54 +99,50 @@ class Decision:
         kind, levels = self.question.kind, self.question.criteria
         if kind == "yes_no":
             return {"type": self.type, "noul": self.value, **self._more}
-        told: dict[str, Any] = {"type": self.type, kind: self.choice if kind == "choice" else self.value}
+        answer: dict[str, Any] = {"type": self.type, kind: self.choice if kind == "choice" else self.value}
         if kind == "score":
-            told["legend"] = dict(zip(self.names, levels, strict=True))
-        return {
-            **told,
-            **self._mean_too,
-            "probabilities": self.probabilities,
-            "confidence": self.confidence,
-        } | self._more
+            answer["legend"] = dict(zip(self.names, levels, strict=True))
+        if self.mean is not None:
+            answer["mean"] = self.mean
+        return {**answer, "probabilities": self.probabilities, "confidence": self.confidence, **self._more}
 
     @property
     def openai(self) -> dict[str, Any]:
         """The answer in OpenAI's form, with fields of our own under `x_`."""
         kind = self.question.kind
-        told: dict[str, Any] = {"type": self.type, "name": self.question.name}
+        answer: dict[str, Any] = {"type": self.type, "name": self.question.name}
         if kind == "yes_no":
-            return {**told, "probability": self.value, **self._more}
-        told[kind] = self.choice if kind == "choice" else self.value
-        listed: list[dict[str, Any]] = []
-        for each, share in zip(self.question.alternatives, self.shares, strict=True):
-            named = {"label": each.text} if kind == "score" else {}
-            value = each.value if kind == "choice" else int(each.value)
-            listed.append({"value": value, **named, "probability": share})
-        return {**told, **self._mean_too, "confidence": self.confidence, "probabilities": listed, **self._more}
+            return {**answer, "probability": self.value, **self._more}
+        answer[kind] = self.choice if kind == "choice" else self.value
+        if self.mean is not None:
+            answer["mean"] = self.mean
+        shares: list[dict[str, Any]] = []
+        for alternative, share in zip(self.question.alternatives, self.shares, strict=True):
+            label = {"label": alternative.text} if kind == "score" else {}
+            value = alternative.value if kind == "choice" else int(alternative.value)
+            shares.append({"value": value, **label, "probability": share})
+        return {**answer, "confidence": self.confidence, "probabilities": shares, **self._more}
 
     @property
     def _mean(self) -> float:
-        numbers = [int(str(name)) for name in self.names]
-        return float(np.asarray(self.shares) @ np.asarray(numbers))
-
-    @property
-    def _mean_too(self) -> dict[str, Any]:
-        return {} if self.mean is None else {"mean": self.mean}
+        return float(np.asarray(self.shares) @ np.asarray([int(str(name)) for name in self.names]))
 
     @property
     def _more(self) -> dict[str, Any]:
         return {"x_label_mass": self.label_mass, "x_entropy": self.entropy, "x_labels": list(self.written)}
 
 
-def told(asked: Decisions, found: Mapping[str, Decision]) -> dict[str, dict[str, Any]] | list[dict[str, Any]]:
-    """Decisions by the ids of their questions, in the form of the API that asked; OpenAI's are refusals where none is.
+def told(decisions: Decisions, answers: Mapping[str, Decision]) -> dict[str, dict[str, Any]] | list[dict[str, Any]]:
+    """Answers by the ids of their questions, in the form of the API that asked.
 
-    System One's are an object by id, and OpenAI's a list.
+    System One's are an object by id, and OpenAI's a list with refusals where there is no answer.
     """
-    if asked.input is None:
-        return {name: decision.system_one for name, decision in found.items()}
-    refused = {name: {"type": "refusal", "name": question.name} for name, question in asked.questions.items()}
-    return [found[name].openai if name in found else refused[name] for name in asked.questions]
+    if decisions.input is None:
+        return {name: answer.system_one for name, answer in answers.items()}
+    return [
+        answers[name].openai if name in answers else {"type": "refusal", "name": question.name}
+        for name, question in decisions.questions.items()
+    ]
 
 
 def _total(logs: NDArray[np.float64]) -> float:

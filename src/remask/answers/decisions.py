@@ -14,9 +14,9 @@ end of the turn, counts as its last token.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, TypeAlias
 
 from remask.answers.decided import Decision
 from remask.engine.request import Request
@@ -45,22 +45,17 @@ class Ask:
     free: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A log-probability among those that are read: of which ask, at which place, of which of its tokens."""
-
-    ask: int
-    place: int
-    token: int
+LogprobIndex: TypeAlias = tuple[int, int, int]
+"""Where a log-probability stands: in the reads of which ask, at which place, of which of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class QuestionPlan:
     """A question with its labels, and for each of them what its log-probability is the sum of."""
 
     question: Question
     labels: tuple[str, ...]
-    found: tuple[tuple[Found, ...], ...]
+    summands: tuple[tuple[LogprobIndex, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +67,36 @@ class DecisionPlan:
         free: the same of the content-free state.
         stored: how many of `shared` other requests may share.
         asks: the canvases; with calibration the second half is that of the first, over the content-free state.
-        planned: the questions by their ids.
     """
 
     shared: tuple[int, ...]
     free: tuple[int, ...]
     stored: int
     asks: tuple[Ask, ...]
-    planned: Mapping[str, Planned]
+    questions: Mapping[str, QuestionPlan]
     calibrated: bool
 
     @classmethod
-    def of(cls, asked: Decisions, tokenizer: Tokenizer, mask_id: int, most: int | None = None) -> "DecisionPlan":
+    def of(cls, decisions: Decisions, tokenizer: Tokenizer, mask_id: int, most: int | None = None) -> "DecisionPlan":
         """Raises `ConfigError` where labels cannot be told apart, and where more than `most` canvases are needed."""
-        layout = free = _Layout.of(asked, asked.transcript, tokenizer)
-        built = _Builder(layout, mask_id, most, 1 + asked.calibrate).all(asked)
-        asks, base = built.asks, []
-        if asked.calibrate:
-            free = _Layout.of(asked, CONTENT_FREE, tokenizer)
+        layout = free = _Layout.of(decisions, decisions.transcript, tokenizer)
+        builder = _Builder(layout, mask_id, most, 1 + decisions.calibrate).all(decisions)
+        asks = builder.asks
+        if decisions.calibrate:
+            free = _Layout.of(decisions, CONTENT_FREE, tokenizer)
             apart = layout.between == free.between and not (layout.head or free.head)
-            other = built if apart else _Builder(free, mask_id, most, 2).all(asked)
-            if other.planned != built.planned:
+            other = builder if apart else _Builder(free, mask_id, most, 2).all(decisions)
+            if other.questions != builder.questions:
                 raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
-            base = [Ask(ask.before, ask.reading, free=True) for ask in other.asks]
-        stored = layout.stored(asked)
-        return cls(tuple(layout.shared), tuple(free.shared), stored, (*asks, *base), built.planned, asked.calibrate)
+            asks = [*asks, *(replace(ask, free=True) for ask in other.asks)]
+        return cls(
+            tuple(layout.shared),
+            tuple(free.shared),
+            layout.stored(decisions),
+            tuple(asks),
+            builder.questions,
+            decisions.calibrate,
+        )
 
     def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
         """The request of one of the asks. `terms` are further fields of `Request`.
@@ -119,17 +119,14 @@ class DecisionPlan:
         """The decisions that follow from what was read of each ask."""
         half = len(self.asks) // 2
 
-        def total(found: Sequence[Found], first: int) -> float:
-            return sum(reads[first + each.ask][each.place][each.token] for each in found)
+        def logprobs(plan: QuestionPlan, first: int) -> list[float]:
+            return [sum(reads[first + ask][place][token] for ask, place, token in sums) for sums in plan.summands]
 
         return {
             name: Decision.of(
-                each.question,
-                [total(found, 0) for found in each.found],
-                each.labels,
-                [total(found, half) for found in each.found] if self.calibrated else None,
+                plan.question, logprobs(plan, 0), plan.labels, logprobs(plan, half) if self.calibrated else None
             )
-            for name, each in self.planned.items()
+            for name, plan in self.questions.items()
         }
 
 
@@ -147,8 +144,8 @@ class _Layout:
     opening: int = 0  # length of what stands before the answer and is tokenized with the question
 
     @classmethod
-    def of(cls, asked: Decisions, about: Transcript, tokenizer: Tokenizer) -> "_Layout":
-        conversation = _turns(about.messages, tokenizer)
+    def of(cls, decisions: Decisions, state: Transcript, tokenizer: Tokenizer) -> "_Layout":
+        conversation = _turns(state.messages, tokenizer)
         marks = [f"m{secrets.token_hex(8)}{name}" for name in "qa"]
         head = _opened(conversation, tokenizer)
         if tokenizer.has_chat_template:
@@ -162,40 +159,37 @@ class _Layout:
         middle, last = rest.split(marks[1])
         if not first.startswith(head):
             head = ""
-        between = first[len(head) :], middle, last if asked.end_turn else ""
+        between = first[len(head) :], middle, last if decisions.end_turn else ""
         plain = cls([], between, tokenizer, head)
         (whole,) = plain.tokens("question", ["answer"])
         # What follows the state begins with a fixed text, and does not join its last token.
         shared = tokenizer.encode_quoted(head) if head and between[0] else []
         special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
         ends = [middle.rindex(text) + len(text) for text in special if text and text in middle]
-        for made in (
-            cls(shared, between, tokenizer, "" if shared else head, max(ends, default=0)),
-            cls(shared, between, tokenizer, "" if shared else head),
-        ):
-            if shared + made.tokens("question", ["answer"])[0] == whole:
-                return made
+        for opening in (max(ends, default=0), 0):
+            layout = cls(shared, between, tokenizer, "" if shared else head, opening)
+            if shared + layout.tokens("question", ["answer"])[0] == whole:
+                return layout
         return plain
 
-    def stored(self, asked: Decisions) -> int:
+    def stored(self, decisions: Decisions) -> int:
         """How many of the shared tokens other requests may share."""
-        if asked.shared_messages is asked.transcript.messages or not asked.shared_messages:
-            return len(self.shared) if asked.shared_messages else 0
-        return _common(
-            self.shared, self._encode(_opened(_turns(asked.shared_messages, self.tokenizer), self.tokenizer))
-        )
+        messages = decisions.shared_messages
+        if not messages:
+            return 0
+        if messages is decisions.transcript.messages:
+            return len(self.shared)
+        opening = _opened(_turns(messages, self.tokenizer), self.tokenizer)
+        return _common(self.shared, self.tokenizer.encode_quoted(opening))
 
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
         """The tokens behind the shared ones, for each answer."""
-        before, middle, last = self.between
-        asked, rest = f"{self.head}{before}{question}{middle[: self.opening]}", middle[self.opening :]
+        encode, (before, middle, last) = self.tokenizer.encode_quoted, self.between
+        beginning, rest = f"{self.head}{before}{question}{middle[: self.opening]}", middle[self.opening :]
         if not self.opening:
-            return [self._encode(f"{asked}{rest}{answer}{last}") for answer in answers]
-        tokens = self._encode(asked)
-        return [tokens + self._encode(f"{rest}{answer}{last}") for answer in answers]
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode_quoted(text)
+            return [encode(f"{beginning}{rest}{answer}{last}") for answer in answers]
+        tokens = encode(beginning)
+        return [tokens + encode(f"{rest}{answer}{last}") for answer in answers]
 
     def pieces(self, mask_id: int) -> tuple[str, str]:
         """The texts of the mask token and of another special one. Raises `ConfigError` where they have none."""
@@ -207,19 +201,19 @@ class _Layout:
 
 
 class _Builder:
-    """Collects asks. `each` is how many canvases one of them comes to, of which at most `most` may be made."""
+    """Collects asks. `factor` is how many canvases one of them comes to, of which at most `most` may be made."""
 
-    def __init__(self, layout: _Layout, mask_id: int, most: int | None, each: int) -> None:
-        self.layout, self.mask_id, self._most, self._each = layout, mask_id, most, each
+    def __init__(self, layout: _Layout, mask_id: int, most: int | None, factor: int) -> None:
+        self.layout, self.mask_id, self._most, self._factor = layout, mask_id, most, factor
         self.asks: list[Ask] = []
-        self.planned: dict[str, Planned] = {}
+        self.questions: dict[str, QuestionPlan] = {}
         self._codes: list[str] | None = None  # labels of a question of many alternatives, the shortest first
 
-    def all(self, asked: Decisions) -> "_Builder":
+    def all(self, decisions: Decisions) -> "_Builder":
         """This builder with the asks of all questions."""
-        for name, question in asked.asked.items():
-            self.add(name, question, together=asked.together)
-        if asked.together and self.planned:
+        for name, question in decisions.asked.items():
+            self.add(name, question, together=decisions.together)
+        if decisions.together and self.questions:
             self.join()
         return self
 
@@ -228,24 +222,24 @@ class _Builder:
 
         Raises `ConfigError` where its labels cannot be told apart.
         """
-        found, why = list[tuple[tuple[str, ...], _Varying]](), ""
+        choices, why = list[tuple[tuple[str, ...], _LabelTokens]](), ""
         lengths = (1,) if together else (MAX_LABEL_TOKENS, None)
         for group, longest in product(question.labellings, lengths):
             for pool in group:
                 labels = self._shortest(question, pool)
-                varying = self._varying(question.prompt(labels), question.template, labels, longest)
-                if not isinstance(varying, str):
-                    found.append((labels, varying))
+                tokens = self._label_tokens(question.prompt(labels), question.template, labels, longest)
+                if not isinstance(tokens, str):
+                    choices.append((labels, tokens))
                 elif longest == lengths[-1]:
-                    why = why or varying
-                if found and found[-1][1].canvases == 1:
+                    why = why or tokens
+                if choices and choices[-1][1].canvases == 1:
                     break
-            if found:
+            if choices:
                 break
-        if not found:
+        if not choices:
             raise ConfigError(f"questions.{name[:64]}: {why}; send other labels")
-        labels, varying = min(found, key=lambda each: each[1].canvases)
-        self.planned[name] = Planned(question, labels, () if together else self._trie(varying))
+        labels, best = min(choices, key=lambda choice: choice[1].canvases)
+        self.questions[name] = QuestionPlan(question, labels, () if together else self._trie(best))
 
     def _shortest(self, question: Question, labels: tuple[str, ...]) -> tuple[str, ...]:
         """As many of `labels` as there are alternatives: those of the fewest tokens, in their order."""
@@ -259,82 +253,84 @@ class _Builder:
 
     def join(self) -> None:
         """Put all questions on one canvas. Raises `ConfigError` where their labels cannot be told apart there."""
-        named = list(self.planned.items())
-        prompt = "\n\n".join(f"{name}: {each.question.prompt(each.labels)}" for name, each in named)
+        plans = self.questions
+        prompt = "\n\n".join(f"{name}: {plan.question.prompt(plan.labels)}" for name, plan in plans.items())
         prompt += "\n\nGive each answer on a line of its own, behind its name and a colon."
-        lines = [f"{name}: {each.question.template}" for name, each in named]
-        first = [line.replace(ANSWER, each.labels[0]) for line, (_, each) in zip(lines, named, strict=True)]
+        lines = [f"{name}: {plan.question.template}" for name, plan in plans.items()]
+        examples = [line.replace(ANSWER, plan.labels[0]) for line, plan in zip(lines, plans.values(), strict=True)]
         slots: dict[int, tuple[int, ...]] = {}
-        found = []
-        for number, (name, each) in enumerate(named):
-            template = "\n".join([*first[:number], lines[number], *first[number + 1 :]])
-            varying = self._varying(prompt, template, each.labels, 1)
-            if isinstance(varying, str):
-                raise ConfigError(f"questions.{name[:64]}: {varying}; send other labels, or leave together out")
-            if len(varying.before) in slots:
+        answer: _LabelTokens | None = None
+        for number, (name, plan) in enumerate(plans.items()):
+            template = "\n".join([*examples[:number], lines[number], *examples[number + 1 :]])
+            tokens = self._label_tokens(prompt, template, plan.labels, 1)
+            if isinstance(tokens, str):
+                raise ConfigError(f"questions.{name[:64]}: {tokens}; send other labels, or leave together out")
+            if len(tokens.before) in slots:
                 raise ConfigError(f"together: {name[:64]!r} and another question share a token; leave together out")
-            slots[len(varying.before)] = tuple(label[0] for label in varying.labels)
-            found.append(varying)
-        masks = tuple(sorted({*found[0].masks, *slots}))
-        start = masks[0]
-        tokens = (*found[0].before, *found[0].labels[0], *found[0].after)
-        tokens = tuple(self.mask_id if at in slots else token for at, token in enumerate(tokens))
-        reading = Reading(tokens[start:], tuple(at - start for at in masks), {at - start: slots[at] for at in slots})
-        self._append(Ask(tokens[:start], reading))
-        for varying, (name, each) in zip(found, named, strict=True):
-            place = len(varying.before) - start
-            read = tuple((Found(0, place, token),) for token in range(len(each.labels)))
-            self.planned[name] = Planned(each.question, each.labels, read)
+            slots[len(tokens.before)] = tuple(label[0] for label in tokens.labels)
+            answer = answer or tokens
+        assert answer is not None
+        masks = sorted({*answer.masks, *slots})
+        first = masks[0]
+        row = (*answer.before, *answer.labels[0], *answer.after)
+        self._append([self.mask_id if at in slots else token for at, token in enumerate(row)], masks, slots, first)
+        for place, (name, plan) in zip(slots, plans.items(), strict=True):
+            summands = tuple(((0, place - first, token),) for token in range(len(plan.labels)))
+            plans[name] = replace(plan, summands=summands)
 
-    def _trie(self, varying: "_Varying") -> tuple[tuple[Found, ...], ...]:
-        """Asks for what may follow each beginning of a label, and where each label's parts are found."""
+    def _trie(self, tokens: "_LabelTokens") -> tuple[tuple[LogprobIndex, ...], ...]:
+        """Asks for what may follow each beginning of a label, and where each label's log-probabilities stand."""
         nexts: dict[tuple[int, ...], list[int]] = {}
-        for label in varying.labels:
+        for label in tokens.labels:
             for place, token in enumerate(label):
                 known = nexts.setdefault(label[:place], [])
                 if token not in known:
                     known.append(token)
-        start, first = len(varying.before), min([len(varying.before), *varying.masks])
+        start = len(tokens.before)
+        first, stop = min([start, *tokens.masks]), start + tokens.width
         numbers = {}
-        for begun, nexts_of in nexts.items():
-            numbers[begun] = len(self.asks)
-            at, stop = start + len(begun), start + varying.width
-            tokens = (*varying.before, *begun, *[self.mask_id] * (stop - at), *varying.after)
-            masks = sorted({*varying.masks, *range(at, stop)})
-            reading = Reading(tokens[first:], tuple(m - first for m in masks), {at - first: tuple(nexts_of)})
-            self._append(Ask(tokens[:first], reading))
-        places = {token: {t: i for i, t in enumerate(known)} for token, known in nexts.items()}
+        for beginning, known in nexts.items():
+            numbers[beginning] = len(self.asks)
+            at = start + len(beginning)
+            row = (*tokens.before, *beginning, *[self.mask_id] * (stop - at), *tokens.after)
+            self._append(row, sorted({*tokens.masks, *range(at, stop)}), {at: tuple(known)}, first)
         return tuple(
             tuple(
-                Found(numbers[label[:place]], start + place - first, places[label[:place]][token])
+                (numbers[label[:place]], start + place - first, nexts[label[:place]].index(token))
                 for place, token in enumerate(label)
             )
-            for label in varying.labels
+            for label in tokens.labels
         )
 
-    def _varying(self, prompt: str, template: str, labels: Sequence[str], longest: int | None) -> "_Varying | str":
+    def _label_tokens(
+        self, prompt: str, template: str, labels: Sequence[str], longest: int | None
+    ) -> "_LabelTokens | str":
         """What differs in the answer from label to label; or why it cannot be read in at most `longest` tokens.
 
         Without `longest` labels may have any lengths.
         """
-        layout, masks, named = self.layout, [], labels
+        layout, masks, names = self.layout, [], labels
         prompt, template, *labels = (_quoted(text, layout.tokenizer) for text in (prompt, template, *labels))
         if MASK in template:
             # Where masks stand is where another token of one piece changes the text: a prompt may spell a mask too.
             mask, other = layout.pieces(self.mask_id)
             one, two = layout.tokens(
-                prompt, [template.replace(MASK, each).replace(ANSWER, labels[0]) for each in (mask, other)]
+                prompt, [template.replace(MASK, text).replace(ANSWER, labels[0]) for text in (mask, other)]
             )
             masks = [at for at, (this, that) in enumerate(zip(one, two, strict=False)) if this != that]
             if len(one) != len(two) or len(masks) != template.count(MASK):
                 return f"the vocabulary cannot put a mask where {MASK} stands in its template"
             template = template.replace(MASK, mask)
         texts = layout.tokens(prompt, [template.replace(ANSWER, label) for label in labels])
-        return _open(named, texts, masks) if longest is None else _told_apart(named, texts, masks, longest)
+        return _open_labels(names, texts, masks) if longest is None else _even_labels(names, texts, masks, longest)
 
-    def _append(self, ask: Ask) -> None:
-        self.asks.append(ask)
-        if self._most is not None and len(self.asks) * self._each > self._most:
+    def _append(
+        self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int
+    ) -> None:
+        """Add the ask of a `row` of tokens whose answer begins at `first`. `masks` and `slots` are places of it."""
+        places, labels = tuple(at - first for at in masks), {at - first: slots[at] for at in slots}
+        self.asks.append(Ask(tuple(row[:first]), Reading(tuple(row[first:]), places, labels)))
+        if self._most is not None and len(self.asks) * self._factor > self._most:
             raise ConfigError(
                 f"questions take more than {self._most} canvases, one for each beginning of a label and twice as many "
                 "with calibrate; ask fewer at a time (max_reads)"
@@ -368,7 +364,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Varying:
+class _LabelTokens:
     """Labels, of which each is read up to some token, and what stands around them behind the state.
 
     `width` masks have room for them between `before` and `after`. Masks at other places, `masks`, are not read.
@@ -396,14 +392,14 @@ def _same(labels: Sequence[str], texts: Sequence[Sequence[int]]) -> str | None:
     return None
 
 
-def _told_apart(
+def _even_labels(
     labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int], longest: int
-) -> _Varying | str:
+) -> _LabelTokens | str:
     """What differs among tokenized texts, one for each label; or why it cannot be read in at most `longest` tokens."""
     first = texts[0]
     for label, text in zip(labels, texts, strict=True):
         if len(text) != len(first):
-            more, less = sorted((labels[0], label), key=lambda each: len(first if each == labels[0] else text))[::-1]
+            more, less = (labels[0], label) if len(first) > len(text) else (label, labels[0])
             return f"the label {more!r} takes more tokens than {less!r}, and all must take as many"
     if (same := _same(labels, texts)) is not None:
         return same
@@ -414,10 +410,10 @@ def _told_apart(
     if any(start <= at < stop for at in masks):
         return f"{MASK} stands within the label in its template"
     read = tuple(tuple(text[start:stop]) for text in texts)
-    return _Varying(tuple(first[:start]), read, stop - start, tuple(first[stop:]), tuple(masks))
+    return _LabelTokens(tuple(first[:start]), read, stop - start, tuple(first[stop:]), tuple(masks))
 
 
-def _open(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int]) -> _Varying | str:
+def _open_labels(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int]) -> _LabelTokens | str:
     """The beginnings that tell tokenized texts of any lengths apart, one for each label; or why none do."""
     if (same := _same(labels, texts)) is not None:
         return same
@@ -431,8 +427,10 @@ def _open(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence
     for one, other in pairwise(ordered):
         apart = _common(one, other) + 1
         if apart > len(one):
-            begun, longer = (labels[rests.index(each)] for each in (one, other))
-            return f"the label {begun!r} is how {longer!r} begins, and nothing stands behind it; leave end_turn at true"
+            shorter, longer = (labels[rests.index(rest)] for rest in (one, other))
+            return (
+                f"the label {shorter!r} is how {longer!r} begins, and nothing stands behind it; leave end_turn at true"
+            )
         needed |= {one: max(needed[one], apart), other: max(needed[other], apart)}
     read = tuple(rest[: needed[rest]] for rest in rests)
-    return _Varying(tuple(texts[0][:start]), read, max(map(len, rests)), (), tuple(masks))
+    return _LabelTokens(tuple(texts[0][:start]), read, max(map(len, rests)), (), tuple(masks))

@@ -42,13 +42,16 @@ def response_of(
         holes = sum(part.mask.max or 0 for part in terms.canvas if isinstance(part.mask, MaskLength))
         _check_length(prompt, holes, longest, f"holes of {holes}")
         template = template_of(terms.canvas, tokenizer, control_tokens=control)
-        length = {"max_tokens": len(template)}
-        params = resolve({**own, **length}, prompt, template)
     elif around is not None:
         before, behind = (_encoded(text, tokenizer, trusted) for text in around)
-        params, template = _between(own, prompt, before, behind, resolve, longest)
+        fixed = prompt + len(before) + len(behind)
+        hole = resolve(own, fixed, None).max_tokens
+        _check_length(fixed, hole, longest, f"max_tokens={hole}")
+        places = (*before, *[OPEN] * hole, *behind)
+        template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
     else:
         return resolve(own, prompt, None), None
+    params = resolve({**own, "max_tokens": len(template)}, prompt, template)
     return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
 
 
@@ -71,29 +74,12 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_t
     return Template(tuple(tokens), tuple(holes))
 
 
-def _between(
-    own: Mapping[str, Any],
-    prompt: int,
-    before: list[int],
-    behind: list[int],
-    resolve: Resolve,
-    longest: int,
-) -> tuple[SamplingParams, Template]:
-    """A hole of `max_tokens` between fixed tokens."""
-    fixed = len(before) + len(behind)
-    hole = resolve(own, prompt + fixed, None).max_tokens
-    _check_length(prompt + fixed, hole, longest, f"max_tokens={hole}")
-    places = (*before, *[OPEN] * hole, *behind)
-    template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
-    return resolve({**own, "max_tokens": len(template)}, prompt, template), template
-
-
-def _check_length(given: int, holes: int, longest: int, said: str) -> None:
-    if given + holes > longest:
+def _check_length(fixed: int, holes: int, longest: int, response: str) -> None:
+    if fixed + holes > longest:
         raise CanvasLengthError(
-            f"{given} given tokens and {said} make a canvas of {given + holes}, but max_model_len is "
+            f"{fixed} given tokens and {response} make a canvas of {fixed + holes}, but max_model_len is "
             f"{longest}; shorten one of them",
-            given,
+            fixed,
             holes,
         )
 

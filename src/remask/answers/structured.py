@@ -49,11 +49,10 @@ class Structures:
     """
 
     def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
-        self._tokens = [(token, each) for token, each in enumerate(tokens) if each is not None]
-        self._by_bytes = {each: token for token, each in self._tokens}
+        self._tokens = [(token, content) for token, content in enumerate(tokens) if content is not None]
+        self._by_bytes = {content: token for token, content in self._tokens}
         self._vocab, self._padding = len(tokens), tuple(padding)
-        self._kept: OrderedDict[tuple[str, str], Constraint | ConfigError] = OrderedDict()
-        self._making: dict[tuple[str, str], Future[Constraint]] = {}
+        self._forms: OrderedDict[tuple[str, str], Future[Constraint]] = OrderedDict()  # those used last stand last
         self._lock = threading.Lock()
 
     @classmethod
@@ -64,22 +63,22 @@ class Structures:
         tokens = tokenizer.token_bytes(config.vocab)
         barred = {config.mask_id, *config.stop_ids}
         padding = [token for token in config.stop_ids if token in tokenizer.special_ids]
-        return cls([None if token in barred else each for token, each in enumerate(tokens)], padding)
+        return cls([None if token in barred else content for token, content in enumerate(tokens)], padding)
 
-    def compiled(self, form: StructuredOutputs, given: str = "") -> Constraint:
-        """The constraint of a form, or of the rest of an answer that begins with `given`.
+    def compiled(self, form: StructuredOutputs, beginning: str = "") -> Constraint:
+        """The constraint of a form, or of the rest of an answer with this `beginning`.
 
         Raises `ConfigError` where it cannot be compiled, or not within the limits, and where no answer begins so.
         """
-        made = self._whole(form)
-        return made.begun(self._after(made.automaton, given)) if given else made
+        constraint = self._whole(form)
+        return constraint.begun(self._after(constraint.automaton, beginning)) if beginning else constraint
 
-    def _after(self, automaton: TokenAutomaton, given: str) -> int:
+    def _after(self, automaton: TokenAutomaton, text: str) -> int:
         """The state of an automaton after a text. It is the same whichever tokens spell it."""
-        content = given.encode()
+        content = text.encode()
         # Single bytes, if there are tokens of them: no other token leads further than those that it is made of.
         single = all(content[at : at + 1] in self._by_bytes for at in range(len(content)))
-        sizes = [1] if single else sorted({len(each) for each in self._by_bytes})
+        sizes = [1] if single else sorted(set(map(len, self._by_bytes)))
         reached = {0: automaton.start}
         for at in range(len(content)):
             if at in reached:
@@ -92,7 +91,7 @@ class Structures:
             place = len(content[: max(reached)].decode(errors="ignore"))
             raise FormError(
                 f": the answer that is to be continued leaves the form at character {place + 1}: no "
-                f"answer has {given[place]!r} behind {given[max(0, place - 20) : place]!r}; shorten it, or ask for "
+                f"answer has {text[place]!r} behind {text[max(0, place - 20) : place]!r}; shorten it, or ask for "
                 "another form"
             )
         return reached[len(content)]
@@ -100,44 +99,35 @@ class Structures:
     def _whole(self, form: StructuredOutputs) -> Constraint:
         key = form.source
         with self._lock:
-            kept, making = self._kept.get(key), self._making.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-            elif making is None:
-                mine = self._making[key] = Future()
-        if kept is not None:
-            if isinstance(kept, ConfigError):
-                raise copy(kept)
-            return kept
-        if making is not None:
-            try:
-                return making.result()
-            except ConfigError as error:
-                raise copy(error) from error
-        try:
-            made = Constraint(self._automaton(self._run(*key)))
-        except BaseException as error:
-            lasts = not isinstance(error, _PassingError)
-            self._done(key, copy(error) if isinstance(error, ConfigError) and lasts else None)
-            mine.set_exception(error)
-            raise
-        self._done(key, made)
-        mine.set_result(made)
-        return made
+            first = key not in self._forms
+            future = self._forms.setdefault(key, Future())
+            self._forms.move_to_end(key)
+        if first:
+            self._compile(key, future)
+        error = future.exception()
+        if isinstance(error, ConfigError):
+            raise copy(error)  # so that no two callers share a traceback
+        return future.result()
 
-    def _done(self, key: tuple[str, str], outcome: Constraint | ConfigError | None) -> None:
-        """A form has been compiled. Keep the `outcome`, None for one that need not come again."""
+    def _compile(self, key: tuple[str, str], future: Future[Constraint]) -> None:
+        """Give `future` its result. It is kept, but for an error that need not come again."""
+        lasts = True
+        try:
+            future.set_result(Constraint(self._automaton(self._run(*key))))
+        except BaseException as error:
+            lasts = isinstance(error, ConfigError) and not isinstance(error, _PassingError)
+            future.set_exception(copy(error) if isinstance(error, ConfigError) else error)
         with self._lock:
-            del self._making[key]
-            if outcome is not None:
-                self._kept[key] = outcome
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            if not lasts:
+                del self._forms[key]
+            for old in [key for key, form in self._forms.items() if form.done()][:-KEPT]:
+                del self._forms[old]
 
     def keeps(self, form: StructuredOutputs) -> bool:
         """Whether `compiled` returns the constraint of a form, or raises its error, at once."""
         with self._lock:
-            return form.source in self._kept
+            future = self._forms.get(form.source)
+        return future is not None and future.done()
 
     def _run(self, kind: str, text: str) -> dict[str, Any]:
         if importlib.util.find_spec("outlines_core") is None:
@@ -160,14 +150,13 @@ class Structures:
     def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
-        made = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
-        sizes = (("states", made.states, MAX_STATES), ("transitions", made.transitions, MAX_CLASS_TRANSITIONS))
-        for name, size, most in sizes:
-            if size > most:
+        automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
+        for name, most in (("states", MAX_STATES), ("transitions", MAX_CLASS_TRANSITIONS)):
+            if (size := getattr(automaton, name)) > most:
                 raise FormError(
                     f": its automaton has {size} {name}, and at most {most} are taken; ask for a simpler form"
                 )
-        return made
+        return automaton
 
 
 _NAMES = {"regex": "regular expression", "json": "JSON schema"}

@@ -17,8 +17,7 @@ from remask.cli import options
 from remask.cli.commands import OWN
 from remask.engine.config import EngineConfig
 from remask.errors import CheckpointError, ConfigError, UnknownNameError
-from remask.server.address import bind
-from remask.server.config import ServerConfig
+from remask.server.config import ServerConfig, bind
 
 # Options of any command that name files to be read, objects of JSON, and cache policies, which these words stand for
 # too.

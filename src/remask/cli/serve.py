@@ -34,9 +34,8 @@ WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
-    from remask.server.address import bind, url_of
     from remask.server.app import create_app
-    from remask.server.config import ServerConfig
+    from remask.server.config import ServerConfig, bind, url_of
     from remask.server.run import Server
 
     args.model = args.served or args.model

@@ -40,10 +40,9 @@ class Replica:
     """One engine behind the application of `remask serve`. The front calls it directly, without HTTP."""
 
     async def __init__(self, settings: FleetSettings) -> None:  # type: ignore[misc]
-        config = settings.engine_config
-        texts: dict[str, Any] = {"chat_template": settings.chat_template, "reads": "text"}
-        more = {"engine": config, "skip_bad_adapters": True, **texts, **settings.llm}
-        self._llm = llm = LLM(settings.model, cache=settings.cache, **more)
+        options: dict[str, Any] = {"engine": settings.engine_config, "skip_bad_adapters": True, "reads": "text"}
+        options |= {"cache": settings.cache, "chat_template": settings.chat_template, **settings.llm}
+        self._llm = llm = LLM(settings.model, **options)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
         self._app = create_app(llm, settings.server_config)
         self._lifespan = self._app.router.lifespan_context(self._app)
@@ -51,11 +50,11 @@ class Replica:
 
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
         """Yield the response to `call` in parts. Only the router reads `identity`."""
-        wanted = call.header(REPLICA_HEADER)
+        replica = call.header(REPLICA_HEADER)
         app: ASGIApp = self._app
-        if wanted not in (None, self._name.decode()):
-            told = f"there is no replica {wanted!r}; leave the header out to reach any replica"
-            app = error_response(ApiError(404, told))
+        if replica not in (None, self._name.decode()):
+            message = f"there is no replica {replica!r}; leave the header out to reach any replica"
+            app = error_response(ApiError(404, message))
         async for part in respond(app, call):
             if isinstance(part, Head):
                 if call.method == "POST":
@@ -95,7 +94,7 @@ class Front:
             request.method, request.url.path, request.url.query.encode(), tuple(request.headers.raw), body, client
         )
         try:
-            head, parts = await self._begun(call)
+            head, parts = await self._begin(call)
         except BackPressureError:
             return error_response(ApiError(429, "all replicas are full; try again later"))
         except (*LOST, DeploymentUnavailableError):
@@ -105,7 +104,7 @@ class Front:
         response.raw_headers = list(head.headers)
         return response
 
-    async def _begun(self, call: Call) -> tuple[Head, Any]:
+    async def _begin(self, call: Call) -> tuple[Head, Any]:
         """The first part of the response to `call`, and the parts that follow."""
         identity = _identity(call)
         for left in reversed(range(TRIES)):

@@ -37,7 +37,7 @@ def join(address: str | None, host: str, port: int) -> None:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if address is not None:
-        with _explained(
+        with _deploy_errors(
             f"there is no Ray cluster at {address!r}", "Start one with 'ray start --head', or leave --ray-address out"
         ):
             _check_reachable(address)
@@ -45,7 +45,7 @@ def join(address: str | None, host: str, port: int) -> None:
         return
     _check_free(host, port)
     log.info("starting Ray on this machine")
-    with _explained("Ray did not start", f"{_LOGS}; Ray needs some 2 GB of free memory and of /dev/shm"):
+    with _deploy_errors("Ray did not start", f"{_LOGS}; Ray needs some 2 GB of free memory and of /dev/shm"):
         _init_here()
 
 
@@ -54,10 +54,10 @@ def start(application: Any, name: str, host: str, port: int) -> None:
 
     Raises `DeployError` where a replica, or the proxy, cannot start.
     """
-    with _explained("Ray Serve did not start", f"Is port {port} free on every machine? {_LOGS}"), _patience():
+    with _deploy_errors("Ray Serve did not start", f"Is port {port} free on every machine? {_LOGS}"), _patience():
         serve.start(http_options={"host": host, "port": port})
     log.info("starting the replicas")
-    with _explained("the replicas did not start", f"Mend that and deploy again; {_LOGS}"), _patience():
+    with _deploy_errors("the replicas did not start", f"Mend that and deploy again; {_LOGS}"), _patience():
         try:
             serve.run(application, name=name, route_prefix="/")
         except RuntimeError as error:
@@ -69,7 +69,7 @@ def _replica_error(name: str) -> str:
     """What the replicas of an application raised, which Ray keeps apart from the failure of the application."""
     application = serve.status().applications.get(name)
     deployments = {} if application is None else application.deployments
-    return next((each.message for each in deployments.values() if "Error" in each.message), "")
+    return next((deployment.message for deployment in deployments.values() if "Error" in deployment.message), "")
 
 
 def _init_here() -> None:
@@ -89,15 +89,15 @@ def _init_here() -> None:
 
 def _await_proxy() -> None:
     """Wait for a proxy that takes requests. Ray starts one anew as often as it takes."""
-    began = told = time.monotonic()
+    start = reported = time.monotonic()
     while True:
-        with _explained("Ray Serve has stopped", _LOGS):
+        with _deploy_errors("Ray Serve has stopped", _LOGS):
             proxies = serve.status().proxies
         if not proxies or any(status is ProxyStatus.HEALTHY for status in proxies.values()):
             return
-        if time.monotonic() - told > PATIENCE_S:
-            told = time.monotonic()
-            log.info("Ray's proxy is not up after %.0f s; waiting on (Ctrl-C ends it)", told - began)
+        if time.monotonic() - reported > PATIENCE_S:
+            reported = time.monotonic()
+            log.info("Ray's proxy is not up after %.0f s; waiting on (Ctrl-C ends it)", reported - start)
         time.sleep(POLL_S)
 
 
@@ -111,7 +111,7 @@ def _patience() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(what: str, way_out: str) -> Iterator[None]:
+def _deploy_errors(what: str, way_out: str) -> Iterator[None]:
     """Raise what Ray raises as a `DeployError` of one sentence, in front of `way_out`."""
     try:
         yield

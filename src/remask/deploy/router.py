@@ -26,14 +26,14 @@ class PrefixRouter(RequestRouter):
         if pending_request is None:
             return [list(candidate_replicas)]
         pending_request.routing_context.should_backoff = True
-        wanted = _named_replica(pending_request, candidate_replicas)
-        if wanted is not None:
-            return [[wanted]]
+        replica = _named_replica(pending_request, candidate_replicas)
+        if replica is not None:
+            return [[replica]]
         # A request without a prefix may go to any of the replicas with equal loads.
         shuffled = random.sample(candidate_replicas, len(candidate_replicas))
-        named = {replica.replica_id.unique_id: replica for replica in shuffled}
-        loads = {name: self._load(replica.replica_id) for name, replica in named.items()}
-        return [[named[name]] for name in self._spill.order(pending_request.args[0], loads)]
+        by_name = {replica.replica_id.unique_id: replica for replica in shuffled}
+        loads = {name: self._load(replica.replica_id) for name, replica in by_name.items()}
+        return [[by_name[name]] for name in self._spill.order(pending_request.args[0], loads)]
 
     def _load(self, replica_id: Any) -> int:
         """Return the number of open requests that the replica reported last, those of other routers included."""
@@ -51,9 +51,9 @@ class RoundRobinRouter(RequestRouter):
         """Return the replicas in turn, the next one first."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-            wanted = _named_replica(pending_request, candidate_replicas)
-            if wanted is not None:
-                return [[wanted]]
+            replica = _named_replica(pending_request, candidate_replicas)
+            if replica is not None:
+                return [[replica]]
         ordered = sorted(candidate_replicas, key=lambda replica: str(replica.replica_id.unique_id))
         first = next(self._turns) % max(len(ordered), 1)
         return [[replica] for replica in ordered[first:] + ordered[:first]]

@@ -91,13 +91,13 @@ def prefix_identity(body: Any) -> bytes | None:
 
 def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
     """The messages of a body; None of one that has a prompt. Other APIs have the system's turn apart."""
-    given, system = body.get("messages"), body.get("system")
-    if given is None and "input" in body:
-        given, system = body["input"], body.get("instructions")
-        given = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    if not isinstance(given, list):
+    messages, system = body.get("messages"), body.get("system")
+    if messages is None and "input" in body:
+        messages, system = body["input"], body.get("instructions")
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if not isinstance(messages, list):
         return None
-    return given if system is None else [{"role": "system", "content": system}, *given]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
 def _opening(messages: Sequence[Any], length: int | None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from remask.checkpoint.settings import ModelSettings
 from remask.checks import BUNDLED
-from remask.checks.fields import declare, declared
+from remask.checks.fields import check, declare, declared
 from remask.checks.values import Choice, Real, Whole, whole
 from remask.deploy.routing import Spill
 from remask.engine.config import AUTO, EngineConfig
@@ -17,7 +17,7 @@ from remask.server.config import IntakeLimits, ServerConfig, ServerLimits
 # What `llm` may hold: `ModelSettings` without what has a setting of its own here, or is the replica's to say.
 _APART = {"model", "chat_template", "reads", "spare_cores", "skip_bad_adapters", "progress"}
 MODEL_FIELDS = (
-    *(each.name for each in fields(ModelSettings) if each.name not in _APART),
+    *(setting.name for setting in fields(ModelSettings) if setting.name not in _APART),
     "cache_config",
     "depth_table",
 )
@@ -76,12 +76,11 @@ class FleetSettings(Scaling):
 
     def __post_init__(self) -> None:
         _check_names("llm", self.llm, MODEL_FIELDS)
-        _check_names("engine", self.engine, [each.name for each in fields(EngineConfig)])
+        _check_names("engine", self.engine, [setting.name for setting in fields(EngineConfig)])
         # The limits of connections are not among them: those are Ray Serve's.
         connections = declared(ServerLimits).keys() - declared(IntakeLimits).keys()
-        _check_names("server", self.server, {each.name for each in fields(ServerConfig)} - connections)
-        for name, declaration in declared(Scaling).items():
-            declaration.check(name, getattr(self, name))
+        _check_names("server", self.server, {setting.name for setting in fields(ServerConfig)} - connections)
+        check(self)
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"max_replicas must be at least min_replicas ({self.min_replicas}), got {self.max_replicas}"
@@ -99,7 +98,7 @@ class FleetSettings(Scaling):
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "FleetSettings":
         """Return settings from names and values, as read from JSON or YAML. Raises `ConfigError` on unknown names."""
-        _check_names("setting", values, [each.name for each in fields(cls)])
+        _check_names("setting", values, [setting.name for setting in fields(cls)])
         return cls(**values)
 
     @property

@@ -17,7 +17,7 @@ from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
-from remask.readers.biases import biases_of
+from remask.readers.implied import biases_of
 from remask.request.sampling_groups import RenoisingParams
 from remask.request.sampling_params import SPECULATION, SamplingParams
 from remask.request.terms import Terms

@@ -27,11 +27,7 @@ class Asked:
     """A request as a reader checks it.
 
     Attributes:
-        prompt: its token ids.
-        params: its sampling parameters.
         template: the fixed parts and holes of its response; None where it is one hole.
-        shape: the model's configuration.
-        stops: what ends the response.
         schedule: that of its cache policy.
         readers: all readers that it brings.
         seed: what its draws depend on.
@@ -60,8 +56,7 @@ class Start:
         canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to. Where it
             grows (`blocks.growing_canvas`) it is the same object with more positions, up to `longest`.
         response: the fixed parts and holes of its response.
-        steps: the steps that it may take.
-        shape: the model's configuration.
+        steps: those that it may take.
         readers: all readers that the request brings.
     """
 
@@ -150,14 +145,14 @@ class Reader:
         """Its device part for the rows of a pass that predicts; None: it reads nothing."""
         return None
 
-    def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """Take `numbers` [width, predicted], and change tokens and confidences of `found`. Called before any `read`."""
+    def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        """Take `numbers` [width, predicted], and change what is predicted. Called before any `read`."""
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         """Take `numbers` [width, predicted] of a pass for which `on_device` had an answer."""
 
-    def ended(self, step: ReadPass, found: Predicted | None) -> None:
-        """Called at the end of a pass, before anything is transferred. `found` is None after a fill pass."""
+    def ended(self, step: ReadPass, predictions: Predicted | None) -> None:
+        """Called at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
 
     def written(self, step: int) -> Written | None:  # noqa: ARG002
         """The positions and tokens that `step` writes; None leaves the choice to the decoder."""

@@ -57,7 +57,7 @@ class ClassTable:
 
 
 class Constraint(Reader):
-    """The form of responses. It has no state of a request, so many requests can share one."""
+    """The form of responses."""
 
     name = "structured_outputs"
     foreseeable = False
@@ -69,9 +69,9 @@ class Constraint(Reader):
 
     def begun(self, state: int) -> "Constraint":
         """The form of the rest of an answer whose beginning is given, and leads to `state`."""
-        other = copy(self)
-        other.automaton = self.automaton.begun(state)
-        return other
+        rest = copy(self)
+        rest.automaton = self.automaton.begun(state)
+        return rest
 
     @property
     def formed(self) -> bool:
@@ -120,26 +120,22 @@ class Constraint(Reader):
 
 
 class ConstrainedHole(Reader):
-    """A `Constraint` of one request that runs: the positions in `scope` of its canvas have the form.
-
-    Attributes:
-        block: canvas positions that the pass denoises.
-    """
+    """A `Constraint` of one request that runs: the positions in `scope` of its canvas have the form."""
 
     name = Constraint.name
 
     def __init__(self, constraint: Constraint, canvas: Canvas, scope: range) -> None:
         self._automaton, self._read = constraint.automaton, Classes(constraint.table)
         self._canvas, self._scope = canvas, scope
-        self.block = range(0)
+        self._block = range(0)  # positions that the pass denoises
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        self.block = step.decoder.block
+        self._block = step.decoder.block
         return self._read
 
-    def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        """Tokens in the scope and the block become those of the best path; others are kept."""
-        canvas, scope, block, positions = self._canvas, self._scope, self.block, found.positions
+    def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        """Tokens in the scope and the block become those of the best path; others stay."""
+        canvas, scope, block, positions = self._canvas, self._scope, self._block, predictions.positions
         count = self._read.table.count
         scores, tokens, confidences, logprobs = numbers.reshape(4, count, -1)
         begin, stop = max(block.start, scope.start), min(block.stop, scope.stop)
@@ -152,11 +148,11 @@ class ConstrainedHole(Reader):
         offered[positions[inside] - begin] = scores[:, inside].T
         path = self._automaton.best_path(state, offered, fixed, scope.stop - stop)
         chosen = path[positions[inside] - begin]
-        found.tokens, found.confidence = found.tokens.copy(), found.confidence.copy()
-        found.tokens[inside] = tokens[chosen, inside].astype(np.int64)
-        found.confidence[inside] = confidences[chosen, inside]
-        found.logprobs = np.full(len(positions), np.nan, dtype=np.float32)
-        found.logprobs[inside] = logprobs[chosen, inside]
+        predictions.tokens, predictions.confidence = predictions.tokens.copy(), predictions.confidence.copy()
+        predictions.tokens[inside] = tokens[chosen, inside].astype(np.int64)
+        predictions.confidence[inside] = confidences[chosen, inside]
+        predictions.logprobs = np.full(len(positions), np.nan, dtype=np.float32)
+        predictions.logprobs[inside] = logprobs[chosen, inside]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +167,16 @@ class Classes(DeviceRead):
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
         """A model that runs in parts takes no forms, so all columns are here."""
-        measured, every, kept = distributions(logits, rows, mask_id, WHOLE)
-        noise = gumbel(kept, rows.draws) if rows.temperature > 0 else 0.0
-        scores, tokens = self.table.best(torch.where(kept > -torch.inf, kept, every - FILTERED) + noise)
+        measured, unfiltered, filtered = distributions(logits, rows, mask_id, WHOLE)
+        noise = gumbel(filtered, rows.draws) if rows.temperature > 0 else 0.0
+        scores, tokens = self.table.best(torch.where(filtered > -torch.inf, filtered, unfiltered - FILTERED) + noise)
         if rows.measure is None:
-            sure = measured.gather(1, tokens).exp()
+            confidences = measured.gather(1, tokens).exp()
         else:  # which is of the row as a whole
-            sure = confidence(measured, tokens[:, 0], rows, WHOLE)[:, None].expand_as(scores)
+            confidences = confidence(measured, tokens[:, 0], rows, WHOLE)[:, None].expand_as(scores)
         logprobs = logits.log_softmax(dim=-1).gather(1, tokens)
-        found = torch.cat([each.T.float() for each in (scores, tokens, sure, logprobs)])
-        return lambda tokens: found  # noqa: ARG005
+        numbers = torch.cat([part.T.float() for part in (scores, tokens, confidences, logprobs)])
+        return lambda tokens: numbers  # noqa: ARG005
 
 
 def _formed_hole(template: Template) -> Hole:

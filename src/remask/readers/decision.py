@@ -43,13 +43,7 @@ class Reading(Reader):
 
     @property
     def formed(self) -> bool:
-        """The answer is given."""
         return True
-
-    @property
-    def width(self) -> int:
-        """Numbers a row that are read: those of the slot of most tokens."""
-        return max(map(len, self.slots.values()))
 
     @staticmethod
     def check_kind(kind: ModelKind, family: str) -> None:
@@ -83,11 +77,11 @@ class Reading(Reader):
             raise ConfigError(f"reading.masks must be ascending places below {len(self.token_ids)}, got {self.masks}")
         if not self.slots.keys() <= set(self.masks):
             raise ConfigError(f"reading.slots holds {min(self.slots.keys() - set(self.masks))}, where no mask stands")
-        tokens = {token for each in self.slots.values() for token in each} | set(self.token_ids)
+        tokens = {*self.token_ids}.union(*self.slots.values())
         bad = [token for token in tokens if not 0 <= token < vocab]
         if bad:
             raise ConfigError(f"reading holds the token {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
-        if any(mask_id in each for each in self.slots.values()):
+        if any(mask_id in labels for labels in self.slots.values()):
             raise ConfigError(f"reading.slots holds the mask token {mask_id}, which no answer has")
 
 
@@ -97,28 +91,28 @@ class _Reading(Reader):
     name = Reading.name
 
     def __init__(self, reading: Reading, canvas: Canvas) -> None:
-        self._reading, self._first = reading, canvas.prompt
-        self._found: dict[int, tuple[float, ...]] = {}
+        self._slots, self._first = reading.slots, canvas.prompt
+        self._logprobs: dict[int, tuple[float, ...]] = {}
 
     def predicts(self, noisy: Mask) -> Mask:
         """Every mask, as the first pass of a policy may be made to predict less."""
         return noisy.copy()
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        """Of the rows of slots the tokens asked for, of others token 0 in their place."""
-        labels = np.zeros((len(step.positions), self._reading.width), dtype=np.int64)
-        for place, tokens in self._reading.slots.items():
+        """Of the rows of slots their tokens, of others token 0 in the place of each."""
+        labels = np.zeros((len(step.positions), max(map(len, self._slots.values()))), dtype=np.int64)
+        for place, tokens in self._slots.items():
             labels[np.searchsorted(step.positions, self._first + place), : len(tokens)] = tokens
         return Labels(labels)
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        for place, tokens in self._reading.slots.items():
-            column = int(np.searchsorted(found.positions, self._first + place))
-            self._found[place] = tuple(numbers[: len(tokens), column].tolist())
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        for place, tokens in self._slots.items():
+            column = int(np.searchsorted(predictions.positions, self._first + place))
+            self._logprobs[place] = tuple(numbers[: len(tokens), column].tolist())
 
     def result(self) -> dict[int, tuple[float, ...]]:
         """The log-probabilities of the tokens of each slot."""
-        return self._found
+        return self._logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +123,14 @@ class Labels(DeviceRead):
 
     @property
     def width(self) -> int:
-        """Tokens of a row."""
         return int(self.tokens.shape[1])
 
     def piece(self, start: int, stop: int) -> "Labels":
         return Labels(self.tokens[start:stop])
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        found = Normalised(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
-        return lambda tokens: found  # noqa: ARG005
+        logprobs = Normalised(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
+        return lambda tokens: logprobs  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +142,18 @@ class ReadingDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        """Prompt and answer."""
         return len(self.prompt) + self.block
 
     @property
     def block(self) -> int:
-        """Positions of the answer."""
         return len(self.reading.token_ids)
 
     @property
     def block_ranges(self) -> list[range]:
-        """The answer."""
         return [range(len(self.prompt), self.length)]
 
     @property
     def total_steps(self) -> int:
-        """One."""
         return 1
 
     def canvas(self) -> Canvas:
@@ -172,13 +161,12 @@ class ReadingDecoding(Decoding):
         tokens = np.asarray(self.reading.token_ids, dtype=np.int64)
         tokens[list(self.reading.masks)] = self.mask_id
         canvas = Canvas(self.prompt, tokens, len(tokens))
-        given = np.delete(np.arange(canvas.prompt, canvas.end), self.reading.masks)
-        canvas.noisy[given] = False
-        canvas.settled[given] = -1
+        fixed = np.delete(np.arange(canvas.prompt, canvas.end), self.reading.masks)
+        canvas.noisy[fixed] = False
+        canvas.settled[fixed] = -1
         return canvas
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "ReadingDecoder":  # noqa: ARG002
-        """A decoder at the only step."""
         return ReadingDecoder(canvas, self.seed)
 
 
@@ -191,7 +179,6 @@ class ReadingDecoder(Decoder):
 
     @property
     def finished(self) -> bool:
-        """Whether the pass is done."""
         return self.step > 0
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -199,10 +186,8 @@ class ReadingDecoder(Decoder):
         return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
 
     def choose(self, predictions: Predicted) -> Positions:
-        """None of them."""
         return predictions.positions[:0]
 
     def advance(self) -> None:
-        """Be done."""
         self.step += 1
         self.block_step += 1

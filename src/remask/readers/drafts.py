@@ -21,14 +21,14 @@ class Drafts(Reader):
     def start(self, start: Start) -> Reader:  # noqa: ARG002
         return type(self)()
 
-    def ended(self, step: ReadPass, found: Predicted | None) -> None:
+    def ended(self, step: ReadPass, predictions: Predicted | None) -> None:
         self._passes.append(step.work())
-        if found is not None:
+        if predictions is not None:
             self._draft = Draft(
                 step=step.decoder.step,
-                positions=tuple(found.positions.tolist()),
-                token_ids=tuple(found.tokens.tolist()),
-                confidences=tuple(found.confidence.tolist()),
+                positions=tuple(predictions.positions.tolist()),
+                token_ids=tuple(predictions.tokens.tolist()),
+                confidences=tuple(predictions.confidence.tolist()),
                 passes=tuple(self._passes),
             )
             self._passes.clear()

@@ -45,7 +45,6 @@ class ForcedTokens(Reader):
                 f"forced tokens: what a step of {asked.shape.family} models sees of the step before is no token, so it "
                 "cannot be given"
             )
-
         if asked.shape.edit_tokens is not None:
             raise ConfigError(
                 f"forced tokens: {asked.shape.family} models that delete and insert move the tokens of a block, so no "
@@ -63,27 +62,26 @@ class _ForcedSteps(Reader):
 
     def __init__(self, transfers: Sequence[Transfer], steps: int) -> None:
         self._written = {
-            each.step: (np.asarray(each.positions, dtype=np.int64), np.asarray(each.token_ids, dtype=np.int64))
-            for each in transfers
+            transfer.step: (np.array(transfer.positions, dtype=np.int64), np.array(transfer.token_ids, dtype=np.int64))
+            for transfer in transfers
         }
         self._last = max([steps - 1, *self._written])
 
     def on_device(self, step: ReadPass) -> DeviceRead:
         number, block = step.decoder.step, step.decoder.block
-        written = self.written(number)
-        foreign = [place for place in written[0].tolist() if place not in block]
-        if foreign:
+        positions, tokens = self.written(number)
+        outside = [position for position in positions.tolist() if position not in block]
+        if outside:
             raise ConfigError(
-                f"forced tokens: step {number} is to write position {foreign[0]}, and denoises {block.start} to "
+                f"forced tokens: step {number} is to write position {outside[0]}, and denoises {block.start} to "
                 f"{block.stop - 1}"
             )
-        return Given.at(written, step.positions)
+        rows = np.full(len(step.positions), Given.NONE, dtype=np.int64)
+        rows[np.isin(step.positions, positions)] = tokens[np.isin(positions, step.positions)]
+        return Given(rows)
 
     def written(self, step: int) -> Written:
-        """Return the positions that `step` writes, ascending, and their tokens.
-
-        Raises `ConfigError` after the last transfer, because no later step would write anything.
-        """
+        """See `Reader`. Raises `ConfigError` after the last transfer, because no later step would write anything."""
         if step > self._last:
             raise ConfigError("forced tokens: they end before the response is complete")
         return self._written.get(step, (_NOTHING, _NOTHING))
@@ -97,17 +95,9 @@ class Given(DeviceRead):
 
     tokens: NDArray[np.int64]
 
-    @classmethod
-    def at(cls, written: Written, positions: NDArray[np.int64]) -> "Given":
-        """What is `written` of the predicted `positions`."""
-        places, tokens = written
-        given = np.full(len(positions), cls.NONE, dtype=np.int64)
-        given[np.isin(positions, places)] = tokens[np.isin(places, positions)]
-        return cls(given)
-
     def piece(self, start: int, stop: int) -> "Given":
         return Given(self.tokens[start:stop])
 
     def replace(self, tokens: Tensor) -> Tensor:
-        given = send(self.tokens, tokens.device)
-        return torch.where(given == self.NONE, tokens, given.float())
+        forced = send(self.tokens, tokens.device)
+        return torch.where(forced == self.NONE, tokens, forced.float())

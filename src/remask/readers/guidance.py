@@ -45,38 +45,38 @@ class Guidance(Reader):
     """
 
     scale: float
-    _positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of what is kept
-    _kept: Residual | None = None
-    _keeping: Residual | None = None  # in the pass that runs
+    _positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of `_residual`
+    _residual: Residual | None = None
+    _next: Residual | None = None  # of the pass that runs
 
     name = "guidance"
 
     def admit(self, step: ReadPass) -> None:
-        if not step.paired and self._kept is None:
+        if not step.paired and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
 
     def on_device(self, step: ReadPass) -> DeviceRead:
         if step.paired:
-            self._keeping = None if step.paired_next else Residual()
-            return Guide(self.scale, self._keeping)
-        assert self._kept is not None
-        return Guided(self.scale, self._kept, np.searchsorted(self._positions, step.positions))
+            self._next = None if step.paired_next else Residual()
+            return Guide(self.scale, self._next)
+        assert self._residual is not None
+        return Guided(self.scale, self._residual, np.searchsorted(self._positions, step.positions))
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
-        if self._keeping is not None:
-            self._positions, self._kept, self._keeping = found.positions, self._keeping, None
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
+        if self._next is not None:
+            self._positions, self._residual, self._next = predictions.positions, self._next, None
 
 
 @dataclass(frozen=True, slots=True)
 class Guide(DeviceRead):
-    """Guidance by the unconditional canvas of the same pass, which is `kept` for later steps."""
+    """Guidance by the unconditional canvas of the same pass, whose `residual` later steps read."""
 
     scale: float
-    kept: Residual | None
+    residual: Residual | None
 
     def see(self, logits: Tensor, guide: Tensor | None) -> None:
-        if self.kept is not None and guide is not None:
-            self.kept.add(logits, guide)
+        if self.residual is not None and guide is not None:
+            self.residual.add(logits, guide)
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
         if guide is not None:
@@ -85,14 +85,14 @@ class Guide(DeviceRead):
 
 @dataclass(frozen=True, slots=True)
 class Guided(DeviceRead):
-    """Guidance that an earlier pass kept: `rows` of it, int64 [rows]."""
+    """Guidance of an earlier pass: `rows` of its `residual`, int64 [rows]."""
 
     scale: float
-    kept: Residual
+    residual: Residual
     rows: NDArray[np.int64]
 
     def piece(self, start: int, stop: int) -> "Guided":
         return replace(self, rows=self.rows[start:stop])
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
-        logits.add_(self.kept.at(self.rows), alpha=self.scale)
+        logits.add_(self.residual.at(self.rows), alpha=self.scale)

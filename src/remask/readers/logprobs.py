@@ -25,11 +25,6 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens and their log-probabilities, the most probable first."""
 
 
-def width(top: int, vocab: int) -> int:
-    """Numbers for each row of a request that asks for `top` tokens in addition to the chosen one."""
-    return 1 + 2 * min(top, vocab - 1)
-
-
 class Logprobs(Reader):
     """Reports the log-probability of each token that is written, and of the `top` most probable ones there.
 
@@ -57,30 +52,47 @@ class Logprobs(Reader):
             )
 
     def start(self, start: Start) -> Reader:
-        return _Logprobs(self.top, start.longest, start.shape.vocab)
+        return PredictedLogprobs(start.longest, self.top, start.shape.vocab)
 
 
-class _Logprobs(Reader):
-    """`Logprobs` of one request that runs."""
+class PredictedLogprobs(Reader):
+    """`Logprobs` of one request that runs: what the last pass that predicted a position said of its token.
+
+    Args:
+        length: positions of the canvas.
+        top: how many of the most probable tokens are reported of each.
+        vocab: tokens of the model.
+    """
 
     name = Logprobs.name
 
-    def __init__(self, top: int, length: int, vocab: int) -> None:
-        self._read = Ranking(top, vocab)
-        self._predicted = PredictedLogprobs(length, top)
+    def __init__(self, length: int, top: int, vocab: int) -> None:
+        self._ranking = Ranking(top, vocab)
+        self._rows: NDArray[np.float32] = np.zeros((length, self._ranking.width), dtype=np.float32)
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        return self._read
+        return self._ranking
 
-    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
-        if found.logprobs is not None:
-            own = np.where(np.isnan(found.logprobs), numbers[0], found.logprobs)
-            numbers = np.concatenate([own[None], numbers[1:]])
-        self._predicted.note(found.positions, numbers)
+    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+        if predictions.logprobs is not None:
+            chosen = np.where(np.isnan(predictions.logprobs), numbers[0], predictions.logprobs)
+            numbers = np.concatenate([chosen[None], numbers[1:]])
+        self.note(predictions.positions, numbers)
 
     def transferred(self, transfer: Transfer) -> None:
-        positions = np.array(transfer.positions, dtype=np.int64)
-        transfer.logprobs, transfer.top_logprobs = self._predicted.of(positions)
+        transfer.logprobs, transfer.top_logprobs = self.of(np.array(transfer.positions, dtype=np.int64))
+
+    def note(self, positions: NDArray[np.int64], numbers: NDArray[np.float32]) -> None:
+        """Take the `numbers` of a pass for `positions` [n]: the first rows are those of `Normalised.of`."""
+        self._rows[positions] = numbers[: self._ranking.width].T
+
+    def of(self, positions: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[Top, ...]]:
+        """The log-probability of the token at each position, and the most probable tokens there."""
+        count = self._ranking.count
+        rows = np.maximum(self._rows[positions], MIN_LOGPROB)
+        ids, values = rows[:, 1 : 1 + count].astype(np.int64).tolist(), rows[:, 1 + count :].tolist()
+        tops = tuple(tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)) if count else ()
+        return tuple(rows[:, 0].tolist()), tops
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,32 +103,13 @@ class Ranking(DeviceRead):
     vocab: int
 
     @property
+    def count(self) -> int:
+        """How many most probable tokens there are: a vocabulary may hold fewer than are asked for."""
+        return min(self.top, self.vocab - 1)
+
+    @property
     def width(self) -> int:
-        return width(self.top, self.vocab)
+        return 1 + 2 * self.count
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
         return Normalised(logits, self.top, mask_id, vocabulary).of
-
-
-class PredictedLogprobs:
-    """What the last pass that predicted each position of a canvas of `length` said of the token that it predicted.
-
-    `top` is how many of the most probable tokens are kept.
-    """
-
-    def __init__(self, length: int, top: int) -> None:
-        self._rows: NDArray[np.float32] = np.zeros((length, 1 + 2 * top), dtype=np.float32)
-        self._top = top
-
-    def note(self, positions: NDArray[np.int64], read: NDArray[np.float32]) -> None:
-        """Take the numbers of a pass for `positions` [n]: the rows of `Normalised.of`."""
-        count = self._top = min(self._top, len(read) // 2)  # a vocabulary may hold fewer than are asked for
-        self._rows[positions, : 1 + 2 * count] = read[: 1 + 2 * count].T
-
-    def of(self, positions: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[Top, ...]]:
-        """Return the log-probability of the token at each position, and the most probable tokens there."""
-        count = self._top
-        read = np.maximum(self._rows[positions, : 1 + 2 * count], MIN_LOGPROB)
-        ids, values = read[:, 1 : 1 + count].astype(np.int64).tolist(), read[:, 1 + count :].tolist()
-        tops = tuple(tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)) if count else ()
-        return tuple(read[:, 0].tolist()), tops

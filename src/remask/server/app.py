@@ -14,7 +14,6 @@ from remask import __version__
 from remask.engine.async_engine import StepObserver
 from remask.llm import LLM
 from remask.server.answers.choices import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
-from remask.server.answers.decisions import DecisionsOrSystemOne, SystemOneAnswer
 from remask.server.answers.messages import MessageAnswer, MessageEvent
 from remask.server.answers.responses import ResponseAnswer, ResponseEvent
 from remask.server.bodies import BodyRoute
@@ -26,13 +25,14 @@ from remask.server.pages import add_pages
 from remask.server.playground.sandbox import SandboxState, Sessions
 from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.routes.cache import CacheContents, Dropped
-from remask.server.routes.decisions import RerankAnswer, ScoreAnswer
+from remask.server.routes.decisions import DecisionsOrSystemOne, RerankAnswer, ScoreAnswer, SystemOneAnswer
 from remask.server.routes.inference import DetokenizedText, Rendered, TokenCount, Tokens
 from remask.server.routes.info import Health, Model, ModelInfo, Models, Version
 from remask.server.routes.playground import Closed, Example
 from remask.server.service import Service
 
 _REF = "#/components/schemas/{model}"
+_OR_EVENTS = "The answer; with `stream` server-sent events, the `data` of each of which is described."
 _ANY_PATH = (401, 403, 408, 413, 500)  # what the gate refuses, and defects
 READS = (400, 404)  # of what reads a body
 RUNS = (400, 404, 429, 503, 504)  # of what gives work to the engine
@@ -63,30 +63,27 @@ class Endpoint:
 
     def add(self, router: APIRouter) -> None:
         """Serve it."""
-        how: dict[str, Any] = {"response_class": Response} if isinstance(self.answer, str) else {}
+        options: dict[str, Any] = {"response_class": Response} if isinstance(self.answer, str) else {}
         for method in self.methods.split():
-            router.add_api_route(self.path, self.call, methods=[method], responses=self.responses, **how)
+            router.add_api_route(self.path, self.call, methods=[method], responses=self.responses, **options)
         for path in self.others:
             router.add_api_route(path, self.call, methods=[self.methods], include_in_schema=False)
 
     @property
     def responses(self) -> dict[int | str, Any]:
         """The answer and the errors, by status."""
-        told: dict[str, Any] = {"description": "The answer."}
+        answer: dict[str, Any] = {"description": "The answer."}
         if isinstance(self.answer, str):
-            told["content"] = {self.answer: {"schema": {"type": "string"}}}
+            answer["content"] = {self.answer: {"schema": {"type": "string"}}}
         else:
-            told["model"] = self.answer
+            answer["model"] = self.answer
         if self.stream is not None:
-            events = {"anyOf": [{"$ref": _REF.format(model=each.__name__)} for each in get_args(self.stream)]}
-            told["description"] = (
-                "The answer; with `stream` server-sent events, the `data` of each of which is described."
-            )
-            told["content"] = {"text/event-stream": {"schema": events}}
-        failed: dict[int | str, Any] = {
-            status: {"model": self.error} for status in sorted({*_ANY_PATH, *self.statuses})
-        }
-        return {200: told, **failed}
+            events = {"anyOf": [{"$ref": _REF.format(model=event.__name__)} for event in get_args(self.stream)]}
+            answer["description"] = _OR_EVENTS
+            answer["content"] = {"text/event-stream": {"schema": events}}
+        statuses = sorted({*_ANY_PATH, *self.statuses})
+        errors: dict[int | str, Any] = {status: {"model": self.error} for status in statuses}
+        return {200: answer, **errors}
 
 
 ENDPOINTS = (
@@ -153,29 +150,28 @@ class DescribedApp(FastAPI):
         """The document, made once."""
         if self.openapi_schema is not None:
             return self.openapi_schema
-        made = super().openapi()
-        schemas = made["components"]["schemas"]
-        streamed = (event for each in ENDPOINTS for event in get_args(each.stream))
+        document = super().openapi()
+        schemas = document["components"]["schemas"]
+        streamed = (event for endpoint in ENDPOINTS for event in get_args(endpoint.stream))
         events: list[Any] = [(event, "serialization", TypeAdapter(event)) for event in streamed]
-        _, found = TypeAdapter.json_schemas(events, ref_template=_REF)
-        schemas |= found["$defs"]
+        schemas |= TypeAdapter.json_schemas(events, ref_template=_REF)[1]["$defs"]
         # FastAPI's own answer to a body that does not fit, which is a 400 here.
-        for operations in made["paths"].values():
+        for operations in document["paths"].values():
             for operation in operations.values():
                 if "HTTPValidationError" in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
-        return made
+        return document
 
 
 def router() -> APIRouter:
     """The routes of all endpoints and pages."""
-    made = APIRouter(route_class=BodyRoute)
+    routes = APIRouter(route_class=BodyRoute)
     for endpoint in (*ENDPOINTS, *_PLAYGROUND):
-        endpoint.add(made)
-    add_pages(made)
-    return made
+        endpoint.add(routes)
+    add_pages(routes)
+    return routes
 
 
 def create_app(
@@ -218,7 +214,7 @@ def create_app(
     # FastAPI builds the routes of an included router at the first request, which would wait for it.
     app.router.routes.extend(router().routes)
     # What the error of an unknown path may suggest: neither the pages of the playground nor what has parameters.
-    paths = {path for each in ENDPOINTS for path in (each.path, *each.others)}
+    paths = {path for endpoint in ENDPOINTS for path in (endpoint.path, *endpoint.others)}
     app.state.paths = sorted(path for path in paths if "{" not in path)
     app.add_middleware(Gate, config=config)
     if config.allowed_origins:

@@ -1,18 +1,20 @@
-"""Reading a request's body: its values counted, its JSON parsed, its fields checked. Small ones are read in place.
+"""Bodies of requests: their values counted, their JSON parsed, their fields checked; and what long ones run on.
 
-A large body takes up to half a second of one long operation that no other thread can interrupt, so a process of its
-own reads it (`BodyReaders`).
+Small bodies are read in place. A large one takes up to half a second of one long operation that no other thread can
+interrupt, so a process of its own reads it (`BodyReaders`). `TextWorkers` render and tokenize texts.
 """
 
+import asyncio
 import json
 import pickle
 import re
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from itertools import islice
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -21,8 +23,12 @@ from pydantic import BaseModel, ValidationError
 from remask.checks.values import parsed_json
 from remask.machine.helper import Answers, HelperError, Helpers
 from remask.server.errors import ApiError, invalid_body
-from remask.server.texts import Turns
 
+T = TypeVar("T")
+
+SHORT = 16_384  # characters that are tokenized in some milliseconds
+LONG = SHORT + 1  # what takes as long as a long text counts as many characters
+ITEM = 64  # characters that a further text counts as, however short it is
 SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one
 MAX_BYTES = 2 << 30  # memory of the process
@@ -67,6 +73,73 @@ def read_body(model: type[BaseModel], content: bytes, most: int) -> BaseModel:
         raise invalid_body([{**problem, "loc": ("body", *problem["loc"])} for problem in problems]) from error
 
 
+class Turns:
+    """So many places, for which owners wait in turn: each gets one before another gets its next, whoever asks most."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # who is next stands first
+
+    async def acquire(self, owner: str) -> None:
+        """Wait for a place."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it got its place in the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give a place to the next owner."""
+        while self._waiting:
+            owner, line = self._waiting.popitem(last=False)
+            while line and line[0].done():  # who has left
+                line.popleft()
+            if line:
+                line.popleft().set_result(None)
+                if line:
+                    self._waiting[owner] = line
+                return
+        self._free += 1
+
+    async def run(self, owner: str, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
+        """Return what `call` returns on a thread of `pool`, which holds a place until it has ended."""
+        await self.acquire(owner)
+        loop = asyncio.get_running_loop()
+        work = pool.submit(call, *args)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self.release))
+        return await asyncio.wrap_future(work)
+
+
+class TextWorkers:
+    """`threads` threads, two at least, for texts: tokenizers release the interpreter's lock while they work.
+
+    Long texts never hold all of them, so short ones do not wait for long ones. Long ones of several owners take turns.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="remask-text")
+        self._long = Turns(threads - 1)
+
+    async def run(self, owner: str, size: int, call: Callable[..., T], *args: Any) -> T:
+        """Return what `call` returns, and raise what it raises. `size` is about how many characters it works on.
+
+        A call whose caller is cancelled does not begin; once begun it runs to its end, and holds its thread so long.
+        """
+        if size <= SHORT:
+            return await asyncio.wrap_future(self._pool.submit(call, *args))
+        return await self._long.run(owner, self._pool, call, *args)
+
+    def close(self) -> None:
+        """End the threads once they have done what they were given."""
+        self._pool.shutdown()
+
+
 class BodyReaders:
     """A process that reads large bodies, one at a time; clients take turns. It is started when it is first needed.
 
@@ -95,17 +168,17 @@ class BodyReaders:
             answer = self._helpers.ask(pickle.dumps((f"{model.__module__}:{model.__name__}", content)))
         except HelperError as error:
             raise ApiError(413, f"the body cannot be read: {error}; send less in one request") from error
-        found = pickle.loads(answer)  # of our own process
-        if isinstance(found, ApiError):
-            raise found
-        assert isinstance(found, BaseModel)
-        return found
+        body = pickle.loads(answer)  # of our own process
+        if isinstance(body, ApiError):
+            raise body
+        assert isinstance(body, BaseModel)
+        return body
 
 
 def reader(settings: bytes) -> Answers:
     """What reads bodies: a task of helpers. All content is pickled: how many values a body may hold; then each body.
 
-    A body comes with the name of its model. It is answered by what was read, or by the `ApiError` that refuses it.
+    A body comes with the name of its model. The answer is what was read, or the `ApiError` that refuses it.
     """
     most = pickle.loads(settings)
 
@@ -113,8 +186,8 @@ def reader(settings: bytes) -> Answers:
         name, content = pickle.loads(question)
         try:
             return pickle.dumps(read_body(resolve_name(name), content, most))
-        except ApiError as refused:
-            return pickle.dumps(refused)
+        except ApiError as error:
+            return pickle.dumps(error)
 
     return read
 

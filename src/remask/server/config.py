@@ -1,14 +1,16 @@
-"""Server settings and limits, each limit declared once: its values, its default and its meaning.
+"""Server settings and limits, each limit declared once, and the address that a server listens on.
 
-`ServerConfig` has and checks them, and the commands make their options of them.
+`ServerConfig` has and checks them, and the commands make their options of them. Nothing here imports PyTorch or the
+server, as settings are checked and a port is tried before these.
 """
 
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remask.checks.fields import check, declare, declared
+from remask.checks.fields import check, declare
 from remask.checks.values import Choice, Flag, Seconds, Text, Whole, listed, whole
 from remask.errors import ConfigError
 
@@ -99,7 +101,7 @@ class KvEventsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(ServerLimits):
-    """Settings of one server, beside its limits. The engine's limits are in `EngineConfig`.
+    """Settings of one server, beside its limits.
 
     Attributes:
         model_names: names that requests may give as `model`; answers carry the first one by default.
@@ -144,8 +146,7 @@ class ServerConfig(ServerLimits):
                     "ends"
                 )
         whole("seed", self.seed, low=0, optional=True)
-        for name, limit in declared(ServerLimits).items():
-            limit.check(name, getattr(self, name))
+        check(self)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
             raise ConfigError(
                 f"root_path must be a prefix such as /ai, without a slash at its end, got {self.root_path!r}"
@@ -156,3 +157,34 @@ class ServerConfig(ServerLimits):
         for origin in listed("allowed_origins", self.allowed_origins, "origins"):
             if not isinstance(origin, str) or origin == "*" or not origin.startswith(("http://", "https://")):
                 raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound to the address and does not listen yet. Port 0 takes a free port.
+
+    Raises `ConfigError` if the address is in use or does not belong to this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there: {cause}; take another port (0 takes a free "
+            "one), or an address of this machine"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL at which clients reach a socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -58,8 +58,10 @@ _BODIES: tuple[type[Body], ...] = (
     ResponsesBody,
     MessagesBody,
 )
-_WITHIN = (declared(each.values.cls) for each in declared(SamplingParams).values() if isinstance(each.values, Nested))
-FIELDS = frozenset(name for body in _BODIES for name in (*body.model_fields, *(body.foreign or ()))).union(*_WITHIN)
+_GROUPS = [field.values.cls for field in declared(SamplingParams).values() if isinstance(field.values, Nested)]
+FIELDS = frozenset(name for body in _BODIES for name in (*body.model_fields, *(body.foreign or ()))).union(
+    *map(declared, _GROUPS)
+)
 """Names that a body may hold, or may be told that it holds in the wrong place, as those of sampling groups."""
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
@@ -136,49 +138,48 @@ class ClientGoneError(RemaskError):
 
 
 def as_api_error(error: RemaskError) -> ApiError:
-    """Return the error with the HTTP status that belongs to its class."""
+    """The error with the HTTP status that belongs to its class."""
     if isinstance(error, ApiError):
         return error
     statuses = {QueueFullError: 429, DrainingError: 503, EngineDeadError: 500, ConfigError: 400}
     status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 500)
-    return ApiError(status, str(error), _named_field(error) if status == 400 else None)
+    return ApiError(status, str(error), _first_field(error) if status == 400 else None)
 
 
 def error_object(error: RemaskError) -> Error:
-    """Return the body `{"error": {...}}`. A stream that fails sends it as its last event."""
-    known = as_api_error(error)
-    kind, code = _CODES.get(known.status, (_INVALID, None))
-    return {"error": {"message": str(known), "type": kind, "param": known.param, "code": known.code or code}}
+    """The body `{"error": {...}}`. A stream that fails sends it as its last event."""
+    failure = as_api_error(error)
+    kind, code = _CODES.get(failure.status, (_INVALID, None))
+    return {"error": {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code or code}}
 
 
 def messages_error(error: RemaskError, request_id: str | None = None) -> MessagesError:
     """The same in Anthropic's form, for `/v1/messages`."""
-    known = as_api_error(error)
-    told: MessagesErrorDetail = {"type": _MESSAGES_TYPES.get(known.status, _INVALID), "message": str(known)}
-    return {"type": "error", "error": told, "request_id": request_id}
+    failure = as_api_error(error)
+    detail: MessagesErrorDetail = {"type": _MESSAGES_TYPES.get(failure.status, _INVALID), "message": str(failure)}
+    return {"type": "error", "error": detail, "request_id": request_id}
 
 
 def system_one_error(error: RemaskError) -> SystemOneError:
     """The same in System One's form, for `/v1/systemone`."""
-    known = as_api_error(error)
-    if known.status == 400:
-        where = ["body", *(known.param or "").split(".")] if known.param else ["body"]
-        return {"detail": [{"loc": where, "msg": str(known), "type": "value_error"}]}
-    kind = "rate_limit_error" if known.status == 429 else _MESSAGES_TYPES.get(known.status, _INVALID)
-    return {"detail": {"error_type": kind, "message": str(known)}}
+    failure = as_api_error(error)
+    if failure.status == 400:
+        path = failure.param.split(".") if failure.param else []
+        return {"detail": [{"loc": ["body", *path], "msg": str(failure), "type": "value_error"}]}
+    return {"detail": {"error_type": _MESSAGES_TYPES.get(failure.status, _INVALID), "message": str(failure)}}
 
 
 def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
-    """Return the response to a request that failed before any byte of its answer was sent.
+    """The response to a request that failed before any byte of its answer was sent.
 
     It has the form of the API whose path is in `scope`, OpenAI's without one.
     """
     status = as_api_error(error).status
-    headers = _HEADERS.get(status)
-    path = "" if scope is None else f"{scope['path']}/"
+    headers, scope = _HEADERS.get(status), scope or {"path": ""}
+    path = f"{scope['path']}/"
     if path == SYSTEM_ONE_PATH:
         return json_response(system_one_error(error), 422 if status == 400 else status, headers)
-    if scope is not None and path.startswith(MESSAGES_PATH):
+    if path.startswith(MESSAGES_PATH):
         return json_response(messages_error(error, scope.get("state", {}).get("request_id")), status, headers)
     return json_response(error_object(error), status, headers)
 
@@ -186,7 +187,7 @@ def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
 def json_response(
     value: Mapping[str, Any] | Sequence[Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a JSON response in ASCII. Texts of requests may hold lone surrogates, which UTF-8 cannot encode."""
+    """A JSON response in ASCII. Texts of requests may hold lone surrogates, which UTF-8 cannot encode."""
     return Response(json.dumps(value), status, dict(headers or {}), "application/json")
 
 
@@ -201,7 +202,7 @@ def add_handlers(app: FastAPI) -> None:
             error = invalid_body(error.errors())
         elif isinstance(error, HTTPException):
             headers = error.headers or {}  # such as `Allow`
-            error = ApiError(error.status_code, _explained(error, request))
+            error = ApiError(error.status_code, _explanation(error, request))
         assert isinstance(error, RemaskError)
         response = error_response(error, request.scope)
         response.headers.update(headers)
@@ -211,7 +212,7 @@ def add_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer)
 
 
-def _explained(error: HTTPException, request: Request) -> str:
+def _explanation(error: HTTPException, request: Request) -> str:
     """What is said of an error of the routing: the nearest path, or the methods that a path takes."""
     path = request.url.path[:MAX_SHOWN_PATH]
     if error.status_code == 405:
@@ -220,27 +221,28 @@ def _explained(error: HTTPException, request: Request) -> str:
         return str(error.detail)
     known: Sequence[str] = request.app.state.paths
     # A base URL with one /v1 too many or too few, or with none, is the commonest cause.
-    own = [each for each in known if f"/{each.strip('/')}".endswith(f"/{path.strip('/').rpartition('v1/')[2]}")]
-    near = own or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    end = f"/{path.strip('/').rpartition('v1/')[2]}"
+    near = [name for name in known if f"/{name.strip('/')}".endswith(end)]
+    near = near or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     hint = f"Did you mean {near[0]}? " if near else ""
     return f"there is no path {path!r}. {hint}GET /openapi.json lists all of them"
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return an error 400 that names the first invalid field and the reason."""
+    """An error 400 that names the first invalid field and the reason."""
     first = problems[0]
     field = _field(first)
     # A field that allows several types has one problem for each type; an error of our own says more than the others.
     causes = [problem.get("ctx", {}).get("error") for problem in problems if _field(problem) == field]
-    cause = next((each for each in causes if isinstance(each, RemaskError)), None)
+    cause = next((error for error in causes if isinstance(error, RemaskError)), None)
     if cause is not None:
         error = as_api_error(cause)
         if isinstance(cause, UnknownNameError) and cause.kind == "field" and field is not None:
             # of an object within the body
-            named = _field({"loc": (*first["loc"], cause.name)})
-            return ApiError(error.status, f"{named}: extra fields are not permitted. {error}", named)
-        named = error.param if causes[0] is cause else None
-        return ApiError(error.status, str(error), named or field, error.code)
+            path = _field({"loc": (*first["loc"], cause.name)})
+            return ApiError(error.status, f"{path}: extra fields are not permitted. {error}", path)
+        path = error.param if causes[0] is cause else None
+        return ApiError(error.status, str(error), path or field, error.code)
     if field is None and first["type"] in ("missing", "model_attributes_type"):
         return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
     if first["type"] == "string_unicode":
@@ -253,18 +255,18 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _field(problem: Mapping[str, Any]) -> str | None:
-    """Return the path of the field, such as `messages.0.role`; None for the body as a whole."""
+    """The path of the field, such as `messages.0.role`; None for the body as a whole."""
     path = [str(part) for part in problem["loc"][1:]]  # the first part is `body`, `query` or `path`
     depth = 3 if path[:1] == ["messages"] else 1
     return ".".join(path[:depth]) or None
 
 
-def _named_field(error: RemaskError) -> str | None:
-    """Return the field, or the path to one of a group, that a `ConfigError` begins with; None if it is another word."""
+def _first_field(error: RemaskError) -> str | None:
+    """The field, or the path to one of a group, that a `ConfigError` begins with; None if it is another word."""
     if isinstance(error, UnknownNameError):
         group, _, name = error.name.partition(".")
         within = name.isidentifier() and group in FIELDS
         return error.name if error.kind == "field" or within else error.kind if error.kind in FIELDS else None
     path = re.split(r"[ =:\[]", str(error), maxsplit=1)[0]
-    field, _, own = path.partition(".")
-    return None if field not in FIELDS else path if own in FIELDS else field
+    field, _, member = path.partition(".")
+    return None if field not in FIELDS else path if member in FIELDS else field

@@ -1,41 +1,8 @@
-"""The fields of OpenAI's and vLLM's bodies that no body here has: each is ignored, or refused for a reason.
+"""The fields of OpenAI's and vLLM's bodies that no body here has: each is ignored, or refused for a reason."""
 
-A field that is ignored may have any value, as none could change an answer. One that is refused is let through with a
-value that asks for nothing. Null always asks for nothing.
-"""
+from collections.abc import Mapping
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from remask.checks.fields import declared, unknown_name
-from remask.checks.values import shown
-from remask.errors import ConfigError
-from remask.policies.registry import check_setting
-from remask.request.sampling_params import SamplingParams
-from remask.request.terms import flat
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A field that is not honoured.
-
-    Attributes:
-        reason: why it is ignored or refused.
-        neutral: values that ask for nothing, beside null. None says that every value is ignored.
-    """
-
-    reason: str
-    neutral: tuple[Any, ...] | None = ()
-
-    def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` on a value that asks for something."""
-        if self.neutral is None or value is None or any(_same(value, each) for each in self.neutral):
-            return
-        allowed = " or ".join(repr(good) for good in (None, *self.neutral))
-        raise ConfigError(
-            f"{name} is not supported: {self.reason}. Leave it out, or send {allowed}; got {shown(value)}"
-        )
+from remask.server.protocol.base import Foreign
 
 
 def _ignored(reason: str) -> Foreign:
@@ -138,48 +105,3 @@ FOREIGN_TO_READS: Mapping[str, Foreign] = {
     "use_activation": Foreign(_ONE_YES, (True,)),
 }
 """Fields of others' bodies that ask for decisions, scores or rankings, and are not honoured."""
-
-_NOTHING: Mapping[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "seed": (-1,),
-    "top_k": (-1, 0),
-}
-"""Values of honoured fields that leave them out."""
-
-
-def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign] = FOREIGN) -> Any:
-    """Return `body` with those of its fields alone that are `known` and ask for something.
-
-    Sampling parameters, of bodies that have them, may stand in an object `sampling`. Anything but an object is returned
-    as it is. Raises `ConfigError` on a field that asks for what is not supported, or stands in the wrong place, and
-    `UnknownNameError` on unknown names.
-    """
-    if not isinstance(body, Mapping):
-        return body
-    names = frozenset(known)
-    if names >= declared(SamplingParams).keys():
-        body = flat(body, names | foreign.keys())
-    kept = {}
-    for name, value in body.items():
-        if value is not None and any(_same(value, each) for each in _NOTHING.get(name, ())):
-            continue
-        if name in names:
-            kept[name] = value
-        elif name not in foreign:
-            if "cache_config" in names:
-                check_setting(str(name))
-            raise unknown_name(SamplingParams, "field", str(name), names | foreign.keys())
-        else:
-            foreign[name].check(name, value)
-    return kept
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Whether `value` is the neutral one: of its type, so that true is no 1."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -37,11 +37,9 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 class Gate:
     """ASGI middleware. Answers HEAD as GET, and takes a path with the proxy's prefix or a slash behind it for the same.
 
-    Sets `request_id`, `log_fields`, `leads` and `client` in `scope["state"]`.
-
-    The access log writes `log_fields`. `client` tells clients apart, by their keys or else by their addresses. `leads`
-    says whether the request may have a priority before others: it has one
-    of the `priority_keys`, or there are none.
+    Sets in `scope["state"]` the `request_id`; `log_fields`, which the access log writes; `client`, which tells clients
+    apart by their keys or else by their addresses; and `leads`, whether the request may have a priority before others,
+    as it has one of the `priority_keys` or there are none.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -59,14 +57,14 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, asked = time.perf_counter(), scope
+        start, original = time.perf_counter(), scope
         scope = {**scope, "path": self._plain_path(scope["path"])}
         silent = scope["method"] == "HEAD"
         if silent:
             scope["method"] = "GET"
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        name = given if _ID.fullmatch(given) else secrets.token_hex(16)
+        name = headers.get("x-request-id", "")
+        name = name if _ID.fullmatch(name) else secrets.token_hex(16)
         log_fields: dict[str, Any] = {}
         scope.setdefault("state", {}).update(request_id=name, log_fields=log_fields)
         status = CLOSED_BY_CLIENT
@@ -75,10 +73,10 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                answered = MutableHeaders(scope=message)
-                answered["X-Request-Id"] = name
+                answer_headers = MutableHeaders(scope=message)
+                answer_headers["X-Request-Id"] = name
                 if "left_out" in log_fields:
-                    answered[LEFT_OUT] = log_fields["left_out"]
+                    answer_headers[LEFT_OUT] = log_fields["left_out"]
             elif silent:
                 message = {**message, "body": b""}
             await send(message)
@@ -86,11 +84,11 @@ class Gate:
         try:
             try:
                 body = await self._admit(scope, headers, receive)
-            except ApiError as refused:
-                await error_response(refused, scope)(scope, receive, send_with_id)
+            except ApiError as refusal:
+                await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
                 # From the prefix without a slash, relative addresses would lead beyond it.
-                bare = scope["method"] == "GET" and asked["path"] == self._root_path
+                bare = scope["method"] == "GET" and original["path"] == self._root_path
                 app = RedirectResponse(f"{self._root_path}/") if bare else self.app
                 await app(scope, _replayed(body, receive), send_with_id)
         except ClientGoneError:
@@ -99,11 +97,11 @@ class Gate:
         except Exception as error:
             log.error("request %s failed: %s", name, error, exc_info=True)
             if status == CLOSED_BY_CLIENT:
-                failed = ApiError(500, "the server failed; its log says why")
-                await error_response(failed, scope)(scope, receive, send_with_id)
+                failure = ApiError(500, "the server failed; its log says why")
+                await error_response(failure, scope)(scope, receive, send_with_id)
         finally:
-            line = {"id": name, "method": asked["method"], "path": asked["path"], "status": status, **log_fields}
-            line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
+            line = {"id": name, "method": original["method"], "path": original["path"], "status": status, **log_fields}
+            line["total_ms"] = round(1e3 * (time.perf_counter() - start), 1)
             log.info("%s", json.dumps(line), extra={FIELDS: line})
 
     def _plain_path(self, path: str) -> str:
@@ -136,19 +134,15 @@ class Gate:
     def _key(self, headers: Headers) -> tuple[str | None, bool]:
         """Which known key the headers hold, in words that do not tell it, if any; and whether the request may lead.
 
-        OpenAI's clients send it as `Authorization`, Anthropic's as `X-Api-Key`.
-
-        The time of the comparison does not depend on the key that was sent.
+        OpenAI's clients send it as `Authorization`, Anthropic's as `X-Api-Key`. The time of the comparison does not
+        depend on the key that was sent.
         """
         scheme, _, key = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
-        given = key.strip().encode("latin-1", "replace")
+        sent = key.strip().encode("latin-1", "replace")
         bearer = scheme.lower() == "bearer"
-        plain, leading = (
-            [bearer and hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
-        )
-        found = [*leading, *plain]
-        name = f"key {found.index(True)}" if any(found) else None
-        return name, any(leading) or not self._priority_keys
+        equal = [bearer and hmac.compare_digest(sent, known) for known in (*self._priority_keys, *self._keys)]
+        name = f"key {equal.index(True)}" if any(equal) else None
+        return name, any(equal[: len(self._priority_keys)]) or not self._priority_keys
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body. Raises `ApiError` if it is too large."""
@@ -171,10 +165,10 @@ class Gate:
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Gives the body that was read, and then what follows."""
-    given = iter([{"type": "http.request", "body": body, "more_body": False}])
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replay() -> Message:
-        message = next(given, None)
+        message = next(messages, None)
         return await receive() if message is None else message
 
     return replay
@@ -193,8 +187,8 @@ class AllowedHosts:
     """The names that a server answers to: those of the loopback, and `names`; with `*` among these all.
 
     A page of another site may give its own name this machine's address, and then calls as if it were a page of this
-    server (DNS rebinding); only the header `Host` tells.
-    Addresses are no names: no page has one that is not the server's own. No browser sends a request without a `Host`.
+    server (DNS rebinding); only the header `Host` tells. Addresses are no names: no page has one that is not the
+    server's own. No browser sends a request without a `Host`.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -41,8 +41,8 @@ class KvEvents:
             raise ConfigError(f"kv_events_config needs {error.name}: {install_line('events')}") from error
         self._zmq, self._encode = zmq, msgspec.msgpack.Encoder().encode
         self._page_size, self._topic = page_size, config.topic.encode()
-        self._kept = deque[tuple[bytes, bytes]](maxlen=config.buffer_steps)
-        self._told: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
+        self._buffer = deque[tuple[bytes, bytes]](maxlen=config.buffer_steps)  # numbers and contents
+        self._events: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._messages = self._context.socket(zmq.PUB)
         self._messages.set_hwm(config.hwm)
@@ -70,20 +70,20 @@ class KvEvents:
         """See `PageListener`."""
         if _PLAIN.fullmatch(page.salt):
             tokens = list(page.tokens[: self._page_size])
-            self._told.put(["BlockStored", [page.key], page.parent, tokens, self._page_size, None, MEDIUM])
+            self._events.put(["BlockStored", [page.key], page.parent, tokens, self._page_size, None, MEDIUM])
 
     def removed(self, page: Page) -> None:
         """See `PageListener`."""
         if _PLAIN.fullmatch(page.salt):
-            self._told.put(["BlockRemoved", [page.key], MEDIUM])
+            self._events.put(["BlockRemoved", [page.key], MEDIUM])
 
     def cleared(self) -> None:
         """See `PageListener`."""
-        self._told.put(["AllBlocksCleared"])
+        self._events.put(["AllBlocksCleared"])
 
     def close(self) -> None:
         """Send what is left, and end the thread."""
-        self._told.put(None)
+        self._events.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -91,27 +91,27 @@ class KvEvents:
         while going:
             events = list[list[Any]]()
             try:
-                first = self._told.get(timeout=self._tick_s)
-                told = [first, *(self._told.get_nowait() for _ in range(self._told.qsize()))]
-                going = None not in told
-                events = [event for event in told if event is not None]
+                first = self._events.get(timeout=self._tick_s)
+                waiting = [first, *(self._events.get_nowait() for _ in range(self._events.qsize()))]
+                going = None not in waiting
+                events = [event for event in waiting if event is not None]
             except queue.Empty:
                 pass
             if events:
                 content = self._encode([time.time(), events, 0])
-                self._kept.append((number.to_bytes(8, "big"), content))
-                self._messages.send_multipart([self._topic, *self._kept[-1]])
+                self._buffer.append((number.to_bytes(8, "big"), content))
+                self._messages.send_multipart([self._topic, *self._buffer[-1]])
                 number += 1
             while self._requests.poll(0):
                 self._answer(self._requests.recv_multipart())
         self._context.destroy(linger=1000)
 
     def _answer(self, parts: list[bytes]) -> None:
-        """Send the kept messages from the one on that a request names."""
+        """Send the messages of the buffer from the one on that a request names."""
         if len(parts) != 3 or len(parts[2]) != 8:
             return  # of another protocol
         client, between, first = parts
-        for number, content in self._kept:
+        for number, content in self._buffer:
             if number >= first:
                 self._requests.send_multipart([client, between, number, content])
         self._requests.send_multipart([client, between, _END, b""])

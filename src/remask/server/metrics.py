@@ -177,9 +177,9 @@ class Metrics(Collector):
         }
         for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, (text, value) in values.items():
-                told = family(f"remask:{name}", text, labels=["model_name"])
-                told.add_metric([self._model], value)
-                yield told
+                metric = family(f"remask:{name}", text, labels=["model_name"])
+                metric.add_metric([self._model], value)
+                yield metric
         yield from self._info()
         depth = GaugeMetricFamily(
             "remask:prefix_earned_depth",
@@ -209,21 +209,22 @@ class Metrics(Collector):
             "cache_dtype": str(inner.model.kv_dtype).removeprefix("torch."),
             "enable_prefix_caching": inner.memory.store_budget > 0,
         }
-        named = [(name, each.request.adapter) for name, each in self._engine.open.items()]
-        running = {adapter for name, adapter in named if adapter and name in self._engine.begun}
-        waiting = {adapter for name, adapter in named if adapter and name not in self._engine.begun}
+        named: dict[bool, set[str]] = {True: set(), False: set()}  # by whether their requests have begun
+        for name, pending in self._engine.open.items():
+            if pending.request.adapter:
+                named[name in self._engine.begun].add(pending.request.adapter)
         adapters = {
             "max_lora": self._adapters,
-            "running_lora_adapters": ",".join(sorted(running)),
-            "waiting_lora_adapters": ",".join(sorted(waiting)),
+            "running_lora_adapters": ",".join(sorted(named[True])),
+            "waiting_lora_adapters": ",".join(sorted(named[False])),
         }
         for name, text, labels, value in (
             ("cache_config_info", "The cache; always 1.", cache, 1.0),
             ("lora_requests_info", "When these adapters were run and waited for.", adapters, time.time()),
         ):
-            told = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name", *labels])
-            told.add_metric([self._model, *map(str, labels.values())], value)
-            yield told
+            metric = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name", *labels])
+            metric.add_metric([self._model, *map(str, labels.values())], value)
+            yield metric
 
 
 class _Renamed(Collector):
@@ -237,6 +238,6 @@ class _Renamed(Collector):
             if (name := VLLM.get(family.name)) is not None:
                 renamed = Metric(name, family.documentation, family.type)
                 renamed.samples = [
-                    each._replace(name=name + each.name.removeprefix(family.name)) for each in family.samples
+                    sample._replace(name=name + sample.name.removeprefix(family.name)) for sample in family.samples
                 ]
                 yield renamed

@@ -10,7 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from remask.server.address import url_of
+from remask.server.config import url_of
 from remask.server.connection import Exchanges, connection_class
 from remask.server.service import Service
 

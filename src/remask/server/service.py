@@ -7,34 +7,35 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from remask.answers.answer import Answer
-from remask.engine import request as engine_request
+from remask.answers.answer import ResponseCollector
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
+from remask.engine.request import Request as EngineRequest
 from remask.errors import CanvasLengthError, ConfigError, FormError, QueueFullError, RemaskError
 from remask.llm import LLM
-from remask.server.answers.base import Names
-from remask.server.answers.generation import Generation
-from remask.server.bodies import BodyReaders
+from remask.server.answers.generation import Generation, Names
+from remask.server.bodies import SHORT, BodyReaders, TextWorkers
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
 from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
-from remask.server.protocol.generation import ChatBody, GenerationBody
-from remask.server.texts import SHORT, TextWorkers
+from remask.server.protocol.generation import GenerationBody
 
 _LENGTH = re.compile(r"\bmax_tokens\b")  # as errors name what bodies may call otherwise
 MAX_LOGGED = 256  # characters that the access log repeats of a field
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
+
+RequestMaker: TypeAlias = Callable[[Body, str], list[EngineRequest]]
+"""Makes the requests of a body, whose ids begin with the text."""
 
 
 class Service:
@@ -50,7 +51,7 @@ class Service:
         observer: StepObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.llm, self.config, self.clock = llm, config, clock
+        self.llm, self.session, self.config, self.clock = llm, llm.session, config, clock
         self.intake = Intake(llm, config)
         self.metrics = Metrics(config.model_names[0])
         self.engine = AsyncEngine(
@@ -74,7 +75,7 @@ class Service:
     def close(self) -> None:
         """End the text threads, what reads bodies and what publishes events."""
         if self._kv_events is not None:
-            self.llm.engine.memory.chain.listener = None
+            self.session.engine.memory.chain.listener = None
             self._kv_events.close()
         self.texts.close()
         self.bodies.close()
@@ -94,7 +95,7 @@ class Service:
         return await self._away(request, lambda: self.bodies.read(client, model, content), long=True)
 
     async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
-        most, client = self.llm.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
+        most, client = self.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
         if self._taking >= most:
             raise QueueFullError(
                 f"the queue is full: {most} requests are being taken in, as many as may run and wait (max_num_seqs and "
@@ -128,20 +129,8 @@ class Service:
         if kinds:
             request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
 
-    async def render(
-        self, request: Request, body: Body, make: Callable[[Body, str], list[engine_request.Request]]
-    ) -> list[tuple[str, list[int]]]:
-        """Return the id and the token ids of each prompt of a body, which nothing runs."""
-        size, name = self.intake.check_size(body), request.state.request_id
-        requests = await self.off_loop(request, size, make, body, name)
-        return [(each.id, list(each.prompt_token_ids)) for each in requests[:: body.n or 1]]
-
     async def answer(
-        self,
-        request: Request,
-        body: Body,
-        make: Callable[[Body, str], list[engine_request.Request]],
-        present: Callable[..., Generation],
+        self, request: Request, body: Body, make: RequestMaker[Body], present: Callable[..., Generation]
     ) -> Response:
         """Run the requests that `make` builds from the body. Returns the answer as `present` tells it.
 
@@ -154,29 +143,37 @@ class Service:
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:
-            pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
+            pending = await self.off_loop(request, size, self._pending, make, body, name, self.owner(request))
         except ConfigError as error:
             text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
             text = _LENGTH.sub(body.length_name, text)
             if isinstance(error, CanvasLengthError):
-                raise ApiError(400, text, _longer(body, error.prompt, error.response)) from error
+                # The field that takes more of the canvas.
+                answer = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
+                field = answer if error.response > error.prompt else body.texts_name
+                raise ApiError(400, text, field) from error
             if text == str(error):
                 raise
             raise ConfigError(text) from error
-        fingerprint = self.llm.session.fingerprint_of(pending[0].request.adapter)
+        fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
-        names = Names(name, int(time.time()), model, _shown(fingerprint), self.token_text, self.token_bytes)
+        names = Names(name, int(time.time()), model, _short_fingerprint(fingerprint), self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
-        token_text = self.token_text if body.stream_drafts else None
-        stops = self.llm.loaded.config.stop_ids
-        kind = {"rewrites": self.llm.loaded.config.rewrites, "scored": body.terms.top_logprobs is not None}
-        texts = self.intake.tokenizer
+        shape, tokenizer = self.session.loaded.config, self.intake.tokenizer
         answers = [
-            Answer(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
-            for i, each in enumerate(pending)
+            ResponseCollector(
+                index,
+                choice.request,
+                tokenizer,
+                shape.stop_ids,
+                self.token_text if body.stream_drafts else None,
+                choice.decoding.block_ranges,
+                rewrites=shape.rewrites,
+                scored=body.terms.top_logprobs is not None,
+            )
+            for index, choice in enumerate(pending)
         ]
-        calls = self.intake.calls(body)
-        generation = present(ticket, answers, names, body, fingerprint, calls)
+        generation = present(ticket, answers, names, body, fingerprint, self.intake.calls(body))
 
         def finish() -> None:
             ticket.cancel()
@@ -189,23 +186,20 @@ class Service:
         finally:
             finish()
 
-    def _checked(
-        self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str, owner: Owner
-    ) -> list[PendingRequest]:
+    def _pending(self, make: RequestMaker[Body], body: Body, name: str, owner: Owner) -> list[PendingRequest]:
         """Build the requests of a body and check them.
 
         Raises `ConfigError` if the engine cannot run one of them, and `QueueFullError` where there is no room for all:
         after the first choice of a prompt, as the checks of many choices take long.
         """
-        requests, choices = make(body, name), body.n or 1
-        checked: list[PendingRequest] = []
+        requests, pending = make(body, name), list[PendingRequest]()
         work = 0
         for number, request in enumerate(requests):
-            checked.append(self.llm.engine.check(replace(request, owner=owner)))
-            if number % choices == 0:
-                work += choices * checked[-1].row_layers
+            pending.append(self.session.engine.check(replace(request, owner=owner)))
+            if number % body.choices == 0:
+                work += body.choices * pending[-1].row_layers
                 self.engine.check_room(owner.client, len(requests), work)
-        return checked
+        return pending
 
     def _token_text(self, token: int) -> str:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
@@ -221,15 +215,8 @@ def _publishing(llm: LLM, config: ServerConfig) -> KvEvents | None:
             "it out"
         )
     chain = llm.engine.memory.chain
-    chain.listener = made = KvEvents(config.kv_events, chain.page_size)
-    return made
-
-
-def _longer(body: GenerationBody, prompt: int, answer: int) -> str:
-    """The field that makes a canvas too long: the one that takes more of it."""
-    if answer > prompt:
-        return body.length_name if body.canvas is None else "canvas"  # type: ignore[attr-defined]
-    return body.texts_name if isinstance(body, ChatBody) else "prompt"
+    chain.listener = publisher = KvEvents(config.kv_events, chain.page_size)
+    return publisher
 
 
 def service_of(request: Request) -> Service:
@@ -238,7 +225,7 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def _shown(fingerprint: str) -> str:
+def _short_fingerprint(fingerprint: str) -> str:
     """What answers tell of the model: its beginning, and that of an adapter after it."""
     return "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
 
@@ -272,8 +259,8 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
             raise ClientGoneError("the client closed the connection")
         return task.result()
     finally:
-        for each in (task, watch):
-            each.cancel()
+        task.cancel()
+        watch.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
@@ -306,15 +293,15 @@ class EventStream(Response):
             self._finish()
 
     async def _pump(self, scope: Scope, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
-        started = False
+        is_open = False
         try:
             async for event in self._events:
-                if not started:
-                    started = True
+                if not is_open:
+                    is_open = True
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except RemaskError as error:
-            if started:
+            if is_open:
                 raise
             await error_response(error, scope)(scope, receive, send)
             return

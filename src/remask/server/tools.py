@@ -61,16 +61,16 @@ class Tool:
     @property
     def form(self) -> Mapping[str, Any]:
         """The schema of its arguments. Raises `ConfigError` where they are no object."""
-        said = dict(self.parameters or {})
-        kinds = said.get("type", "object")
+        schema = dict(self.parameters or {})
+        kinds = schema.get("type", "object")
         if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
             raise ConfigError(
                 f"tools: the parameters of {self.name!r} have the type {shown(kinds)}, and arguments are an object; "
                 "send the type 'object', and what is meant as one of its properties"
             )
-        if not _SAY_PROPERTIES & said.keys():
-            said["properties"] = {}
-        return said | {"type": "object"}
+        if not _SAY_PROPERTIES & schema.keys():
+            schema["properties"] = {}
+        return schema | {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -109,36 +109,31 @@ class ToolCalls:
         alone = [_guaranteed(tool.form, f"the parameters of {tool.name!r}") for tool in self.tools]
         if len(alone) == 1 and self.forced != "choice":
             return alone[0]
-        every = []
+        calls = []
         for tool in self.tools:
             # With an `$id` of its own the references in a schema are relative to it.
             arguments = {"$id": f"tool:{tool.name}", **tool.form}
             properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
-            every.append({"type": "object", "properties": properties, "required": list(properties)})
-        form = _guaranteed({"anyOf": every}, "all of them together, of which one is called,")
+            calls.append({"type": "object", "properties": properties, "required": list(properties)})
+        form = _guaranteed({"anyOf": calls}, "all of them together, of which one is called,")
         if self.forced != "choice":
             return form
-        return _Choice(json=form.json, written=_calls_or_words(form, self.words, self.format, single=self.single))
+        # One call or several, or else words: any text that does not begin as a call does.
+        begin, end = self.format.begin, self.format.end
+        words = f"([^{begin[0]}](?s:.)*)?" if self.words is None else f"({self.words.source[1]})"
+        call = f"{escaped(begin)}({form.source[1]}){escaped(end)}"
+        return _Choice(json=form.json, pattern=f"{call}|{words}" if self.single else f"({call}\\n?)+|{words}")
 
 
 @dataclass(frozen=True)
 class _Choice(StructuredOutputs):
-    """Calls, each between its marks, or an answer in words: the expression that is `written`."""
+    """Calls, each between its marks, or an answer in words, as a regular expression."""
 
-    written: str = ""
+    pattern: str = ""
 
     @property
     def source(self) -> tuple[str, str]:
-        return "json", self.written or super().source[1]
-
-
-def _calls_or_words(
-    form: StructuredOutputs, words: StructuredOutputs | None, marks: CallFormat, *, single: bool
-) -> str:
-    """The expression of one call or several, or else of words: any text that does not begin as a call does."""
-    said = f"([^{marks.begin[0]}](?s:.)*)?" if words is None else f"({words.source[1]})"
-    call = f"{escaped(marks.begin)}({form.source[1]}){escaped(marks.end)}"
-    return f"{call}|{said}" if single else f"({call}\\n?)+|{said}"
+        return "json", self.pattern or super().source[1]
 
 
 def in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -146,26 +141,26 @@ def in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
 
     The system's turn tells of the tools; one is put before the others where there is none.
     """
-    made: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     for message in messages:
         calls = [
             f"{HERMES.begin}{json.dumps(call['function'], ensure_ascii=False)}{HERMES.end}"
             for call in message.get("tool_calls") or ()
         ]
-        said = "\n".join(filter(None, [message["content"], *calls]))
+        text = "\n".join(filter(None, [message["content"], *calls]))
         if message["role"] == "tool":
-            made.append({"role": "user", "content": f"<tool_response>\n{said}\n</tool_response>"})
+            turns.append({"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"})
         else:
-            made.append({"role": message["role"], "content": said})
+            turns.append({"role": message["role"], "content": text})
     if tools:
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        told = (
-            f"You may call these functions:\n<tools>\n{listed}\n</tools>\nTo call one, answer with its name and its "
+        functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        text = (
+            f"You may call these functions:\n<tools>\n{functions}\n</tools>\nTo call one, answer with its name and its "
             f'arguments:\n{HERMES.begin}{{"name": NAME, "arguments": OBJECT}}{HERMES.end}'
         )
-        first = made.pop(0)["content"] if made[0]["role"] == "system" else ""
-        made.insert(0, {"role": "system", "content": f"{first}\n\n{told}".strip()})
-    return made
+        first = turns.pop(0)["content"] if turns[0]["role"] == "system" else ""
+        turns.insert(0, {"role": "system", "content": f"{first}\n\n{text}".strip()})
+    return turns
 
 
 def _guaranteed(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
@@ -213,88 +208,91 @@ class CallReader:
     marks of a call that is no object, or names an unknown tool, is given back as it is.
     """
 
-    asked: ToolCalls
+    tool_calls: ToolCalls
     calls: int = 0
-    _held: str = ""
-    _within: bool = False  # whether the mark of a call stands before `_held`
+    _rest: str = ""  # text that is not read yet
+    _within: bool = False  # whether the mark of a call stands before `_rest`
     _behind: bool = False  # whether a call does, and nothing but line ends behind it
-    _said: bool = False  # whether text came that begins no object
+    _words: bool = False  # whether text came that begins no object
 
     def finish_reason(self, reason: str) -> str:
         """OpenAI's name for the end of an answer that ended for `reason`: calls that the model chose to make end it."""
-        return "tool_calls" if self.calls and self.asked.forced != "named" else reason
+        return "tool_calls" if self.calls and self.tool_calls.forced != "named" else reason
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[CallPiece]]:
         """Take new text. Returns text of the answer, and pieces of calls; `final` says that no more follows."""
-        if self.asked.forced is None:
-            return self._parsed(text, final)
-        if self.asked.forced == "choice":
-            begun = self.calls or self._within or not self._held + text
-            self._said |= not begun and not (self._held + text).startswith(self.asked.format.begin[0])
-            return (text, []) if self._said else self._parsed(text, final)
-        if len(self.asked.tools) == 1:
+        asked = self.tool_calls
+        if asked.forced is None:
+            return self._parse(text, final)
+        if asked.forced == "choice":
+            undecided = self.calls or self._within or not self._rest + text
+            self._words |= not undecided and not (self._rest + text).startswith(asked.format.begin[0])
+            return (text, []) if self._words else self._parse(text, final)
+        if len(asked.tools) == 1:
             if not self.calls:  # one piece a step: clients read one of each index
-                return "", [self._begin(self.asked.tools[0].name, text)]
+                return "", [self._begin(asked.tools[0].name, text)]
             return "", [CallPiece(0, text)] if text else []
-        self._held += text
+        self._rest += text
         if not final:
             return "", []
-        call = self._call(self._held)
-        return ("", [call]) if call is not None else (self._held, [])
+        call = self._call(self._rest)
+        return ("", [call]) if call is not None else (self._rest, [])
 
-    def _parsed(self, text: str, final: bool) -> tuple[str, list[CallPiece]]:
-        self._held += text
+    def _parse(self, text: str, final: bool) -> tuple[str, list[CallPiece]]:
+        self._rest += text
         if self._over:
-            self._held = ""
+            self._rest = ""
             return "", []
-        if not self.asked.format.begin:
+        if not self.tool_calls.format.begin:
             return self._object(final)
-        told, pieces = "", list[CallPiece]()
-        begin, end = self.asked.format.begin.strip(), self.asked.format.end.strip()
+        words, pieces = "", list[CallPiece]()
+        begin, end = self.tool_calls.format.begin.strip(), self.tool_calls.format.end.strip()
         while not self._over:
             if self._behind:  # line ends between calls are no text
-                self._held = self._held.lstrip("\n")
-                self._behind = not self._held
-            mark = end if self._within else begin
-            before, found, rest = self._held.partition(mark)
-            if not found:
+                self._rest = self._rest.lstrip("\n")
+                self._behind = not self._rest
+            before, mark, rest = self._rest.partition(end if self._within else begin)
+            if not mark:
                 break
-            self._held = rest
+            self._rest = rest
             if not self._within:
-                told += before
+                words += before
             elif (call := self._call(before)) is not None:
                 pieces.append(call)
                 self._behind = True
             else:
-                told += f"{begin}{before}{end}"
+                words += f"{begin}{before}{end}"
             self._within = not self._within
         if self._over:
-            self._held = ""  # one call was asked for at most
+            self._rest = ""
         elif final:
-            told, self._held = told + (begin if self._within else "") + self._held, ""
+            words += (begin if self._within else "") + self._take()
         elif not self._within:
-            keep = next((n for n in range(len(begin) - 1, 0, -1) if self._held.endswith(begin[:n])), 0)
-            told, self._held = told + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return told, pieces
+            keep = next((n for n in range(len(begin) - 1, 0, -1) if self._rest.endswith(begin[:n])), 0)
+            words += self._take(keep)
+        return words, pieces
 
     @property
     def _over(self) -> bool:
-        return self.asked.single and self.calls > 0
+        """Whether one call has come, and at most one may."""
+        return self.tool_calls.single and self.calls > 0
 
     def _object(self, final: bool) -> tuple[str, list[CallPiece]]:
         """Of an answer that is an object as a whole, or none."""
-        begun = self._held.lstrip()
-        self._said |= bool(begun) and not begun.startswith("{")
-        if self._said:
-            return self._let_go(), []
+        beginning = self._rest.lstrip()
+        self._words |= bool(beginning) and not beginning.startswith("{")
+        if self._words:
+            return self._take(), []
         if not final:
             return "", []
-        call = self._call(self._held)
-        return (self._let_go(), []) if call is None else ("", [call])
+        call = self._call(self._rest)
+        return (self._take(), []) if call is None else ("", [call])
 
-    def _let_go(self) -> str:
-        told, self._held = self._held, ""
-        return told
+    def _take(self, keep: int = 0) -> str:
+        """The rest but for its last `keep` characters, which stay."""
+        end = len(self._rest) - keep
+        text, self._rest = self._rest[:end], self._rest[end:]
+        return text
 
     def _call(self, text: str) -> CallPiece | None:
         """The call that `text` is; None where it is none of a known tool."""
@@ -303,8 +301,8 @@ class CallReader:
         except (ValueError, RecursionError):
             return None
         name = value.get("name") if isinstance(value, dict) else None
-        arguments = value.get(self.asked.format.arguments) if isinstance(value, dict) else None
-        if not isinstance(arguments, dict) or name not in [tool.name for tool in self.asked.tools]:
+        arguments = value.get(self.tool_calls.format.arguments) if isinstance(value, dict) else None
+        if not isinstance(arguments, dict) or name not in [tool.name for tool in self.tool_calls.tools]:
             return None
         return self._begin(name, json.dumps(arguments, ensure_ascii=False))
 

@@ -1,17 +1,9 @@
-"""What the answers of several endpoints are made of."""
+"""Objects that the answers of several endpoints are made of."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, cast
+from typing import Annotated, Any, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
-
-from remask.request.result import Result
-from remask.request.result import Usage as Used
-
-if TYPE_CHECKING:
-    from remask.answers.answer import Scored  # the process that reads bodies needs errors, and no PyTorch
 
 Json: TypeAlias = dict[str, Any]
 
@@ -86,64 +78,3 @@ class ScoredToken(TokenScore):
 
     top_logprobs: list[TokenScore]
     step: Annotated[int, doc("The step that wrote it, counted from 0.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What all objects of one answer repeat."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    token_text: Callable[[int], str]
-    token_bytes: Callable[[int, int | None], bytes | None]
-
-    def spelled(self, item: "Scored", *, partial: bool = True) -> dict[int, str]:
-        """What a token and the most probable ones in its place are called: by what they add to the text there.
-
-        With `partial` one that is a part of a character is spelled by its bytes, as OpenAI's completions write them.
-        Each has a name of its own: where one is taken, the next is called by its bytes or its number.
-        """
-        names: dict[int, str] = {}
-        for token in (item.read.token_id, *(token for token, _ in item.read.top)):
-            content = self.token_bytes(token, item.before)
-            text = content.decode(errors="replace") if content else self.token_text(token)
-            spelled = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content or ())
-            choices = [text, f"token_id:{token}"]
-            if content and content != text.encode():
-                choices = [spelled, *choices] if partial else [text, spelled, choices[1]]
-            names.setdefault(token, next(name for name in choices if name not in names.values()))
-        return names
-
-    def scored(self, item: "Scored") -> ScoredToken:
-        """A token with its log-probability, and those of the most probable ones, as chats and responses tell them."""
-        names = self.spelled(item, partial=False)
-
-        def score(token: int, logprob: float) -> TokenScore:
-            content = self.token_bytes(token, item.before)
-            return {"token": names[token], "logprob": logprob, "bytes": None if content is None else list(content)}
-
-        own = score(item.read.token_id, item.read.logprob)
-        return {**own, "top_logprobs": [score(*each) for each in item.read.top], "step": item.read.step}
-
-
-def usage(results: Sequence[Result], choices: int = 1) -> Usage:
-    """OpenAI's usage of one answer; `results` are in order, `choices` of them to a prompt, which counts once."""
-    prompts = results[::choices]
-    prompt = sum(result.usage.prompt_tokens for result in prompts)
-    completion = sum(result.usage.completion_tokens for result in results)
-    cached = sum(result.usage.cached_tokens for result in prompts)
-    return {**running_usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
-
-
-def running_usage(prompt: int, completion: int) -> RunningUsage:
-    """What of OpenAI's usage is known while an answer is written."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def work(results: Sequence[Result], left_out: Sequence[str] = ()) -> Work:
-    """The work of an answer, for which OpenAI's API has no fields."""
-    total = Used.total([result.usage for result in results])
-    told = {name: value for name in Work.__annotations__ if (value := getattr(total, name, None)) is not None}
-    return cast("Work", told | ({"left_out": list(left_out)} if left_out else {}))

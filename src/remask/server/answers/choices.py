@@ -15,12 +15,10 @@ from remask.server.answers.base import (
     Usage,
     Work,
     doc,
-    running_usage,
-    usage,
 )
-from remask.server.answers.generation import DONE, Generation, failed_stream, json_event
+from remask.server.answers.generation import DONE, Generation, failed_stream, json_event, running_usage, usage
 from remask.server.errors import Error
-from remask.server.tools import CallPiece, whole_calls
+from remask.server.tools import whole_calls
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -199,14 +197,14 @@ class CompletionChoice(_Choice):
     prompt_token_ids: NotRequired[Annotated[list[int], doc("With `return_token_ids`.")]]
 
 
-class _Told(Answer):
+class _AnswerHead(Answer):
     id: str
     created: int
     model: str
     system_fingerprint: str
 
 
-class ChatAnswer(_Told):
+class ChatAnswer(_AnswerHead):
     """An answer."""
 
     object: Literal["chat.completion"]
@@ -216,7 +214,7 @@ class ChatAnswer(_Told):
     prompt_token_ids: NotRequired[Annotated[list[int], doc("With `return_token_ids`.")]]
 
 
-class CompletionAnswer(_Told):
+class CompletionAnswer(_AnswerHead):
     """An answer."""
 
     object: Literal["text_completion"]
@@ -225,27 +223,28 @@ class CompletionAnswer(_Told):
     remask: Work
 
 
-class ChatChunk(_Told):
+class _Chunk(_AnswerHead):
+    usage: NotRequired[Usage | RunningUsage | None]
+    remask: NotRequired[Work | DraftLayout | DraftStep]
+
+
+class ChatChunk(_Chunk):
     """An event. With `include_usage` the last one has the usage and the work, and no choices; with
     `continuous_usage_stats` the others have the usage so far.
     """
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage | RunningUsage | None]
-    remask: NotRequired[Work | DraftLayout | DraftStep]
     prompt_token_ids: NotRequired[list[int]]
 
 
-class CompletionChunk(_Told):
+class CompletionChunk(_Chunk):
     """An event. With `include_usage` the last one has the usage and the work, and no choices; with
     `continuous_usage_stats` the others have the usage so far.
     """
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: NotRequired[Usage | RunningUsage | None]
-    remask: NotRequired[Work | DraftLayout | DraftStep]
 
 
 ChatEvent: TypeAlias = ChatChunk | Error
@@ -253,59 +252,53 @@ CompletionEvent: TypeAlias = CompletionChunk | Error
 
 
 class Choices(Generation):
-    """What both have in common. The arguments are those of `Generation`."""
+    """What both have in common."""
 
     prefix: ClassVar[str]  # of the ids of answers
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, *told: Any) -> None:
-        super().__init__(*told)
-        self._told = [0] * len(self.answers)  # generated tokens of each choice so far
-        self._repeated = self.body.continued if self.body.echo else ""
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._generated = [0] * len(self.answers)  # tokens of each choice so far
+        self._echo = self.body.continued if self.body.echo else ""
 
     @abstractmethod
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
-        """A choice that carries settled text, and the log-probabilities of its tokens where they are asked for."""
+    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+        """A choice of a stream: settled text with its tokens' log-probabilities, if asked for; or why it has ended."""
 
     @abstractmethod
-    def _end(self, index: int, finish: str) -> Json:
-        """The choice that says why it ended."""
-
-    @abstractmethod
-    def _whole(
-        self, index: int, text: str, scored: Sequence[Scored] | None, finish: str, calls: Sequence[CallPiece]
-    ) -> Json:
-        """A choice that is not streamed."""
+    def _whole(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+        """A choice that is not streamed, of which `delta` is all."""
 
     @abstractmethod
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
     async def response(self) -> Json:
-        texts = [self._repeated] * len(self.answers)
-        scored: list[list[Scored]] = [[] for _ in self.answers]
-        calls: list[list[CallPiece]] = [[] for _ in self.answers]
+        wholes = [Delta(index, self._echo) for index in range(len(self.answers))]
         async for deltas in self._steps():
             for delta in deltas:
-                texts[delta.index] += delta.text
-                scored[delta.index] += delta.scored
-                calls[delta.index] += delta.calls
+                whole = wholes[delta.index]
+                whole.text += delta.text
+                whole.scored += delta.scored
+                whole.calls += delta.calls
         choices = [
-            self._whole(i, texts[i], scored[i] if self.scored else None, self._finish(i), calls[i]) | self._extras(i)
-            for i in range(len(self.answers))
+            self._whole(whole, whole.scored if self.scored else None, self._finish(whole.index))
+            | self._extras(whole.index)
+            for whole in wholes
         ]
         if self.body.return_token_ids:
             for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
                 shown = answer.request.response.shown(len(result.token_ids))
                 choice["token_ids"] = [result.token_ids[place] for place in shown]
-        whole = self._with_prompts(self._answer(choices, self.whole_object))
-        return {**whole, "usage": self._usage(), "remask": self.work}
+        content = self._with_prompts(self._answer(choices, self.whole_object))
+        return {**content, "usage": self._usage(), "remask": self.work}
 
     def _opening(self) -> list[bytes]:
         chunks = []
         if self.body.return_token_ids:
-            empty = [self._part(Delta(answer.index), None) for answer in self.answers]
+            empty = [self._part(Delta(answer.index)) for answer in self.answers]
             chunks.append(self._with_prompts(self._chunk(empty)))
         if self.body.stream_drafts:
             layout = {
@@ -313,29 +306,29 @@ class Choices(Generation):
                 "blocks": [answer.blocks for answer in self.answers],
             }
             chunks.append(self._chunk([]) | {"remask": layout})
-        return [self._encoded(chunk) for chunk in chunks]
+        return [self._encode(chunk) for chunk in chunks]
 
     def _chunks(self, delta: Delta) -> list[bytes]:
         chunks = []
-        self._told[delta.index] = self.answers[delta.index].counts[1]
-        told = delta.tokens and (self.scored or self.body.return_token_ids)
-        if delta.text or delta.calls or told or delta.canvas is not None:
+        self._generated[delta.index] = self.answers[delta.index].counts[1]
+        tokens = delta.tokens and (self.scored or self.body.return_token_ids)
+        if delta.text or delta.calls or tokens or delta.canvas is not None:
             choice = self._part(delta, delta.scored if self.scored else None)
             if self.body.return_token_ids:
                 choice["token_ids"] = delta.tokens
             shown = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
             chunks.append(self._chunk([choice]) | shown)
         if delta.result is not None:
-            end = self._end(delta.index, self._finish(delta.index))
+            end = self._part(Delta(delta.index), finish=self._finish(delta.index))
             chunks.append(self._chunk([end | self._extras(delta.index)]))
-        return [self._encoded(chunk) for chunk in chunks]
+        return [self._encode(chunk) for chunk in chunks]
 
     def _closing(self) -> list[bytes]:
         if not self._include_usage:
             return [DONE]
         return [json_event(self._chunk([]) | {"usage": self._usage(), "remask": self.work}), DONE]
 
-    def _failed(self, error: RemaskError) -> bytes:
+    def _failure(self, error: RemaskError) -> bytes:
         return failed_stream(error)
 
     def _finish(self, index: int) -> str:
@@ -344,22 +337,20 @@ class Choices(Generation):
         return self._readers[index].finish_reason(reason) if self._readers else reason
 
     def _extras(self, index: int) -> Json:
-        """What a choice carries beside OpenAI's keys once it has ended: the texts of its canvas' holes, its step maps
-        and its trace, if asked for.
-        """
-        request, result, told = self.answers[index].request, self.results[index], Json()
+        """What a choice carries beside OpenAI's keys once it has ended."""
+        request, result, rollout = self.answers[index].request, self.results[index], Json()
         if self.terms.return_step_maps:
             steps = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
-            told["step_maps"] = [steps[place] for place in request.response.shown(len(steps))]
+            rollout["step_maps"] = [steps[place] for place in request.response.shown(len(steps))]
         if self.terms.return_trace:
-            told["trace"] = trace_of(request, result.trace, result.usage, self.fingerprint).content
+            rollout["trace"] = trace_of(request, result.trace, result.usage, self.fingerprint).content
         holes = self.answers[index].holes
-        return ({} if holes is None else {"holes": holes}) | ({"remask": told} if told else {})
+        return ({} if holes is None else {"holes": holes}) | ({"remask": rollout} if rollout else {})
 
     def _with_prompts(self, answer: Json) -> Json:
         """`answer`, or the first chunk of a stream, with the prompts' token ids where they are asked for."""
         if self.body.return_token_ids:
-            self._add_prompts(answer, [list(each.request.prompt_token_ids) for each in self.answers])
+            self._add_prompts(answer, [list(choice.request.prompt_token_ids) for choice in self.answers])
         return answer
 
     @property
@@ -367,13 +358,13 @@ class Choices(Generation):
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
     def _usage(self) -> Usage:
-        return usage(self.ordered, self.body.n or 1)
+        return usage(self.ordered, self.body.choices)
 
     def _usage_so_far(self) -> RunningUsage | None:
         if self.body.stream_options is None or not self.body.stream_options.continuous_usage_stats:
             return None
-        given = sum(answer.counts[0] for answer in self.answers[:: self.body.n or 1])
-        return running_usage(given, sum(self._told))
+        prompts = sum(answer.counts[0] for answer in self.answers[:: self.body.choices])
+        return running_usage(prompts, sum(self._generated))
 
     def _answer(self, choices: list[Json], kind: str) -> Json:
         """An answer, or a chunk of a stream, without what stands behind its choices."""
@@ -390,7 +381,7 @@ class Choices(Generation):
     def _chunk(self, choices: list[Json]) -> Json:
         return self._answer(choices, self.chunk_object)
 
-    def _encoded(self, chunk: Mapping[str, Any]) -> bytes:
+    def _encode(self, chunk: Mapping[str, Any]) -> bytes:
         # With `include_usage`, all of OpenAI's chunks have the key `usage`; only the last one has a value, but for what
         # vLLM's `continuous_usage_stats` asks for.
         return json_event({**chunk, "usage": self._usage_so_far()} if self._include_usage else chunk)
@@ -402,31 +393,26 @@ class ChatChoices(Choices):
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def _opening(self) -> list[bytes]:
-        said = {"role": "assistant", "content": self._repeated}
-        first = [self._encoded(self._chunk([self._streamed(answer.index, said)])) for answer in self.answers]
+        role = {"role": "assistant", "content": self._echo}
+        first = [self._encode(self._chunk([self._delta(answer.index, role)])) for answer in self.answers]
         return first + super()._opening()
 
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
-        said: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
-        if delta.text or not delta.calls:
-            said["content"] = delta.text
-        return self._streamed(delta.index, said, scored)
+    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+        content: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
+        if delta.text or not (delta.calls or finish):
+            content["content"] = delta.text
+        return self._delta(delta.index, content, scored, finish)
 
-    def _end(self, index: int, finish: str) -> Json:
-        return self._streamed(index, {}, finish=finish)
-
-    def _whole(
-        self, index: int, text: str, scored: Sequence[Scored] | None, finish: str, calls: Sequence[CallPiece]
-    ) -> Json:
-        message: Json = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
-            message |= {"content": (text.strip() and text) or None, "tool_calls": whole_calls(calls)}
-        return {"index": index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
+    def _whole(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+        message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
+        if delta.calls:
+            message |= {"content": (delta.text.strip() and delta.text) or None, "tool_calls": whole_calls(delta.calls)}
+        return {"index": delta.index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         answer["prompt_token_ids"] = prompts[0]  # all choices have one prompt, which stands beside them
 
-    def _streamed(
+    def _delta(
         self, index: int, delta: Json, scored: Sequence[Scored] | None = None, finish: str | None = None
     ) -> Json:
         return {"index": index, "delta": delta, "logprobs": self._logprobs(scored), "finish_reason": finish}
@@ -440,22 +426,11 @@ class CompletionChoices(Choices):
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None) -> Json:
-        return self._whole(delta.index, delta.text, scored, None)
+    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+        logprobs = None if scored is None else self._logprobs(scored)
+        return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _end(self, index: int, finish: str) -> Json:
-        return self._whole(index, "", None, finish)
-
-    def _whole(
-        self,
-        index: int,
-        text: str,
-        scored: Sequence[Scored] | None,
-        finish: str | None,
-        calls: Sequence[CallPiece] = (),  # noqa: ARG002 - completions call no tools
-    ) -> Json:
-        scores = None if scored is None else self._logprobs(scored)
-        return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
+    _whole = _part
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         for choice in answer["choices"]:

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
-from remask.server.answers.base import Answer, Work, usage
-from remask.server.answers.generation import Part, SingleAnswer, json_event
+from remask.server.answers.base import Answer, Work
+from remask.server.answers.generation import AnswerPart, Events, SingleAnswer, json_event, usage
 from remask.server.errors import MessagesError, messages_error
 
 
@@ -147,35 +147,30 @@ MessageEvent: TypeAlias = (
 class MessagesAnswer(SingleAnswer):
     """A message whose content is texts and calls, in the order in which the model wrote them."""
 
-    def _begun(self) -> list[Mapping[str, Any]]:
+    def _begins(self) -> Events:
         usage: FirstUsage = {"input_tokens": self.answers[0].counts[0], "output_tokens": 0}
         message = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": message}]
 
-    def _part_begins(self, part: Part) -> list[Mapping[str, Any]]:
+    def _part_begins(self, part: AnswerPart) -> Events:
         return [self._block("content_block_start", content_block=_content(part))]
 
-    def _part_goes_on(self, part: Part, text: str, scored: Sequence[Scored]) -> list[Mapping[str, Any]]:  # noqa: ARG002
+    def _part_goes_on(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:  # noqa: ARG002
         if part.call_id is not None:
             return [self._block("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})]
         return [self._block("content_block_delta", delta={"type": "text_delta", "text": text})] if text else []
 
-    def _part_ends(self, part: Part) -> list[Mapping[str, Any]]:  # noqa: ARG002
+    def _part_ends(self, part: AnswerPart) -> Events:  # noqa: ARG002
         return [self._block("content_block_stop")]
 
-    def _ended(self) -> list[Mapping[str, Any]]:
-        last: MessageDelta = {
-            "type": "message_delta",
-            "delta": self._stop(),
-            "usage": self._usage(),
-            "remask": self.work,
-        }
-        return [last, {"type": "message_stop"}]
+    def _ends(self) -> Events:
+        end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage(), "remask": self.work}
+        return [end, {"type": "message_stop"}]
 
     def _whole(self) -> Mapping[str, Any]:
         return {**self._message(), **self._stop(), "usage": self._usage(), "remask": self.work}
 
-    def _failed(self, error: RemaskError) -> bytes:
+    def _failure(self, error: RemaskError) -> bytes:
         return json_event(messages_error(error), "error")
 
     def _message(self) -> dict[str, Any]:
@@ -188,8 +183,8 @@ class MessagesAnswer(SingleAnswer):
             "content": [_content(part) for part in self.parts],
         }
 
-    def _block(self, kind: str, **told: Any) -> dict[str, Any]:
-        return {"type": kind, "index": len(self.parts) - 1, **told}
+    def _block(self, kind: str, **content: Any) -> dict[str, Any]:
+        return {"type": kind, "index": len(self.parts) - 1, **content}
 
     def _stop(self) -> StopDelta:
         """Why it has ended, in Anthropic's words, and the stop text that ended it."""
@@ -201,17 +196,17 @@ class MessagesAnswer(SingleAnswer):
         return {"stop_reason": "end_turn" if text is None else "stop_sequence", "stop_sequence": text}
 
     def _usage(self) -> MessageUsage:
-        told = usage(self.ordered)
-        cached = told["prompt_tokens_details"]["cached_tokens"]
+        tokens = usage(self.ordered)
+        cached = tokens["prompt_tokens_details"]["cached_tokens"]
         return {
-            "input_tokens": told["prompt_tokens"] - cached,  # Anthropic counts apart what was read from a cache
+            "input_tokens": tokens["prompt_tokens"] - cached,  # Anthropic counts apart what was read from a cache
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": told["completion_tokens"],
+            "output_tokens": tokens["completion_tokens"],
         }
 
 
-def _content(part: Part) -> Content:
+def _content(part: AnswerPart) -> Content:
     if part.call_id is None:
         return {"type": "text", "text": part.text}
     arguments = json.loads(part.text) if part.text else {}

@@ -9,8 +9,8 @@ from pydantic import Field
 from remask.answers.answer import Scored
 from remask.errors import RemaskError
 from remask.request.result import Result
-from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work, usage
-from remask.server.answers.generation import Part, SingleAnswer
+from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work
+from remask.server.answers.generation import AnswerPart, Events, SingleAnswer, usage
 from remask.server.errors import ErrorDetail, error_object
 from remask.server.protocol.responses import NamedFunction, OfferedFunction, ResponsesBody
 
@@ -120,14 +120,14 @@ class ResponseUsage(Answer):
 
 def response_usage(results: Sequence[Result]) -> ResponseUsage:
     """The usage of a response, or of decisions."""
-    told = usage(results)
-    cached = told["prompt_tokens_details"]["cached_tokens"]
+    tokens = usage(results)
+    cached = tokens["prompt_tokens_details"]["cached_tokens"]
     return {
-        "input_tokens": told["prompt_tokens"],
+        "input_tokens": tokens["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": told["completion_tokens"],
+        "output_tokens": tokens["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": told["total_tokens"],
+        "total_tokens": tokens["total_tokens"],
     }
 
 
@@ -270,41 +270,41 @@ class ResponsesAnswer(SingleAnswer):
     The other arguments are those of `Generation`.
     """
 
-    def __init__(self, *told: Any, asked: ResponsesBody) -> None:
-        super().__init__(*told)
-        self.asked = asked
+    def __init__(self, *args: Any, responses_body: ResponsesBody) -> None:
+        super().__init__(*args)
+        self.responses_body = responses_body
         self._number = 0
 
-    def _begun(self) -> list[Mapping[str, Any]]:
+    def _begins(self) -> Events:
         response = self._response("in_progress")
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
-    def _part_begins(self, part: Part) -> list[Mapping[str, Any]]:
+    def _part_begins(self, part: AnswerPart) -> Events:
         item = self._item(len(self.parts) - 1, "in_progress")
         if part.call_id is not None:
             return [self._of_output("added", item)]
         added = self._of_text("response.content_part.added", part=_text(part))
         return [self._of_output("added", {**item, "content": []}), added]
 
-    def _part_goes_on(self, part: Part, text: str, scored: Sequence[Scored]) -> list[Mapping[str, Any]]:
+    def _part_goes_on(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:
         if part.call_id is not None:
             return [self._of_item("response.function_call_arguments.delta", delta=text)]
-        logprobs = [self.names.scored(each) for each in scored] if self.scored else []
+        logprobs = [self.names.scored(item) for item in scored] if self.scored else []
         part.logprobs += logprobs
         return [self._of_text("response.output_text.delta", delta=text, logprobs=logprobs)]
 
-    def _part_ends(self, part: Part) -> list[Mapping[str, Any]]:
+    def _part_ends(self, part: AnswerPart) -> Events:
         done = self._of_output("done", self._item(len(self.parts) - 1, "completed"))
         if part.call_id is not None:
-            told = {"arguments": part.text, "name": part.name}
-            return [self._of_item("response.function_call_arguments.done", **told), done]
+            kind = "response.function_call_arguments.done"
+            return [self._of_item(kind, arguments=part.text, name=part.name), done]
         return [
             self._of_text("response.output_text.done", text=part.text, logprobs=part.logprobs),
             self._of_text("response.content_part.done", part=_text(part)),
             done,
         ]
 
-    def _ended(self) -> list[Mapping[str, Any]]:
+    def _ends(self) -> Events:
         whole = self._whole()
         return [{"type": f"response.{whole['status']}", "response": whole}]
 
@@ -315,15 +315,15 @@ class ResponsesAnswer(SingleAnswer):
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         return {**response, "usage": response_usage(self.ordered), "remask": self.work}
 
-    def _encoded(self, event: Mapping[str, Any]) -> bytes:
+    def _encode(self, event: Mapping[str, Any]) -> bytes:
         self._number += 1
-        return super()._encoded({**event, "sequence_number": self._number - 1})
+        return super()._encode({**event, "sequence_number": self._number - 1})
 
-    def _failed(self, error: RemaskError) -> bytes:
-        told = error_object(error)["error"]
-        flat = {"code": told["code"] or told["type"], "message": told["message"], "param": told["param"]}
+    def _failure(self, error: RemaskError) -> bytes:
+        detail = error_object(error)["error"]
+        flat = {"code": detail["code"] or detail["type"], "message": detail["message"], "param": detail["param"]}
         # The official client raises what it finds under `error`, and would pass on anything else as an event.
-        return self._encoded({"type": "error", **flat, "error": told})
+        return self._encode({"type": "error", **flat, "error": detail})
 
     def _item(self, number: int, status: Status) -> OutputItem:
         part, name = self.parts[number], self._name(number)
@@ -346,21 +346,19 @@ class ResponsesAnswer(SingleAnswer):
     def _of_output(self, what: str, item: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": f"response.output_item.{what}", "output_index": len(self.parts) - 1, "item": item}
 
-    def _of_item(self, kind: str, **told: Any) -> dict[str, Any]:
+    def _of_item(self, kind: str, **content: Any) -> dict[str, Any]:
         number = len(self.parts) - 1
-        return {"type": kind, "item_id": self._name(number), "output_index": number, **told}
+        return {"type": kind, "item_id": self._name(number), "output_index": number, **content}
 
-    def _of_text(self, kind: str, **told: Any) -> dict[str, Any]:
-        return self._of_item(kind, content_index=0, **told)
+    def _of_text(self, kind: str, **content: Any) -> dict[str, Any]:
+        return self._of_item(kind, content_index=0, **content)
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response object, in which what the request left open says what holds."""
-        asked, request = self.asked, self.answers[0].request
-        params, length = request.params, request.params.max_tokens
-        form = None if asked.text is None else asked.text.format
-        choice = asked.tool_choice
-        functions = [tool for tool in asked.tools or () if isinstance(tool, OfferedFunction)]
-        tools = [{"strict": True, "parameters": None, **tool.model_dump()} for tool in functions]
+        body, request = self.responses_body, self.answers[0].request
+        params, choice = request.params, body.tool_choice
+        form = None if body.text is None else body.text.format
+        tools = [tool for tool in body.tools or () if isinstance(tool, OfferedFunction)]
         return {
             "id": f"resp_{self.names.id}",
             "object": "response",
@@ -370,12 +368,12 @@ class ResponsesAnswer(SingleAnswer):
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": asked.instructions,
-            "max_output_tokens": len(request.response.shown(length)),
+            "instructions": body.instructions,
+            "max_output_tokens": len(request.response.shown(params.max_tokens)),
             "max_tool_calls": None,
             "model": self.names.model,
             "output": [self._item(number, "completed") for number in range(len(self.parts))],
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
@@ -383,15 +381,15 @@ class ResponsesAnswer(SingleAnswer):
             "temperature": params.temperature,
             "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
-            "tools": tools,
+            "tools": [{"strict": True, "parameters": None, **tool.model_dump()} for tool in tools],
             "top_logprobs": self.terms.top_logprobs or 0,
             "top_p": 1.0 if params.top_p is None else params.top_p,
             "truncation": "disabled",
             "usage": None,
-            "user": asked.user,
+            "user": body.user,
             "metadata": {},
         }
 
 
-def _text(part: Part) -> OutputText:
+def _text(part: AnswerPart) -> OutputText:
     return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": list(part.logprobs)}

@@ -122,12 +122,12 @@ class Sandbox:
         only the evictions remain then.
         """
         number = self._added + 1
-        own = range(1000 * number, 1000 * number + SHARED + 3 + number % 3)
-        prompt = [*range(1, SHARED + 1), *own[SHARED:]] if shared else list(own)
+        tokens = range(1000 * number, 1000 * number + SHARED + 3 + number % 3)
+        prompt = [*range(1, SHARED + 1), *tokens[SHARED:]] if shared else list(tokens)
         canvas = Canvas.masked(prompt, RESPONSE, MASK_ID)
         keys = self.chain.identities(prompt) if self.caching else []
-        found = self.chain.match(prompt, keys)
-        pages = [page.extent for page in found]
+        stored = self.chain.match(prompt, keys)
+        pages = [page.extent for page in stored]
         while (rest := self.allocator.allocate(len(canvas) - len(pages) * PAGE_SIZE, LAYER)) is None:
             if not self.chain.give_way():
                 for page in pages:
@@ -136,12 +136,12 @@ class Sandbox:
                     f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of "
                     f"{PAGE_SIZE}; finish a request first"
                 )
-        self.chain.found(found, len(keys))
+        self.chain.found(stored, len(keys))
         table, sharing = [*pages, *rest.single()], None
         if self.caching:
-            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", found, rest.single(), keys)
+            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", stored, rest.single(), keys)
         self._added = number
-        request = Running(number, shared, canvas, [*pages, rest], table, len(found), sharing)
+        request = Running(number, shared, canvas, [*pages, rest], table, len(stored), sharing)
         self.requests[number] = request
         _commit(request, len(prompt))
 
@@ -209,7 +209,7 @@ class Sandbox:
 
     def _totals(self, readers: dict[int, list[int]], filled: dict[int, int]) -> SandboxTotals:
         in_use = [page for page in readers if readers[page]]
-        slots, held = len(in_use) * PAGE_SIZE, sum(filled[page] for page in in_use)
+        slots, occupied = len(in_use) * PAGE_SIZE, sum(filled[page] for page in in_use)
         return {
             "pages": PAGES,
             "pages_in_use": len(in_use),
@@ -217,8 +217,8 @@ class Sandbox:
             "pages_shared": sum(len(readers[page]) > 1 for page in in_use),
             "pages_saved": sum(len(names) for names in readers.values()) - len(in_use),
             "slots_in_use": slots,
-            "slots_wasted": slots - held,
-            "utilisation": held / slots if slots else None,
+            "slots_wasted": slots - occupied,
+            "utilisation": occupied / slots if slots else None,
             "tokens_queried": self.chain.stats.queries,
             "tokens_hit": self.chain.stats.hits,
             "evictions": self.chain.stats.evictions,
@@ -261,36 +261,36 @@ class Sessions:
         self, limit: int = MAX_SESSIONS, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limit, self.idle_s, self._clock = limit, idle_s, clock
-        self._held: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # least recently used first
+        self._sandboxes: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._sandboxes)
 
     def open(self) -> tuple[str, Sandbox]:
         """Begin a session. Returns its name and its sandbox."""
         self._expire()
-        while len(self._held) >= self.limit:
-            self._held.popitem(last=False)
+        while len(self._sandboxes) >= self.limit:
+            self._sandboxes.popitem(last=False)
         name, sandbox = secrets.token_urlsafe(16), Sandbox()
-        self._held[name] = (self._clock(), sandbox)
+        self._sandboxes[name] = (self._clock(), sandbox)
         return name, sandbox
 
     def find(self, name: str) -> Sandbox:
         """Return the sandbox of a session. Raises a 404 if the session does not exist or has ended."""
         self._expire()
-        if name not in self._held:
+        if name not in self._sandboxes:
             raise ApiError(404, "there is no such session, or it has ended; POST /playground/pages begins a new one")
-        sandbox = self._held[name][1]
-        self._held[name] = (self._clock(), sandbox)
-        self._held.move_to_end(name)
+        sandbox = self._sandboxes[name][1]
+        self._sandboxes[name] = (self._clock(), sandbox)
+        self._sandboxes.move_to_end(name)
         return sandbox
 
     def close(self, name: str) -> None:
         """End a session. Raises a 404 if it does not exist or has ended."""
         self.find(name)
-        del self._held[name]
+        del self._sandboxes[name]
 
     def _expire(self) -> None:
         oldest = self._clock() - self.idle_s
-        while self._held and next(iter(self._held.values()))[0] < oldest:
-            self._held.popitem(last=False)
+        while self._sandboxes and next(iter(self._sandboxes.values()))[0] < oldest:
+            self._sandboxes.popitem(last=False)

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
@@ -18,11 +18,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from remask.checks.fields import Declared, declared
-from remask.checks.values import LARGEST
+from remask.checks.fields import Declared, declared, unknown_name
+from remask.checks.values import LARGEST, shown
 from remask.errors import ConfigError, UnknownNameError
+from remask.policies.registry import check_setting
+from remask.request.sampling_params import SamplingParams
+from remask.request.terms import flat
 from remask.server.config import MAX_ITEMS
-from remask.server.fields import Foreign, read_fields
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -82,6 +84,76 @@ def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
 def is_hosted(kind: object) -> bool:
     """Whether a tool of this type is one that another API's server runs, or whose meaning its own models alone know."""
     return isinstance(kind, str) and len(kind) <= MAX_KIND and _HOSTED.fullmatch(kind) is not None
+
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "seed": (-1,),
+    "top_k": (-1, 0),
+}
+"""Values of honoured fields that leave them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A field of other servers' bodies that is not honoured.
+
+    It is ignored where any value may come, as none could change an answer, and else refused.
+
+    Attributes:
+        reason: why it is ignored or refused.
+        neutral: values that ask for nothing, beside null. None says that every value is ignored.
+    """
+
+    reason: str
+    neutral: tuple[Any, ...] | None = ()
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `ConfigError` on a value that asks for something."""
+        if self.neutral is None or value is None or _is_among(value, self.neutral):
+            return
+        allowed = " or ".join(repr(good) for good in (None, *self.neutral))
+        raise ConfigError(
+            f"{name} is not supported: {self.reason}. Leave it out, or send {allowed}; got {shown(value)}"
+        )
+
+
+def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign]) -> Any:
+    """Return `body` with those of its fields alone that are `known` and ask for something.
+
+    Sampling parameters, of bodies that have them, may stand in an object `sampling`. Anything but an object is returned
+    as it is. Raises `ConfigError` on a field that asks for what is not supported, or stands in the wrong place, and
+    `UnknownNameError` on unknown names.
+    """
+    if not isinstance(body, Mapping):
+        return body
+    names = frozenset(known)
+    if names >= declared(SamplingParams).keys():
+        body = flat(body, names | foreign.keys())
+    fields = {}
+    for name, value in body.items():
+        if value is not None and _is_among(value, _NEUTRAL.get(name, ())):
+            continue
+        if name in names:
+            fields[name] = value
+        elif name not in foreign:
+            if "cache_config" in names:
+                check_setting(str(name))
+            raise unknown_name(SamplingParams, "field", str(name), names | foreign.keys())
+        else:
+            foreign[name].check(name, value)
+    return fields
+
+
+def _is_among(value: object, neutral: Iterable[object]) -> bool:
+    """Whether `value` is one of the neutral ones, and no true for a 1."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 class Body(BaseModel):
@@ -166,7 +238,7 @@ def with_declared(*classes: type[Any]) -> Callable[[type[B]], type[B]]:
     return add
 
 
-def given(body: BaseModel, cls: type[Any]) -> dict[str, Any]:
+def declared_fields(body: BaseModel, cls: type[Any]) -> dict[str, Any]:
     """The declared fields of `cls` that `body` sets, by name."""
     values = ((name, getattr(body, name)) for name in declared(cls))
     return {name: value for name, value in values if value is not None}

@@ -1,7 +1,8 @@
 """What chats are made of: turns of text, calls of tools and their results, the tools, and the form of an answer."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, WithJsonSchema, model_validator
@@ -55,18 +56,29 @@ class Hosted(Past):
 HOSTED = "hosted"
 
 
-def _whose(tool: Any) -> str:
+def tag_of(value: Any, kinds: Collection[str], hosted: re.Pattern[str], default: str = "") -> str:
+    """The `type` of a part of a conversation, where it is one of `kinds`; `HOSTED` of what `hosted` matches.
+
+    Else it is "", or the `default` where there is no type at all.
+    """
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    if not isinstance(kind, str):
+        return default
+    return HOSTED if hosted.fullmatch(kind) else kind if kind in kinds else ""
+
+
+def _owner(tool: Any) -> str:
     return HOSTED if isinstance(tool, Mapping) and is_hosted(tool.get("type")) else "own"
 
 
 def _not_hosted(choice: Any) -> Any:
-    if _whose(choice) == HOSTED:
+    if _owner(choice) == HOSTED:
         raise ConfigError(f"tool_choice picks a tool of the type {choice['type']!r}, and {NO_SERVER_TOOLS}")
     return choice
 
 
 Offers: TypeAlias = Annotated[
-    list[Annotated[Annotated[T, Tag("own")] | Annotated[Hosted, Tag(HOSTED)], Discriminator(_whose)]],
+    list[Annotated[Annotated[T, Tag("own")] | Annotated[Hosted, Tag(HOSTED)], Discriminator(_owner)]],
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 """Tools that the model may call, and hosted ones, which are left out unless a body picks one: see `NOT_HOSTED`."""
@@ -115,10 +127,14 @@ def without_thoughts(content: Any) -> Any:
     """The content of a past answer, without parts of reasoning and of no text."""
     if not isinstance(content, list):
         return content
-    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
-    empty = [isinstance(part, Mapping) and "text" in part and part["text"] is None for part in content]
-    thought = [isinstance(kind, str) and kind in THOUGHTS for kind in kinds]
-    return [part for part, *out in zip(content, thought, empty, strict=True) if not any(out)]
+
+    def says(part: Any) -> bool:
+        if not isinstance(part, Mapping):
+            return True
+        kind = part.get("type")
+        return not (isinstance(kind, str) and kind in THOUGHTS) and part.get("text", "") is not None
+
+    return [part for part in content if says(part)]
 
 
 def _text_of(arguments: Any) -> Any:
@@ -206,17 +222,19 @@ class Message(Past):
     @property
     def text(self) -> str:
         """Its text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return joint_text(self.content)
 
     @property
     def rendered(self) -> dict[str, Any]:
         """The message in the form that chat templates read."""
-        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
-        if self.tool_calls:
-            more["tool_calls"] = [call.rendered for call in self.tool_calls]
-        role = "system" if self.role == "developer" else self.role
-        said = {"role": role, "content": self.text}
-        return said | {name: value for name, value in more.items() if value is not None}
+        fields = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [call.rendered for call in self.tool_calls] if self.tool_calls else None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -244,8 +262,8 @@ class ToolOffer(Body):
     @property
     def rendered(self) -> dict[str, Any]:
         """The tool in the form that chat templates read."""
-        kept = self.function.model_dump(exclude_none=True, exclude={"strict"})
-        return {"type": self.type, "function": {"parameters": {"type": "object", "properties": {}}} | kept}
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": self.type, "function": {"parameters": {"type": "object", "properties": {}}} | function}
 
 
 class ChosenFunction(Body):
@@ -297,6 +315,11 @@ class ResponseFormat(Body):
             raise ConfigError(str(error).replace("structured_outputs.json", self._names[1])) from error
 
 
+def chars_of(messages: Sequence[Message], variables: Mapping[str, Any] | None) -> int:
+    """Characters of a conversation, with those of the variables of its template as JSON."""
+    return sum(message.chars for message in messages) + (len(json.dumps(variables)) if variables else 0)
+
+
 class TokenizeBody(Body):
     """Body of `/tokenize`, with a text or a conversation."""
 
@@ -307,6 +330,16 @@ class TokenizeBody(Body):
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", VARIABLES)] = None
     control_tokens: bool | None = None
+
+    @property
+    def texts_name(self) -> str:
+        """The field that holds its text."""
+        return "messages" if self.prompt is None else "prompt"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Characters of its text."""
+        return [chars_of(self.messages or (), self.chat_template_kwargs) + len(self.prompt or "")]
 
 
 class DetokenizeBody(Body):
@@ -325,7 +358,7 @@ class Textual(Protocol):
     text: str
 
 
-def joined(content: str | Sequence[Textual]) -> str:
+def joint_text(content: str | Sequence[Textual]) -> str:
     """A text, or those of parts, one behind the other."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -343,20 +376,20 @@ def add_call(turns: list[Message], call: str, name: str, arguments: str) -> None
     turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), ToolCall.model_construct(id=call, function=function)]
 
 
-def offered(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:
+def tool_offer(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:
     """A tool."""
     function = Function.model_construct(name=name, description=description, parameters=parameters)
     return ToolOffer.model_construct(type="function", function=function)
 
 
-def chosen(name: str) -> ChosenTool:
+def chosen_tool(name: str) -> ChosenTool:
     """The choice of a tool."""
     return ChosenTool.model_construct(type="function", function=ChosenFunction.model_construct(name=name))
 
 
 def answer_form(kind: Any, schema: Mapping[str, Any] | None, name: str) -> ResponseFormat:
     """The form of the answer, for which the field `name` asks; the kind `json_schema` goes with a `schema`."""
-    named = None if schema is None else JsonSchema.model_validate({"schema": schema})
-    made = ResponseFormat.model_construct(type=kind, json_schema=named)
-    made._names = name, f"{name}.format.schema"
-    return made
+    json_schema = None if schema is None else JsonSchema.model_validate({"schema": schema})
+    form = ResponseFormat.model_construct(type=kind, json_schema=json_schema)
+    form._names = name, f"{name}.format.schema"
+    return form

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import PrivateAttr, model_validator
 
@@ -22,7 +22,7 @@ from remask.server.protocol.base import (
     Texts,
     TokenIds,
     TokenLists,
-    given,
+    declared_fields,
     with_declared,
 )
 from remask.server.protocol.conversation import (
@@ -34,6 +34,7 @@ from remask.server.protocol.conversation import (
     Offers,
     ResponseFormat,
     ToolOffer,
+    chars_of,
 )
 from remask.server.tools import Tool, ToolCalls, format_of
 
@@ -88,16 +89,31 @@ class GenerationBody(Body):
         return ()
 
     @property
-    def fixed_chars(self) -> int:
-        """Characters of the texts that the response is to hold."""
-        terms: Any = given(self, Terms)
-        parts = [each.text for each in terms.get("canvas") or () if each.text is not None]
-        return sum(map(len, [*parts, terms.get("suffix") or ""]))
+    def choices(self) -> int:
+        """How many answers it asks for to each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def texts_name(self) -> str:
+        """The field that holds its texts."""
+        return "prompt"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Characters of each text, those of the texts that the response is to hold included."""
+        terms: Any = declared_fields(self, Terms)
+        parts = [part.text for part in terms.get("canvas") or () if part.text is not None]
+        fixed = sum(map(len, [*parts, terms.get("suffix") or ""]))
+        return [length + fixed for length in self._prompt_lengths] or [fixed]
+
+    @property
+    def _prompt_lengths(self) -> list[int]:
+        raise NotImplementedError
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the request sets, by name."""
-        return given(self, SamplingParams)
+        return declared_fields(self, SamplingParams)
 
     @property
     def form_name(self) -> str:
@@ -123,7 +139,7 @@ class GenerationBody(Body):
 
         Raises `ConfigError` where two of its fields contradict each other.
         """
-        terms = Terms(**given(self, Terms))
+        terms = Terms(**declared_fields(self, Terms))
         form = None if self.response_format is None else self.response_format.form
         if form is None:
             return terms
@@ -138,14 +154,14 @@ class GenerationBody(Body):
         return self.own_terms
 
 
-def with_length(own: dict[str, Any], name: str, length: int | None) -> dict[str, Any]:
-    """The sampling parameters `own`, with the length that the field `name` of another API gives.
+def with_length(sampling: dict[str, Any], name: str, length: int | None) -> dict[str, Any]:
+    """The parameters `sampling`, with the length that the field `name` of another API gives.
 
     Raises `ConfigError` where `max_tokens` says another one.
     """
-    if length is not None and own.setdefault("max_tokens", length) != length:
+    if length is not None and sampling.setdefault("max_tokens", length) != length:
         raise ConfigError(f"max_tokens and {name} are two names of one thing; send one of them")
-    return own
+    return sampling
 
 
 class ChatBody(GenerationBody):
@@ -175,14 +191,17 @@ class ChatBody(GenerationBody):
         for name in ("return_step_maps", "return_trace"):
             if fields.get(name):
                 raise ConfigError(f"{name}: answers of this API have no place for it; send it to /v1/chat/completions")
-        made = cls.model_construct(**fields)
-        made._texts_name, made._length_name, made._hosted = texts_name, length_name, hosted
-        return made
+        body = cls.model_construct(**fields)
+        body._texts_name, body._length_name, body._hosted = texts_name, length_name, hosted
+        return body
 
     @property
     def texts_name(self) -> str:
-        """The field that holds the conversation."""
         return self._texts_name
+
+    @property
+    def _prompt_lengths(self) -> list[int]:
+        return [chars_of(self.messages, self.variables)]
 
     @property
     def length_name(self) -> str:
@@ -196,33 +215,31 @@ class ChatBody(GenerationBody):
 
     @property
     def continued(self) -> str:
-        """The text of the last message, where the answer continues it."""
         return self.messages[-1].text if self.continue_final_message else ""
 
     @property
-    def offered(self) -> list[ToolOffer]:
+    def offers(self) -> list[ToolOffer]:
         """The tools that the model is told of. Raises `ConfigError` where a choice is made among none."""
-        own, choice = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)], self.tool_choice
-        if not own and choice not in (None, "none", "auto"):
+        tools, choice = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)], self.tool_choice
+        if not tools and choice not in (None, "none", "auto"):
             if self.left_out:
-                listed = ", ".join(self.left_out)
-                raise ConfigError(f"tool_choice asks for a call of {listed}, and {NO_SERVER_TOOLS}")
+                raise ConfigError(f"tool_choice asks for a call of {', '.join(self.left_out)}, and {NO_SERVER_TOOLS}")
             raise ConfigError("tool_choice asks for a call, and there are no tools; send some")
-        return [] if choice == "none" else own
+        return [] if choice == "none" else tools
 
     @property
     def left_out(self) -> Sequence[str]:
-        every = *(tool for tool in self.tools or () if isinstance(tool, Hosted)), *self._hosted
-        return list(dict.fromkeys(each.type for each in every))
+        hosted = *(tool for tool in self.tools or () if isinstance(tool, Hosted)), *self._hosted
+        return list(dict.fromkeys(part.type for part in hosted))
 
     @property
     def variables(self) -> dict[str, Any] | None:
         """Variables of the chat template: the request's own, and its tools."""
-        if not self.offered:
+        if not self.offers:
             return self.chat_template_kwargs
         if "tools" in (self.chat_template_kwargs or {}):
             raise ConfigError("tools and chat_template_kwargs both name tools; send the former")
-        return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offered]}
+        return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offers]}
 
     def calls(self, template: str | None, *, by_form: bool = False) -> ToolCalls | None:
         """What the request says of calls, under a chat `template`; None where there are no tools to call.
@@ -230,39 +247,40 @@ class ChatBody(GenerationBody):
         With `by_form` a model that its template does not tell of tools chooses by the form of its answer.
         Raises `ConfigError` where a call cannot be made as it is asked for.
         """
-        asked = template, by_form
-        if self._calls is None or self._calls[0] != asked:
-            self._calls = asked, self._called(*asked)
+        key = template, by_form
+        if self._calls is None or self._calls[0] != key:
+            self._calls = key, self._tool_calls(*key)
         return self._calls[1]
 
-    def _called(self, template: str | None, by_form: bool) -> ToolCalls | None:
-        tools, choice = [Tool(each.function.name, each.function.parameters) for each in self.offered], self.tool_choice
+    def _tool_calls(self, template: str | None, by_form: bool) -> ToolCalls | None:
+        tools, choice = [Tool(tool.function.name, tool.function.parameters) for tool in self.offers], self.tool_choice
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
             raise ConfigError("tools: two of them have one name; give each a name of its own")
         if not tools:
             return None
         if isinstance(choice, ChosenTool):
-            if any(isinstance(each, Hosted) and each.name == choice.function.name for each in self.tools or ()):
+            if any(isinstance(tool, Hosted) and tool.name == choice.function.name for tool in self.tools or ()):
                 raise ConfigError(f"tool_choice names {choice.function.name!r}, and {NO_SERVER_TOOLS}")
             if choice.function.name not in names:
                 raise ConfigError(
                     f"tool_choice names {choice.function.name!r}, which is none of tools: {', '.join(names)}"
                 )
             tools = [tool for tool in tools if tool.name == choice.function.name]
-        untold = not (choice == "required" or isinstance(choice, ChosenTool)) and "tools" not in (template or "")
-        if untold and not by_form:
+        must_call = choice == "required" or isinstance(choice, ChosenTool)
+        unknown = not must_call and "tools" not in (template or "")  # the model is not told of them
+        if unknown and not by_form:
             raise ConfigError(
                 "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
                 "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
             )
-        forced: Any = "choice" if untold else "required" if choice == "required" else None
+        forced: Any = "choice" if unknown else "required" if choice == "required" else None
         forced = "named" if isinstance(choice, ChosenTool) else forced
-        names = ["canvas", "suffix"] if untold else ["canvas", "suffix", "structured_outputs"]
+        names = ["canvas", "suffix"] if unknown else ["canvas", "suffix", "structured_outputs"]
         for name in names if forced is not None else ():
             if getattr(self.own_terms, name) is not None:
                 raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
-        words = self.own_terms.structured_outputs if untold else None
+        words = self.own_terms.structured_outputs if unknown else None
         return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template), words)
 
     @property
@@ -279,11 +297,40 @@ class ChatBody(GenerationBody):
         return replace(terms, top_logprobs=(terms.top_logprobs or 0) if self.logprobs else None)
 
 
+class TranslatedBody(Body):
+    """A body of another API, which becomes that of a chat."""
+
+    _chat: ChatBody = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _translate(self) -> Self:
+        self._chat = self._as_chat()
+        return self
+
+    def _as_chat(self) -> ChatBody:
+        raise NotImplementedError
+
+    @property
+    def chat(self) -> ChatBody:
+        """The same request as a body of chat completions."""
+        return self._chat
+
+
 class CompletionBody(GenerationBody):
     """Body of `/v1/completions`. A prompt is text or token ids; a list of prompts gives a choice for each."""
 
     prompt: LongText | Texts | TokenIds | TokenLists
     logprobs: Annotated[int | None, Checked("logprobs", _TOP_LOGPROBS)] = None
+
+    @cached_property
+    def prompts(self) -> list[Any]:
+        """Its prompts, each a text or token ids."""
+        prompt = self.prompt
+        return list(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+
+    @property
+    def _prompt_lengths(self) -> list[int]:
+        return [len(prompt) for prompt in self.prompts if isinstance(prompt, str)]
 
     @cached_property
     def terms(self) -> Terms:

@@ -4,22 +4,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from remask.checks.fields import Declared, declared
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.config import MAX_ITEMS
-from remask.server.fields import FOREIGN, Foreign
+from remask.server.fields import FOREIGN
 from remask.server.protocol.base import (
     MAX_KEYWORDS,
     Body,
     Checked,
+    Foreign,
     Items,
     LongText,
     Name,
-    given,
+    declared_fields,
     known_kind,
     with_declared,
 )
@@ -36,12 +37,13 @@ from remask.server.protocol.conversation import (
     ToolName,
     add_call,
     answer_form,
-    chosen,
-    joined,
-    offered,
+    chosen_tool,
+    joint_text,
+    tag_of,
+    tool_offer,
     turn,
 )
-from remask.server.protocol.generation import ChatBody
+from remask.server.protocol.generation import ChatBody, TranslatedBody
 
 _STOP: Declared = declared(SamplingParams)["stop"]
 _PLATFORM = "it is of Anthropic's own platform"
@@ -67,6 +69,7 @@ FOREIGN_TO_MESSAGES: Mapping[str, Foreign] = {
 """Fields of the body that are not honoured."""
 
 _BLOCKS = ("text", "tool_use", "tool_result")
+_KINDS = THOUGHTS.union(_BLOCKS)
 _HOSTED = re.compile(r"(server|mcp)_tool_use|\w{1,48}_tool_result", re.ASCII)  # with what these returned
 
 
@@ -112,21 +115,17 @@ class Thoughts(Body):
     type: Literal["thinking"]
 
 
-def known_message_block(value: Any) -> Any:
+def _block(value: Any) -> Any:
     """A block as it is read, without the contents of thoughts. Raises `ConfigError` on one of an unknown type."""
     kind = _kind(value)
-    if kind not in (HOSTED, "thinking"):
-        value = known_kind("messages", value, _BLOCKS)
-    return {"type": kind} if kind == "thinking" else value
+    if kind == "thinking":
+        return {"type": kind}
+    return value if kind == HOSTED else known_kind("messages", value, _BLOCKS)
 
 
 def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    if not isinstance(kind, str):
-        return ""
-    if _HOSTED.fullmatch(kind):
-        return HOSTED
-    return "thinking" if kind in THOUGHTS else kind if kind in _BLOCKS else ""
+    kind = tag_of(value, _KINDS, _HOSTED)
+    return "thinking" if kind in THOUGHTS else kind
 
 
 ContentBlock: TypeAlias = Annotated[
@@ -138,7 +137,7 @@ ContentBlock: TypeAlias = Annotated[
         | Annotated[Hosted, Tag(HOSTED)],
         Discriminator(_kind, "block", f"a block is an object whose type is one of {', '.join(_BLOCKS)}"),
     ],
-    BeforeValidator(known_message_block),
+    BeforeValidator(_block),
 ]
 
 
@@ -230,7 +229,7 @@ class ContextManagement(Body):
     ignored = ()
 
 
-class CountTokensBody(Body):
+class CountTokensBody(TranslatedBody):
     """Body of `/v1/messages/count_tokens`."""
 
     model: Name | None = None
@@ -241,43 +240,37 @@ class CountTokensBody(Body):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
     control_tokens: bool | None = None
-    _chat: ChatBody = PrivateAttr()
     foreign = FOREIGN_TO_MESSAGES
 
-    @model_validator(mode="after")
-    def _as_chat(self) -> "CountTokensBody":
-        blocks = [block for said in self.messages if not isinstance(said.content, str) for block in said.content]
-        hosted = [block for block in blocks if isinstance(block, Hosted)]
-        self._chat = ChatBody.translated("messages", "max_tokens", hosted, **self._fields())
-        return self
+    def _as_chat(self) -> ChatBody:
+        contents = [message.content for message in self.messages if not isinstance(message.content, str)]
+        hosted = [block for content in contents for block in content if isinstance(block, Hosted)]
+        return ChatBody.translated("messages", "max_tokens", hosted, **self._fields())
 
     def _fields(self) -> dict[str, Any]:
         """The fields of the chat body."""
         choice, form = self.tool_choice, None if self.output_config is None else self.output_config.format
         continues = self.messages[-1].role == "assistant"
-        wanted: Any = None
+        tool_choice: Any = None
         if choice is not None:
-            wanted = chosen(choice.name) if choice.name is not None else choice.type.replace("any", "required")
-        system = [] if self.system is None else [_said("system", self.system)]
+            tool_choice = (
+                chosen_tool(choice.name) if choice.name is not None else choice.type.replace("any", "required")
+            )
+        system = [] if self.system is None else [_turn("system", self.system)]
         return {
             "model": self.model,
-            "messages": [*system, *(each for said in self.messages for each in _messages(said))],
+            "messages": [*system, *(turn for message in self.messages for turn in _turns(message))],
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
             "tools": [
-                tool if isinstance(tool, Hosted) else offered(tool.name, tool.description, tool.input_schema)
+                tool if isinstance(tool, Hosted) else tool_offer(tool.name, tool.description, tool.input_schema)
                 for tool in self.tools or ()
             ],
-            "tool_choice": wanted,
+            "tool_choice": tool_choice,
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
             "response_format": None if form is None else answer_form(form.type, form.schema_, "output_config"),
             "control_tokens": self.control_tokens,
         }
-
-    @property
-    def chat(self) -> ChatBody:
-        """The same request as a body of chat completions."""
-        return self._chat
 
 
 @with_declared(SamplingParams, Terms)
@@ -289,38 +282,38 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
     def _fields(self) -> dict[str, Any]:
-        own, terms = given(self, SamplingParams), given(self, Terms)
+        sampling, terms = declared_fields(self, SamplingParams), declared_fields(self, Terms)
         if self.stop_sequences is not None:
-            if "stop" in own:
+            if "stop" in sampling:
                 raise ConfigError("stop and stop_sequences are two names of one thing; send one of them")
-            own["stop"] = self.stop_sequences
+            sampling["stop"] = self.stop_sequences
         user = None if self.metadata is None else self.metadata.user_id
         if "top_logprobs" in terms:
             raise ConfigError("top_logprobs: answers of this API have no place for it; send it to /v1/chat/completions")
-        return {**super()._fields(), **own, **terms, "stream": self.stream, "user": user}
+        return {**super()._fields(), **sampling, **terms, "stream": self.stream, "user": user}
 
 
-def _said(role: str, content: str | Sequence[TextBlock], call: str | None = None) -> Message:
+def _turn(role: str, content: str | Sequence[TextBlock], call: str | None = None) -> Message:
     """A turn of a text or of blocks, the last mark of which ends the shared prefix."""
     marks = [] if isinstance(content, str) else [block.cache_control for block in content if block.cache_control]
-    return turn(role, joined(content), call=call, mark=marks[-1] if marks else None)
+    return turn(role, joint_text(content), call=call, mark=marks[-1] if marks else None)
 
 
-def _messages(said: MessageTurn) -> list[Message]:
+def _turns(message: MessageTurn) -> list[Message]:
     """A turn as chats have it: each result of a tool is a message of its own, and calls stand beside the text."""
-    if isinstance(said.content, str):
-        return [turn(said.role, said.content)]
-    made: list[Message] = []
-    for block in said.content:
+    if isinstance(message.content, str):
+        return [turn(message.role, message.content)]
+    turns: list[Message] = []
+    for block in message.content:
         if isinstance(block, Thoughts | Hosted):
             continue
         if isinstance(block, ToolResult):
-            made.append(_said("tool", block.content, block.tool_use_id))
+            turns.append(_turn("tool", block.content, block.tool_use_id))
         elif isinstance(block, ToolUse):
-            add_call(made, block.id, block.name, block.input)
+            add_call(turns, block.id, block.name, block.input)
         else:
-            if not made or made[-1].role != said.role:
-                made.append(turn(said.role, ""))
-            made[-1].content = f"{made[-1].content}{block.text}"
-        made[-1].cache_control = block.cache_control or made[-1].cache_control
-    return made or [turn(said.role, "")]
+            if not turns or turns[-1].role != message.role:
+                turns.append(turn(message.role, ""))
+            turns[-1].content = f"{turns[-1].content}{block.text}"
+        turns[-1].cache_control = block.cache_control or turns[-1].cache_control
+    return turns or [turn(message.role, "")]

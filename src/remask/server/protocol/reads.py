@@ -14,7 +14,7 @@ from remask.errors import ConfigError
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
 from remask.server.fields import FOREIGN_TO_READS
-from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, given, with_declared
+from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, declared_fields, with_declared
 
 _TERMS = declared(Terms)
 JEV = re.compile(r"jev(-[\w.-]+)?")
@@ -71,9 +71,9 @@ class DecisionsBody(ReadBody):
         return len(self.questions or ())  # type: ignore[attr-defined]
 
     @property
-    def asked(self) -> Decisions:
+    def decisions(self) -> Decisions:
         """The decisions. Raises `ConfigError` on a question that cannot be asked."""
-        return Decisions(**given(self, Decisions))
+        return Decisions(**declared_fields(self, Decisions))
 
 
 class SystemOneBody(DecisionsBody):
@@ -124,10 +124,10 @@ class ScoreBody(RelevanceBody):
         """The queries and the documents. Raises `ConfigError` where they do not go together."""
         sides = []
         for new, old in (("queries", "text_1"), ("documents", "text_2")):
-            found = [each for each in (getattr(self, new), getattr(self, old)) if each is not None]
-            if len(found) != 1:
+            values = [value for value in (getattr(self, new), getattr(self, old)) if value is not None]
+            if len(values) != 1:
                 raise ConfigError(f"{new} and {old} are two names of one thing; send one of them")
-            sides.append([found[0]] if isinstance(found[0], str) else list(found[0]))
+            sides.append([values[0]] if isinstance(values[0], str) else list(values[0]))
         queries, documents = sides
         if not documents or len(queries) not in (1, len(documents)):
             raise ConfigError(

@@ -4,22 +4,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from remask.checks.fields import Declared, declared
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
 from remask.server.config import MAX_ITEMS
-from remask.server.fields import FOREIGN, Foreign
+from remask.server.fields import FOREIGN
 from remask.server.protocol.base import (
     MAX_KEYWORDS,
     Body,
     Checked,
+    Foreign,
     Items,
     LongText,
     Name,
-    given,
+    declared_fields,
     known_kind,
     with_declared,
 )
@@ -35,14 +36,15 @@ from remask.server.protocol.conversation import (
     ToolName,
     add_call,
     answer_form,
-    chosen,
-    joined,
-    offered,
+    chosen_tool,
+    joint_text,
     refusal_as_text,
+    tag_of,
+    tool_offer,
     turn,
     without_thoughts,
 )
-from remask.server.protocol.generation import ChatBody, with_length
+from remask.server.protocol.generation import ChatBody, TranslatedBody, with_length
 
 _MAX_TOKENS: Declared = declared(SamplingParams)["max_tokens"]
 _STATELESS = "nothing is kept beyond an answer: send the whole conversation as `input`"
@@ -138,16 +140,13 @@ def _item(value: Any) -> Any:
         kind = value["type"].replace("custom_tool", "function")
         value = {**value, "type": kind, "arguments": value.get("input")}
     kind = _kind(value)
-    if kind != HOSTED:
-        value = known_kind("input", value, _ITEMS)
-    return {"type": kind} if kind == "reasoning" else value
+    if kind == "reasoning":
+        return {"type": kind}
+    return value if kind == HOSTED else known_kind("input", value, _ITEMS)
 
 
 def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    if not isinstance(kind, str):
-        return "message"
-    return HOSTED if _HOSTED.fullmatch(kind) else kind if kind in _ITEMS else ""
+    return tag_of(value, _ITEMS, _HOSTED, "message")
 
 
 Item: TypeAlias = Annotated[
@@ -213,7 +212,7 @@ class ResponsesStream(Body):
 
 
 @with_declared(SamplingParams, Terms)
-class ResponsesBody(Body):
+class ResponsesBody(TranslatedBody):
     """Body of `/v1/responses`: `input` is a text, or messages, calls of tools and their results."""
 
     model: Name | None = None
@@ -228,54 +227,45 @@ class ResponsesBody(Body):
     stream: bool | None = None
     stream_options: ResponsesStream | None = None
     user: Name | None = None
-    _chat: ChatBody = PrivateAttr()
     foreign = FOREIGN_TO_RESPONSES
 
-    @model_validator(mode="after")
-    def _as_chat(self) -> "ResponsesBody":
-        own = with_length(given(self, SamplingParams), "max_output_tokens", self.max_output_tokens)
-        terms = given(self, Terms)
+    def _as_chat(self) -> ChatBody:
+        sampling, terms = declared_fields(self, SamplingParams), declared_fields(self, Terms)
         form = None if self.text is None else self.text.format
         choice = self.tool_choice
-        self._chat = ChatBody.translated(
+        return ChatBody.translated(
             "input",
-            "max_output_tokens" if given(self, SamplingParams).get("max_tokens") is None else "max_tokens",
+            "max_tokens" if "max_tokens" in sampling else "max_output_tokens",
             [] if isinstance(self.input, str) else [item for item in self.input if isinstance(item, Hosted)],
-            **own,
+            **with_length(sampling, "max_output_tokens", self.max_output_tokens),
             **terms,
             model=self.model,
             messages=_messages(self.instructions, self.input),
             stream=self.stream,
             user=self.user,
             tools=[
-                tool if isinstance(tool, Hosted) else offered(tool.name, tool.description, tool.parameters)
+                tool if isinstance(tool, Hosted) else tool_offer(tool.name, tool.description, tool.parameters)
                 for tool in self.tools or ()
             ],
-            tool_choice=chosen(choice.name) if isinstance(choice, NamedFunction) else choice,
+            tool_choice=chosen_tool(choice.name) if isinstance(choice, NamedFunction) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             logprobs=LOGPROBS in (self.include or ()) or bool(terms.get("top_logprobs")),
             response_format=None if form is None else answer_form(form.type, form.schema_, "text"),
         )
-        return self
-
-    @property
-    def chat(self) -> ChatBody:
-        """The same request as a body of chat completions."""
-        return self._chat
 
 
-def _messages(instructions: str | None, given: str | Sequence[Any]) -> list[Message]:
+def _messages(instructions: str | None, items: str | Sequence[Any]) -> list[Message]:
     """The conversation. Calls that follow each other, and a text before them, are one turn of the assistant's."""
     turns = [] if instructions is None else [turn("system", instructions)]
-    if isinstance(given, str):
-        return [*turns, turn("user", given)]
-    for item in given:
+    if isinstance(items, str):
+        return [*turns, turn("user", items)]
+    for item in items:
         if isinstance(item, InputMessage):
-            turns.append(turn(item.role, joined(item.content)))
+            turns.append(turn(item.role, joint_text(item.content)))
         elif isinstance(item, InputCall):
             add_call(turns, item.call_id, item.name, item.arguments)
         elif isinstance(item, InputResult):
-            turns.append(turn("tool", joined(item.output), call=item.call_id))
+            turns.append(turn("tool", joint_text(item.output), call=item.call_id))
     if not turns:
         raise ConfigError("input holds no message; send one at least")
     return turns

@@ -19,24 +19,24 @@ from remask.store.entries import EntryInfo
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)]
 
 
-def _told(name: str, text: str, cls: type[Any], **others: Any) -> Any:
-    """The form, for the OpenAPI document, of an object that has the fields of the dataclass `cls`, and `others`."""
-    keys = {each.name: each.type for each in fields(cls)} | others
+def _schema(name: str, text: str, cls: type[Any], **others: Any) -> Any:
+    """What the OpenAPI document says of an object that has the fields of the dataclass `cls`, and `others`."""
+    keys = {field.name: field.type for field in fields(cls)} | others
     forms: Any = {key: (kind, ...) for key, kind in keys.items()}
     return create_model(name, __doc__=text, __config__=ConfigDict(extra="forbid"), **forms)
 
 
 _LEASES = Annotated[int, doc("Running requests that read it.")]
-StoredPrefix = _told("StoredPrefix", "A stored prefix.", EntryInfo, leases=_LEASES)
+StoredPrefix = _schema("StoredPrefix", "A stored prefix.", EntryInfo, leases=_LEASES)
 _HOLDS = "A running request, or a part of the store. Pages are counted once a layer."
 _PAGES = "The engine's pages, counted once a layer, and how full they are."
-_HOLDERS: Any = list[_told("PageHolder", _HOLDS, Holder, tables=Empty)]  # type: ignore[misc]
-PageReport = _told("PageReport", _PAGES, MemoryReport, holders=_HOLDERS, stored=Empty, utilisation=float)
+_HOLDERS: Any = list[_schema("PageHolder", _HOLDS, Holder, tables=Empty)]  # type: ignore[misc]
+PageReport = _schema("PageReport", _PAGES, MemoryReport, holders=_HOLDERS, stored=Empty, utilisation=float)
 
 
 _AUDITS = "What audits of requests have found of caches, and of the depth to which prefixes may be read."
-_DEPTHS: Any = list[_told("AuditedDepths", "What audits have shown of one prefix ratio.", DepthReport)]  # type: ignore[misc]
-Audits = _told("Audits", _AUDITS, AuditReport, depths=_DEPTHS)
+_DEPTHS: Any = list[_schema("AuditedDepths", "What audits have shown of one prefix ratio.", DepthReport)]  # type: ignore[misc]
+Audits = _schema("Audits", _AUDITS, AuditReport, depths=_DEPTHS)
 
 
 class Recent(Answer):
@@ -86,8 +86,8 @@ async def drop(request: Request, prefix_id: str) -> Response:
     """Drop one stored prefix."""
 
     def drop_entry(engine: Engine) -> int | None:
-        keys = [entry.key for entry in engine.store.entries if f"{entry.key:016x}" == prefix_id]
-        return engine.store.drop(keys[0]) if keys else None
+        key = next((entry.key for entry in engine.store.entries if f"{entry.key:016x}" == prefix_id), None)
+        return None if key is None else engine.store.drop(key)
 
     dropped = await service_of(request).engine.call(drop_entry)
     if dropped is None:

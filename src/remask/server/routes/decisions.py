@@ -7,9 +7,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from fastapi import Request, Response
 
@@ -21,23 +20,91 @@ from remask.errors import ConfigError, QueueFullError
 from remask.readers.decision import Reading
 from remask.request.questions import Decisions, Question
 from remask.request.result import Result
-from remask.server.answers.base import Answer, work
-from remask.server.answers.decisions import SystemOneUsage
-from remask.server.answers.generation import check_end
+from remask.server.answers.base import Answer, Work, doc
+from remask.server.answers.generation import check_end, work
 from remask.server.answers.responses import ResponseUsage, response_usage
+from remask.server.bodies import ITEM
 from remask.server.errors import ApiError, json_response
-from remask.server.protocol.reads import (
-    DecisionsBody,
-    ReadBody,
-    RelevanceBody,
-    RerankBody,
-    ScoreBody,
-    SystemOneBody,
-)
+from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody, SystemOneBody
 from remask.server.service import Service, run_while_connected, service_of
-from remask.server.texts import ITEM
 
 RETRY_S = 0.05  # until a further wave asks again for places in a full queue
+
+
+class ReadWork(Work):
+    """The work of decisions."""
+
+    reads: Annotated[int, doc("Canvases that were read.")]
+    together: Annotated[bool, doc("Whether all questions stood on one canvas.")]
+    calibrated: bool
+
+
+class _DecisionBase(Answer):
+    x_label_mass: NotRequired[Annotated[float, doc("The probability that the model gives to the labels at all.")]]
+    x_entropy: NotRequired[Annotated[float, doc("Of the probabilities, in nats.")]]
+    x_labels: NotRequired[Annotated[list[str], doc("What the model would have written for each alternative.")]]
+
+    confidence: NotRequired[Annotated[float, doc("From 0 to 1, as the page on decisions defines it.")]]
+    score: NotRequired[Annotated[float, doc("The expected level, counted from 0.")]]
+    number: NotRequired[Annotated[int, doc("The most probable one.")]]
+    mean: NotRequired[Annotated[float, doc("The expected number.")]]
+
+
+class SystemOneDecision(_DecisionBase):
+    """The answer to one question of `/v1/systemone`, with the fields of its type."""
+
+    type: Literal["choice", "score", "noul", "yes_no", "predicate", "number"]
+    noul: NotRequired[Annotated[float, doc("The probability of yes.")]]
+    choice: NotRequired[Annotated[str, doc("The most probable name.")]]
+    legend: NotRequired[Annotated[dict[str, Any], doc("The levels of a score, by their numbers.")]]
+    probabilities: NotRequired[Annotated[dict[str, float], doc("By name, level or number.")]]
+
+
+class SystemOneUsage(Answer):
+    """Tokens of the prompts that were read; none are written."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class SystemOneAnswer(Answer):
+    """Answers by the ids of their questions."""
+
+    model: str
+    answers: dict[str, SystemOneDecision]
+    usage: SystemOneUsage
+    x_remask: ReadWork
+
+
+class OptionShare(Answer):
+    """The probability of a choice, a level or a number."""
+
+    value: str | bool | int
+    label: NotRequired[Annotated[str, doc("Of a level.")]]
+    probability: float
+
+
+class OpenAIDecision(_DecisionBase):
+    """The answer to one question of `/v1/decisions`, with the fields of its type; of a refusal only its name."""
+
+    type: Literal["choice", "score", "predicate", "refusal", "noul", "yes_no", "number"]
+    name: str | None
+    probability: NotRequired[Annotated[float, doc("That the predicate is true.")]]
+    choice: NotRequired[Annotated[str | bool, doc("The most probable value.")]]
+    probabilities: NotRequired[list[OptionShare]]
+
+
+class DecisionsAnswer(Answer):
+    """Answers in the order of their questions."""
+
+    model: str
+    answers: list[OpenAIDecision]
+    usage: ResponseUsage
+    x_remask: ReadWork
+
+
+DecisionsOrSystemOne: TypeAlias = DecisionsAnswer | SystemOneAnswer
+"""An answer of `/v1/decisions`: to a body with `input` the former, to one with `state` the latter."""
 
 
 class ReadUsage(Answer):
@@ -89,65 +156,60 @@ class RerankAnswer(Answer):
     results: list[Ranked]
 
 
-Answered: TypeAlias = tuple[dict[str, Decision], list[Result]]
+Outcome: TypeAlias = tuple[dict[str, Decision], list[Result]]
 """Decisions by the ids of their questions, and the results of the canvases that were read."""
 
 
 async def decisions(request: Request, body: DecisionsBody) -> Response:
     """Answer questions over one input by the model's distribution over labels. With `state` as `/v1/systemone`."""
-    return await _decided(request, body)
+    return await _decide(request, body)
 
 
 async def systemone(request: Request, body: SystemOneBody) -> Response:
     """Answer questions over one state by the model's distribution over labels."""
-    return await _decided(request, body)
+    return await _decide(request, body)
 
 
-async def _decided(request: Request, body: DecisionsBody) -> Response:
-    (asked,), ((found, results),) = await _answered(request, body, lambda: [body.asked])
-    counted = response_usage(results)
-    used: ResponseUsage | SystemOneUsage = counted
+async def _decide(request: Request, body: DecisionsBody) -> Response:
+    (asked,), ((answers, results),) = await _outcomes(request, body, lambda: [body.decisions])
+    usage: ResponseUsage | SystemOneUsage = response_usage(results)
     if asked.input is None:
-        used = {"input_tokens": counted["input_tokens"], "output_tokens": counted["output_tokens"]}
+        usage = {"input_tokens": usage["input_tokens"], "output_tokens": usage["output_tokens"]}
+    more = {"reads": len(results), "together": asked.together, "calibrated": asked.calibrate}
     return json_response(
         {
-            "model": body.model or service_of(request).config.model_names[0],
-            "answers": told(asked, found),
-            "usage": used,
-            "x_remask": {
-                **work(results),
-                "reads": len(results),
-                "together": asked.together,
-                "calibrated": asked.calibrate,
-            },
+            "model": _model(request, body),
+            "answers": told(asked, answers),
+            "usage": usage,
+            "x_remask": {**work(results), **more},
         }
     )
 
 
 async def score(request: Request, body: ScoreBody) -> Response:
     """Score how well texts answer others."""
-    _, answered = await _answered(request, body, partial(_pairs, body))
-    scores = [each for found, _ in answered for each in _relevance(found)]
+    _, outcomes = await _outcomes(request, body, partial(_pairs, body))
+    scores = [score for answers, _ in outcomes for score in _relevance(answers)]
     answer: ScoreAnswer = {
         "id": f"score-{request.state.request_id}",
         "object": "list",
         "created": int(time.time()),
-        "model": body.model or service_of(request).config.model_names[0],
-        "data": [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)],
-        "usage": _usage(answered),
+        "model": _model(request, body),
+        "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
+        "usage": _usage(outcomes),
     }
     return json_response(answer)
 
 
 async def rerank(request: Request, body: RerankBody) -> Response:
     """Rank documents by how well they answer a query."""
-    _, answered = await _answered(request, body, lambda: [_relevant(body, body.query, body.documents)])
-    scores = _relevance(answered[0][0])
+    _, outcomes = await _outcomes(request, body, lambda: [_relevant(body, body.query, body.documents)])
+    scores = _relevance(outcomes[0][0])
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
     answer: RerankAnswer = {
         "id": f"rerank-{request.state.request_id}",
-        "model": body.model or service_of(request).config.model_names[0],
-        "usage": _usage(answered),
+        "model": _model(request, body),
+        "usage": _usage(outcomes),
         "results": [{"index": i, "document": {"text": body.documents[i]}, "relevance_score": scores[i]} for i in order],
     }
     return json_response(answer)
@@ -170,32 +232,37 @@ def _relevant(body: RelevanceBody, query: str, documents: Sequence[str]) -> Deci
     return Decisions(f"Query: {query}", questions)
 
 
-def _relevance(found: Mapping[str, Decision]) -> list[float]:
+def _relevance(answers: Mapping[str, Decision]) -> list[float]:
     """The probability of yes for each document."""
-    return [decision.probabilities["yes"] for decision in found.values()]
+    return [decision.probabilities["yes"] for decision in answers.values()]
 
 
-def _usage(answered: Sequence[Answered]) -> ReadUsage:
+def _usage(outcomes: Sequence[Outcome]) -> ReadUsage:
     """vLLM's usage of scores; every canvas counts its prompt."""
-    tokens = sum(result.usage.prompt_tokens for _, results in answered for result in results)
+    tokens = sum(result.usage.prompt_tokens for _, results in outcomes for result in results)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-async def _answered(
+def _model(request: Request, body: ReadBody) -> str:
+    """The name of the model that answers give."""
+    return body.model or service_of(request).config.model_names[0]
+
+
+async def _outcomes(
     request: Request, body: ReadBody, ask: Callable[[], list[Decisions]]
-) -> tuple[list[Decisions], list[Answered]]:
+) -> tuple[list[Decisions], list[Outcome]]:
     """The decisions of a body, which `ask` makes on a text thread, and what came of each of them."""
     service = service_of(request)
-    began = service.clock()
+    start = service.clock()
     service.note_user(request, body.user)
     service.intake.terms(body)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
-    with _named(body):
+    with _field_names(body):
         asked = await service.off_loop(request, ITEM * body.questions_count, ask)
         size = service.intake.check_decisions(asked)
         plans = await service.off_loop(request, size, partial(_plans, service, asked))
-    answered = await _Waves(service, request, body, plans, began).run()
-    results = [result for _, own in answered for result in own]
+    outcomes = await _Waves(service, request, body, plans, start).run()
+    results = [result for _, reads in outcomes for result in reads]
     request.state.log_fields.update(
         {
             "prompt_tokens": sum(result.usage.prompt_tokens for result in results),
@@ -203,26 +270,26 @@ async def _answered(
             "reads": len(results),
         }
     )
-    return asked, answered
+    return asked, outcomes
 
 
 @contextmanager
-def _named(body: ReadBody) -> Iterator[None]:
+def _field_names(body: ReadBody) -> Iterator[None]:
     """Give the fields of decisions, with which errors begin, the names that they have in `body`."""
     try:
         yield
     except ConfigError as error:
-        for name, own in body.names.items():
+        for name, field in body.names.items():
             if (text := str(error)).startswith(name):
-                raise ConfigError(own + text.removeprefix(name)) from error
+                raise ConfigError(field + text.removeprefix(name)) from error
         raise
 
 
 def _plans(service: Service, asked: Sequence[Decisions]) -> list[DecisionPlan]:
     """The plans of `asked`, which take as many canvases as the server allows, all together."""
-    most, reads, plans = service.config.max_reads, 0, []
-    for each in asked:
-        plans.append(service.llm.session.decisions(each, most))
+    most, reads, plans = service.config.max_reads, 0, list[DecisionPlan]()
+    for questions in asked:
+        plans.append(service.llm.session.decisions(questions, most))
         reads += len(plans[-1].asks)
         if reads > most:
             raise ConfigError(f"questions take more than {most} canvases; ask fewer at a time (max_reads)")
@@ -233,57 +300,57 @@ class _Waves:
     """The canvases of some plans, as many at a time as choices of one request may run."""
 
     def __init__(
-        self, service: Service, request: Request, body: ReadBody, plans: Sequence[DecisionPlan], began: float
+        self, service: Service, request: Request, body: ReadBody, plans: Sequence[DecisionPlan], start: float
     ) -> None:
         self.service, self.request, self.body, self.plans = service, request, body, plans
-        self._ends = None if body.deadline_s is None else began + body.deadline_s
+        self._deadline = None if body.deadline_s is None else start + body.deadline_s
         self._parts = [(plan, number) for plan in range(len(plans)) for number in range(len(plans[plan].asks))]
         engine = service.engine
         self._wave = min(service.config.max_choices, engine.engine.config.max_num_seqs + engine.max_queue)
 
-    async def run(self) -> list[Answered]:
+    async def run(self) -> list[Outcome]:
         """What came of each plan. Raises what the engine raises, and `ClientGoneError`."""
         results: list[Result] = []
         for first in range(0, len(self._parts), self._wave):
             parts = self._parts[first : first + self._wave]
             size = sum(ITEM + len(self.plans[plan].asks[number].before) for plan, number in parts)
-            pending = await self.service.off_loop(self.request, size, self._checked, parts, first)
+            pending = await self.service.off_loop(self.request, size, self._pending, parts, first)
             results += await run_while_connected(self.request.receive, self._read(pending, first > 0))
-        answered, at = [], 0
+        outcomes, at = list[Outcome](), 0
         for plan in self.plans:
-            own = results[at : at + len(plan.asks)]
-            answered.append((plan.answers([result.reads[Reading.name] for result in own]), own))
+            reads = results[at : at + len(plan.asks)]
+            outcomes.append((plan.answers([result.reads[Reading.name] for result in reads]), reads))
             at += len(plan.asks)
-        return answered
+        return outcomes
 
-    def _checked(self, parts: Sequence[tuple[int, int]], first: int) -> list[PendingRequest]:
+    def _pending(self, parts: Sequence[tuple[int, int]], first: int) -> list[PendingRequest]:
         """The requests of a wave, ready to begin; its first canvas is number `first` of the body."""
         terms = self.service.intake.terms(self.body)
         policy = self.service.intake.policy(terms)
-        given = {name: getattr(terms, name) for name in ("adapter", "cache_salt", "priority")}
-        given["deadline_s"] = self._left()
-        made = []
+        fields = {name: getattr(terms, name) for name in ("adapter", "cache_salt", "priority")}
+        fields |= {"deadline_s": self._left(), "owner": self.service.owner(self.request)}
+        pending = []
         for offset, (plan, number) in enumerate(parts):
             name = f"{self.request.state.request_id}-d{first + offset}-{next(self.service.intake.numbers)}"
-            asked = self.plans[plan].request(number, name, policy=policy, **given)
-            made.append(self.service.llm.engine.check(replace(asked, owner=self.service.owner(self.request))))
-        return made
+            request = self.plans[plan].request(number, name, policy=policy, **fields)
+            pending.append(self.service.llm.engine.check(request))
+        return pending
 
     async def _read(self, pending: Sequence[PendingRequest], later: bool) -> list[Result]:
         """The results of a wave. A `later` one waits for room in the queue, where the first is refused."""
-        ticket = await self._submitted(pending, later)
-        found: dict[str, Result] = {}
+        ticket = await self._submit(pending, later)
+        results: dict[str, Result] = {}
         try:
             async for events in ticket:
                 for event in events:
                     if event.result is not None:
                         check_end(event.result)
-                        found[event.id] = event.result
+                        results[event.id] = event.result
         finally:
             ticket.cancel()
-        return [found[each.request.id] for each in pending]
+        return [results[read.request.id] for read in pending]
 
-    async def _submitted(self, pending: Sequence[PendingRequest], later: bool) -> Ticket:
+    async def _submit(self, pending: Sequence[PendingRequest], later: bool) -> Ticket:
         while True:
             try:
                 return self.service.engine.submit(pending)
@@ -295,9 +362,9 @@ class _Waves:
 
     def _left(self) -> float | None:
         """Seconds until the deadline of the body. Raises a 504 where it has passed."""
-        if self._ends is None:
+        if self._deadline is None:
             return None
-        left = self._ends - self.service.clock()
+        left = self._deadline - self.service.clock()
         if left <= 0:
             raise ApiError(504, "the decisions did not end within deadline_s; give them more time, or ask fewer")
         return left

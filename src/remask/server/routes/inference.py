@@ -11,10 +11,10 @@ from remask.server.answers.messages import MessagesAnswer
 from remask.server.answers.responses import ResponsesAnswer
 from remask.server.errors import json_response
 from remask.server.protocol.conversation import DetokenizeBody, TokenizeBody
-from remask.server.protocol.generation import ChatBody, CompletionBody, GenerationBody
+from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.server.protocol.messages import CountTokensBody, MessagesBody
 from remask.server.protocol.responses import ResponsesBody
-from remask.server.service import Service, service_of
+from remask.server.service import Body, RequestMaker, service_of
 from remask.text.prompts import text_tokens
 
 
@@ -48,20 +48,24 @@ class Rendered(Answer):
 
 async def render_chat(request: Request, body: ChatBody) -> Response:
     """Return the token ids of a conversation, as its answer would begin with, for routers that know prompts by them."""
-    service = service_of(request)
-    (told,) = _rendered(service, body, await service.render(request, body, service.intake.chat))
-    return json_response(told)
+    (rendered,) = await _render(request, body, service_of(request).intake.chat)
+    return json_response(rendered)
 
 
 async def render_completion(request: Request, body: CompletionBody) -> Response:
     """Return the token ids of each prompt."""
+    return json_response(await _render(request, body, service_of(request).intake.completion))
+
+
+async def _render(request: Request, body: Body, make: RequestMaker[Body]) -> list[Rendered]:
+    """The token ids of each prompt of a body, which nothing runs."""
     service = service_of(request)
-    return json_response(_rendered(service, body, await service.render(request, body, service.intake.completion)))
-
-
-def _rendered(service: Service, body: GenerationBody, prompts: list[tuple[str, list[int]]]) -> list[Rendered]:
-    model = body.model or service.config.model_names[0]
-    return [{"request_id": name, "model": model, "token_ids": tokens} for name, tokens in prompts]
+    size, model = service.intake.check_size(body), body.model or service.config.model_names[0]
+    requests = await service.off_loop(request, size, make, body, request.state.request_id)
+    return [
+        {"request_id": first.id, "model": model, "token_ids": list(first.prompt_token_ids)}
+        for first in requests[:: body.choices]
+    ]
 
 
 async def chat_completions(request: Request, body: ChatBody) -> Response:
@@ -79,7 +83,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
 async def responses(request: Request, body: ResponsesBody) -> Response:
     """Answer a conversation in the form of OpenAI's newer API; nothing is kept beyond the answer."""
     service = service_of(request)
-    return await service.answer(request, body.chat, service.intake.chat, partial(ResponsesAnswer, asked=body))
+    return await service.answer(request, body.chat, service.intake.chat, partial(ResponsesAnswer, responses_body=body))
 
 
 async def messages(request: Request, body: MessagesBody) -> Response:
@@ -94,8 +98,8 @@ async def count_tokens(request: Request, body: CountTokensBody) -> Response:
     service.intake.check_model(chat.model)
     service.note_left_out(request, chat.left_out)
     size = service.intake.check_size(chat)
-    told = chat.messages, *chat.ending, chat.variables, body.control_tokens
-    tokens = await service.off_loop(request, size, service.intake.conversation, *told)
+    args = chat.messages, *chat.ending, chat.variables, body.control_tokens
+    tokens = await service.off_loop(request, size, service.intake.conversation, *args)
     return json_response({"input_tokens": len(tokens)})
 
 
@@ -110,15 +114,14 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
             raise ConfigError(f"{name} is of messages, and a prompt has none; leave it out")
     size = service.intake.check_size(body)
     if body.prompt is not None:
-        told = body.prompt, service.intake.tokenizer, body.control_tokens
-        tokens = await service.off_loop(request, size, text_tokens, *told)
+        prompt = body.prompt, service.intake.tokenizer, body.control_tokens
+        tokens = await service.off_loop(request, size, text_tokens, *prompt)
     else:
-        call = service.intake.conversation
         ending = body.add_generation_prompt, bool(body.continue_final_message)
-        how = body.chat_template_kwargs, body.control_tokens
-        tokens = await service.off_loop(request, size, call, body.messages, *ending, *how)
-    fields = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
-    return json_response(fields)
+        chat = body.messages, *ending, body.chat_template_kwargs, body.control_tokens
+        tokens = await service.off_loop(request, size, service.intake.conversation, *chat)
+    most = service.llm.engine.max_model_len
+    return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens})
 
 
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:

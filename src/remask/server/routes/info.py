@@ -115,11 +115,10 @@ async def models(request: Request) -> Response:
     service = service_of(request)
     entries = [_model(service, name) for name in service.intake.model_names]
     day = datetime.fromtimestamp(service.started, UTC).strftime("%Y-%m-%d")
-    listed = [
-        ListedModel(name=name, description=f"{service.llm.loaded.name}, served by remask", release_date=day)
-        for name in (*service.intake.model_names, JEV_LATEST)
-    ]
-    return json_response({"object": "list", "data": entries, "models": listed})
+    description = f"{service.llm.loaded.name}, served by remask"
+    names = *service.intake.model_names, JEV_LATEST
+    system_one = [ListedModel(name=name, description=description, release_date=day) for name in names]
+    return json_response({"object": "list", "data": entries, "models": system_one})
 
 
 async def model(request: Request, name: str) -> Response:
@@ -210,7 +209,7 @@ async def metrics(request: Request) -> Response:
 def _model(service: Service, name: str) -> Model:
     loaded = service.llm.loaded
     adapter = loaded.adapters.get(name)
-    told: Model = {
+    entry: Model = {
         "id": name,
         "object": "model",
         "created": service.started,
@@ -219,7 +218,7 @@ def _model(service: Service, name: str) -> Model:
         "parent": None if adapter is None else service.config.model_names[0],
         "max_model_len": service.llm.engine.max_model_len,
     }
-    known = None if adapter is not None else card(loaded.name)
-    if known is not None:
-        told["card"] = cast("ModelCard", known.as_json())
-    return told
+    bundled = None if adapter is not None else card(loaded.name)
+    if bundled is not None:
+        entry["card"] = cast("ModelCard", bundled.as_json())
+    return entry

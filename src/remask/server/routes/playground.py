@@ -73,8 +73,7 @@ class Caching(Body):
 async def begin(request: Request, number: Number = 0) -> Response:
     """Return the messages, sampling parameters and cache policies that the page starts with."""
     service = service_of(request)
-    made = await service.off_loop(request, 0, example, service.llm, service.config.sampling, number)
-    return json_response(made)
+    return json_response(await service.off_loop(request, 0, example, service.llm, service.config.sampling, number))
 
 
 async def open_pages(request: Request) -> Response:
@@ -141,14 +140,14 @@ def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> Example:
     and as a question of `POST /v1/decisions` (`decision`, or null). With a bundled model, `number` selects it; all
     questions are about one system prompt. `defaults` are the server's sampling parameters.
     """
-    known, settings = card(llm.loaded.name), llm.session.cache_config or None
-    if known is not None and llm.session.cache == _OUTER:
+    bundled, settings = card(llm.loaded.name), llm.session.cache_config or None
+    if bundled is not None and llm.session.cache == _OUTER:
         settings = settings or _REFRESHES
-    asked = known or _ANY
-    question = asked.draw(number)
+    chosen = bundled or _ANY
+    question = chosen.draw(number)
     specs = _specs(llm, llm.session.params({}, defaults, prompt_tokens=1))
     return {
-        "messages": cast("list[ExampleTurn]", asked.messages(question)),
+        "messages": cast("list[ExampleTurn]", chosen.messages(question)),
         "answer": question.answer or None,
         "canvas": question.canvas,
         "decision": question.decision,
@@ -165,8 +164,8 @@ def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
     names = names_for(llm.loaded.config.kind)
     inner = [f"{_OUTER}+{name}" for name in names if name not in _NOT_INNER] if _OUTER in names else []
     request = engine_request.Request("example", [0], sampling)
-    own = [llm.session.cache] if isinstance(llm.session.cache, str) else []  # a request can name no object
-    return [spec for spec in dict.fromkeys([*names, *inner, *own]) if _runs(llm, spec, request)]
+    default = [llm.session.cache] if isinstance(llm.session.cache, str) else []  # a request can name no object
+    return [spec for spec in dict.fromkeys([*names, *inner, *default]) if _runs(llm, spec, request)]
 
 
 def _pair(llm: LLM, specs: list[str]) -> tuple[str, str]:
