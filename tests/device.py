@@ -18,7 +18,6 @@ _attention = ["auto"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register the options."""
     parser.addoption("--device", default="cpu", help="device of golden runs and of kernels (default cpu)")
     parser.addoption("--overlap", action="store_true", help="queue passes before those before them are read")
     parser.addoption("--graphs", action="store_true", help="repeat layers of dense models as graphs")
@@ -36,12 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def device() -> str:
-    """The name of the device."""
     return _chosen[0]
 
 
 def overlap() -> bool:
-    """Whether passes are queued ahead."""
     return _overlap[0]
 
 

@@ -41,7 +41,6 @@ def asks(count: int, prefixes: int, seed: int) -> list[Ask]:
 
 
 async def send(client: httpx.AsyncClient, ask: Ask) -> Outcome:
-    """Ask one of them."""
     start = time.monotonic()
     response = await client.post(URL, json=ask.body, headers=dict(ask.headers))
     seconds = time.monotonic() - start

@@ -58,11 +58,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_HEAD(self) -> None:
-        """Answer without a body."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer."""
         self.server.asked.append((self.command, self.path))
         found = _PATH.fullmatch(self.path)
         repo = None if found is None else found["repo"] or found["of"]
@@ -135,7 +133,6 @@ def _hash(path: Path) -> str:
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
-    """A hub that answers until the block ends."""
     with Hub() as hub:
         thread = threading.Thread(target=hub.serve_forever)
         thread.start()

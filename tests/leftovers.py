@@ -47,7 +47,6 @@ def lasting_folder() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the session its folder."""
     config.pluginmanager.register(_Watch(config), "leftovers-watch")
 
 

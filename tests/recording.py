@@ -37,7 +37,6 @@ class Recording:
     """
 
     def __call__(self, work: Work) -> Work:
-        """See `Capture`."""
         recorder = _Recorder()
         with recorder, ExitStack() as stack:
             for name in KERNELS:

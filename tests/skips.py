@@ -19,7 +19,6 @@ _KEY = "remask/skipped"  # in pytest's cache: the tests and modules that were sk
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register `--no-skips` and `--skipped`."""
     parser.addoption("--skipped", action="store_true", help="run what the last run skipped, unless it needs a GPU")
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails, unless its reason is a missing GPU")
 

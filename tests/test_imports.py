@@ -127,13 +127,11 @@ PURE |= {"itertools", "json", "math", "numpy", "operator", "re", "textwrap", "ty
 
 @cache
 def tree(module: str) -> ast.Module:
-    """What is written in `module`."""
     return ast.parse(FILES[module].read_text(encoding="utf-8"))
 
 
 @cache
 def nodes(module: str) -> list[ast.AST]:
-    """All nodes of its tree."""
     return list(ast.walk(tree(module)))
 
 
@@ -249,7 +247,6 @@ def is_type(name: str, value: ast.expr | None) -> bool:
 
 
 def is_logger(name: str, value: ast.expr | None) -> bool:
-    """Whether this is the module's logger."""
     return name == "log" and isinstance(value, ast.Call) and ast.unparse(value).startswith("logging.getLogger")
 
 

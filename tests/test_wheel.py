@@ -35,7 +35,6 @@ def run(words: Sequence[str | Path], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the working tree."""
     folder = tmp_path_factory.mktemp("wheel")
     return build(ROOT, folder)
 

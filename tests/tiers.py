@@ -41,7 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks."""
     if config.getoption("tier") == "quick" and config.getoption("quarter") is None:
         config.pluginmanager.register(Slow(), "slow-tests")
     for line in (
@@ -93,7 +92,6 @@ def cpu_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note when a test begins."""
     item.stash[_BEGAN] = cpu_seconds()
     return (yield)
 

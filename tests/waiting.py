@@ -33,7 +33,6 @@ class Clock:
         self.now, self.tick = now, tick
 
     def __call__(self) -> float:
-        """Seconds."""
         self.now += self.tick
         return self.now
 
@@ -44,7 +43,6 @@ class LeapingLoop(asyncio.SelectorEventLoop):
     _leapt = 0.0
 
     def time(self) -> float:
-        """Seconds on the loop's clock."""
         return super().time() + self._leapt
 
     def leap(self, seconds: float) -> None:

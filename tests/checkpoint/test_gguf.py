@@ -370,22 +370,35 @@ LONGROPE = torch.linspace(1, 40, 32)
 
 
 @pytest.mark.parametrize(
-    ("factors", "said"),
+    ("factors", "keys", "said"),
     [
-        (LONGROPE, r"'rope_freqs\.weight' \[32\] slows pairs of channels otherwise than Llama 3\.1"),
-        (LONGROPE.flip(0), "otherwise than Llama 3"),
-        (torch.where(USUAL < 8, 1, USUAL), "too few of them to tell"),
-        (torch.where(USUAL < 7.9, USUAL**0.8, USUAL), "otherwise"),  # grows, but not linearly
-        (USUAL[:31], r"'rope_freqs\.weight' \[31\]"),
-        (USUAL / 2, "otherwise"),
-        (torch.where(USUAL > 7, torch.nan, USUAL), "otherwise"),
-        (torch.where(USUAL > 7, torch.inf, USUAL), "otherwise"),
-        (USUAL.reshape(4, 8), r"is F32 \[4, 8\]; supported: a row of F32"),
+        (LONGROPE, {}, r"'rope_freqs\.weight' \[32\] slows pairs of channels otherwise than Llama 3\.1"),
+        (LONGROPE.flip(0), {}, "otherwise than Llama 3"),
+        (torch.where(USUAL < 8, 1, USUAL), {}, "too few of them to tell"),
+        (torch.where(USUAL < 7.9, USUAL**0.8, USUAL), {}, "otherwise"),  # grows, but not linearly
+        (USUAL[:31], {}, r"'rope_freqs\.weight' \[31\]"),
+        (USUAL / 2, {}, "otherwise"),
+        (torch.where(USUAL > 7, torch.nan, USUAL), {}, "otherwise"),
+        (torch.where(USUAL > 7, torch.inf, USUAL), {}, "otherwise"),
+        (USUAL.reshape(4, 8), {}, r"is F32 \[4, 8\]; supported: a row of F32"),
+        (USUAL, YARN, r"scaling\.type' is \"yarn\"; supported: \"none\" beside the tensor"),
+        (
+            None,
+            {"scaling.type": "longrope", "scaling.factor": 4.0},
+            r"'llama\.rope\.scaling\.type' is \"longrope\"; supported: n",
+        ),
+        (None, {"scaling.type": "yarn"}, r"the key 'llama\.rope\.scaling\.factor' is missing"),
+        (None, {**YARN, "scaling.factor": 0.0}, r"'llama\.rope\.scaling\.factor' is 0\.0; supported: a positive"),
+        (None, {**YARN, "scaling.attn_factor": 0.5}, r"'llama\.rope\.scaling\.attn_factor' is 0\.5; supported: 1"),
+        (None, {**YARN, "scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier' is 0\.1; supported: 0"),
+        (None, {**YARN, "scaling.original_context_length": 2**30}, "'original_max_position_embeddings' is 1073741824"),
     ],
 )
-def test_other_factors_are_refused(tmp_path: Path, factors: Tensor, said: str) -> None:
+def test_other_scaling_is_refused(tmp_path: Path, factors: Tensor | None, keys: dict[str, Any], said: str) -> None:
+    """By factors, by keys, or by both at once."""
     raw = a_llama()
-    file = of_a_causal_model(tmp_path / "x.gguf", raw, {"rope_freqs.weight": factors})
+    held = {} if factors is None else {"rope_freqs.weight": factors}
+    file = of_a_causal_model(tmp_path / "x.gguf", raw, held, **keys)
     with pytest.raises(CheckpointError, match=said):
         read_config(file, overrides(raw))
 
@@ -397,33 +410,6 @@ def test_factors_where_llama_cpp_reads_none_are_no_weight(tmp_path: Path) -> Non
     family, config = read_config(file, overrides(raw))
     with pytest.raises(CheckpointError, match=r"1 unexpected: rope_freqs\.weight \[2\]"):
         check_tensors(file, family, config, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            {"scaling.type": "longrope", "scaling.factor": 4.0},
-            r"'llama\.rope\.scaling\.type' is \"longrope\"; supported: n",
-        ),
-        ({"scaling.type": "yarn"}, r"the key 'llama\.rope\.scaling\.factor' is missing"),
-        ({**YARN, "scaling.factor": 0.0}, r"'llama\.rope\.scaling\.factor' is 0\.0; supported: a positive"),
-        ({**YARN, "scaling.attn_factor": 0.5}, r"'llama\.rope\.scaling\.attn_factor' is 0\.5; supported: 1"),
-        ({**YARN, "scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier' is 0\.1; supported: 0"),
-        ({**YARN, "scaling.original_context_length": 2**30}, "'original_max_position_embeddings' is 1073741824"),
-    ],
-)
-def test_scaling_that_is_not_known_is_refused_by_its_key(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
-    raw = an_a2d("llama")
-    with pytest.raises(CheckpointError, match=said):
-        read_config(of_a_causal_model(tmp_path / "x.gguf", raw, {}, **keys), overrides(raw))
-
-
-def test_two_ways_to_scale_positions_are_refused(tmp_path: Path) -> None:
-    raw = a_llama()
-    file = of_a_causal_model(tmp_path / "x.gguf", raw, {"rope_freqs.weight": USUAL}, **YARN)
-    with pytest.raises(CheckpointError, match=r"scaling\.type' is \"yarn\"; supported: \"none\" beside the tensor"):
-        read_config(file, overrides(raw))
 
 
 def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:

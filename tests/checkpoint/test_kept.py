@@ -40,7 +40,6 @@ class Opening:
 
     @property
     def file(self) -> Path:
-        """The one that is kept."""
         (found,) = self.folder.iterdir()
         return found
 

@@ -14,8 +14,6 @@ from remask.request.terms import Terms
 
 @dataclass(frozen=True)
 class Oven:
-    """A declared class."""
-
     rack: int | None = declare(None, Whole(1, 4), "Where the tray goes.", kinds=("masked", "uniform"), choice="place")
     degrees: float = declare(180.0, Real(0, 300, above=True), "How hot it is.")
 

@@ -60,7 +60,6 @@ def llm(model: str) -> LLM:
 
 
 def good() -> dict[str, Any]:
-    """A line that runs."""
     return {"prompt_token_ids": PROMPT, "sampling": {"max_tokens": 8, "block_length": 4, "seed": 1, "ignore_eos": True}}
 
 

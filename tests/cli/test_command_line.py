@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from remask.checkpoint import loaded
 from remask.cli import main
 from remask.cli.commands import LABORATORY, MOVED, OWN, all_commands
 from remask.cli.main import parse
@@ -171,14 +170,12 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of a command."""
     parser = Parser(prog=f"remask {name}")
     all_commands()[name].add_arguments(parser)
     return parser
 
 
 def filled(name: str) -> list[argparse.ArgumentParser]:
-    """The parsers of a command's subcommands."""
     return list(parsers(command_parser(name)))[1:]
 
 
@@ -204,7 +201,6 @@ def test_every_help_ends_with_two_examples_that_the_parser_takes(name: str, caps
 
 
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """The options that a help names."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
@@ -262,36 +258,6 @@ def test_the_whole_help_ends_with_examples(capsys: pytest.CaptureFixture[str]) -
     assert len(examples) == 2
     for example in examples:
         parse(shlex.split(example)[1:])
-
-
-EARLY = {
-    "generate --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
-    "generate --prompt x --cache bicahe": "Did you mean 'bicache'",
-    "generate --prompt x --depth-table nowhere.json": "--depth-table: there is no file 'nowhere.json'",
-    "generate --prompt x --output nowhere/out.jsonl": "--output: there is no folder 'nowhere'",
-    'generate --prompt x --sampling {"top_p":2}': "top_p must be",
-    "chat --cache bicahe": "Did you mean 'bicache'",
-    "inspect store --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
-    "profile --prompts nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
-    "profile --output nowhere/depth.json": "--output: there is no folder 'nowhere'",
-    "bench --caches none,bicahe": "Did you mean 'bicache'",
-    "bench --json nowhere/bench.json": "--json: there is no folder 'nowhere'",
-    "eval tasks --tasks remask_gsm8q --data nowhere.jsonl": "remask_gsm8k",
-    "eval gen-ppl --judge x --prompts nowhere.txt": "--prompts: there is no file 'nowhere.txt'",
-}
-
-
-@pytest.mark.parametrize("line", EARLY)
-def test_what_can_be_checked_is_before_weights_are_read(
-    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def read(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(loaded, "load_weights", read)
-    monkeypatch.chdir(tmp_path)
-    assert main(["--quiet", *line.split(), "--model", "bundled-tariff"]) == 2
-    assert EARLY[line] in capsys.readouterr().err
 
 
 @pytest.mark.few(3)

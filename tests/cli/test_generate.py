@@ -149,21 +149,13 @@ def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--cache", "nne"], "Did you mean 'none'"),
-        (["--cache-config", "{"], "--cache-config is not JSON"),
         (["--sampling", "[" * 100_000], "--sampling is not JSON"),
         (["--sampling", f'{{"seed": {"1" * 5000}}}'], "--sampling is not JSON"),
-        (["--sampling", "[1]"], "--sampling must be a JSON object"),
-        (["--sampling", '{"top_p": 2}'], "top_p must be"),
-        (["--dtype", "float31"], "Did you mean 'float32'"),
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
-        (["--page-size", "0"], "page_size must be"),
         (["--max-model-len", "4096"], "exceeds the model's 512 positions"),
-        (["--max-num-seqs", "-3"], "max_num_seqs must be"),
         (["--max-refreshes", "0"], "max_refreshes must be"),
         (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
         (["--prefix-sharing", "auto", "--batch-invariant"], "batch_invariant=True needs prefix_sharing='exact'"),
-        (["--store-budget-tokens", "-1"], "store_budget_tokens must be"),
         (["--prefix-min", "0"], "prefix_min must be a whole number from 1"),
         (["--prefix-cover", "1.5"], "prefix_cover must be a number from 0 to 1, got 1.5"),
     ],
@@ -234,16 +226,6 @@ def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [answer["id"] for answer in answers] == ["good", 7]
 
 
-def test_bytes_of_standard_input_that_are_no_text_fail_their_line_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}\n'
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="ascii"))
-    assert main(["--quiet", "generate", "--model", LLADA, "--dtype", "float32", "--input", "-"]) == 1
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert ["error" in answer for answer in answers] == [False, True]
-
-
 def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> None:
     system = {"role": "system", "content": "abbey > acorn ; acorn > abbey ;"}
     lines = [
@@ -258,14 +240,19 @@ def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> 
     assert cached[1] == cached[2] > 10
 
 
-def test_bytes_that_are_no_text_fail_their_own_line(tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(b'{"id": 1, "prompt": "where \xff am i ?"}\n{"id": 2, "prompt": "where am i ?"}\n')
-    files = ["--input", str(source), "--output", str(target), "--sampling", '{"max_tokens": 4}']
-    assert main(["--quiet", "generate", "--model", "bundled-transit", "--dtype", "float32", *files]) == 1
-    first, second = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    assert "not valid Unicode" in first["error"]
-    assert len(second["token_ids"]) > 0
+@pytest.mark.parametrize("piped", [False, True])
+def test_bytes_that_are_no_text_fail_their_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], piped: bool
+) -> None:
+    lines = json.dumps(GOOD).encode() + b'\n{"prompt": "where \xff am i ?"}\n' + json.dumps(GOOD | {"id": 2}).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="ascii"))
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines)
+    files = ["--input", "-" if piped else str(source)]
+    assert main(["--quiet", "generate", "--model", LLADA, "--dtype", "float32", *files]) == 1
+    first, bad, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "not valid Unicode" in bad["error"]
+    assert first["token_ids"] == last["token_ids"]
 
 
 def test_lines_carry_salt_priority_and_deadline(tmp_path: Path) -> None:

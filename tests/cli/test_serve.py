@@ -38,8 +38,6 @@ Engine.step = lambda engine: go.wait() and step(engine)
 
 
 class Process:
-    """A running `remask serve` and what it has logged."""
-
     def __init__(self, *words: str, start: str = START, **environment: str) -> None:
         self.lines: list[str] = []
         command = [sys.executable, "-c", start, "serve", "--port", "0", "--dtype", "float32", *words]
@@ -66,7 +64,6 @@ class Process:
         return told
 
     def accepted(self) -> int:
-        """Requests that run or wait."""
         text = httpx.get(f"{self.base}/metrics", timeout=LONGEST_S).text
         counts = re.findall(r"^remask:num_requests_(?:running|waiting)\{.*?\} (\S+)", text, re.MULTILINE)
         return int(sum(map(float, counts)))
@@ -90,7 +87,6 @@ class Process:
 
 @contextmanager
 def served(*words: str, start: str = START, **environment: str) -> Iterator[Process]:
-    """A server process, which ends with the block."""
     process = Process(*words, start=start, **environment)
     try:
         yield process
@@ -304,37 +300,6 @@ def test_bad_files_of_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         file.write_text(content, encoding="utf-8")
     assert main(["serve", f"--config={file}"]) == 2
     assert text in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--cache", "bicahe"], "Did you mean 'bicache'"),
-        (["--sampling", '{"max_tokens": 16, "block_length": 2, "steps": 7}'], "steps=7"),
-        (["--port", "70000"], "--port"),
-        (["--chat-template", "/nowhere.jinja"], "--chat-template"),
-        (["--allowed-origins", "*"], "allowed_origins"),
-        (["--max-queue", "-1"], "max_queue"),
-        (["--threads", "0"], "threads"),
-        (["--host", "203.0.113.7", "--port", "0"], "--host 203.0.113.7 --port 0: cannot listen there"),
-        (["--host", "no.such.host.invalid"], "cannot listen there"),
-        (["--host", "x" * 70], "cannot listen there"),
-        (["--profile-dir", "/proc/none", "--profile-steps", "0"], "profile_steps"),
-        (["--profile-dir", "/proc/none"], "--profile-dir"),
-    ],
-)
-def test_bad_flags_end_the_command_before_it_listens(
-    capsys: pytest.CaptureFixture[str], words: list[str], text: str
-) -> None:
-    assert main(["--quiet", "serve", "--dtype", "float32", *words]) == 2
-    assert text in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["--quiet", "serve", "/no/such/model", "--port", str(port)]) == 2
-    assert f"--port {port}: cannot listen there: Address already in use" in capsys.readouterr().err
 
 
 def test_addresses_of_both_kinds() -> None:

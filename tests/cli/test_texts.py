@@ -22,7 +22,6 @@ TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Files that commands read."""
     questions = {"state": "a", "questions": {"q": {"type": "yes_no", "instructions": "is it?"}}}
     (tmp_path / "decide.json").write_text(json.dumps(questions))
     write_lines(tmp_path / "pairs.jsonl", [{"prompt": "a", "response": "b"}])

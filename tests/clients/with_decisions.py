@@ -108,8 +108,6 @@ def of_langchain(base: str, model: str) -> dict[str, Any]:
 
 
 class Order(BaseModel):
-    """What is decided of an order."""
-
     soap: bool = Field(description="Is it soap?")
     who: Literal["Anna", "Ben"] = Field(description="Who ordered it?")
 

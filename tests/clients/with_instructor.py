@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Robot(BaseModel):
-    """What is asked for."""
-
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=6)
@@ -20,8 +18,6 @@ class Robot(BaseModel):
 
 
 class Cat(BaseModel):
-    """One of two kinds."""
-
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["cat"]
@@ -29,8 +25,6 @@ class Cat(BaseModel):
 
 
 class Dog(BaseModel):
-    """The other kind."""
-
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["dog"]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from remask.denoising.rules import RULES, BlockStart, Knobs, Step
 from remask.denoising.select import above, by_factor, entropy_bounded, top, within_budget
 
 # Sixteenths are exact in float32, so limits are met exactly and ties are frequent.
@@ -70,6 +71,37 @@ def test_within_budget(confidence: NDArray[np.float32], threshold: float, consid
     looked_at = ranks(confidence)[:considered]
     expected = [i for n, i in enumerate(looked_at) if n == 0 or confidence[i] >= threshold]
     assert within_budget(confidence, threshold, considered).tolist() == sorted(expected)
+
+
+# Masks and steps of a block, and pass by pass the confidences of what is open, and what is chosen of them.
+BUDGETS: list[tuple[int, int, list[tuple[list[float], list[int]]]]] = [
+    (6, 3, [([0.9, 0.1, 0.2, 0.3, 0.1, 0.1], [0]),  # looks at two, and leaves one over
+            ([0.6, 0.7, 0.8, 0.9, 0.9], [2, 3, 4]),  # so this one looks at three
+            ([0.1, 0.2], [1]),
+            ([0.1], [0])]),  # what the last one leaves over gets a pass of its own
+    (6, 3, [([0.9, 0.8, 0.7, 0.6, 0.6, 0.6], [0, 1]),
+            ([0.6, 0.6, 0.6, 0.9], [0, 3]),  # nothing was left over: the most confident two, the first of equal ones
+            ([0.3, 0.4], [1]),
+            ([0.9], [0])]),
+    (6, 3, [([0.1, 0.2, 0.3, 0.4, 0.4, 0.1], [3]),
+            ([0.1, 0.2, 0.3, 0.4, 0.1], [3]),  # looks at three, and leaves two over
+            ([0.9, 0.8, 0.7, 0.6], [0, 1, 2, 3])]),
+    (4, 1, [([0.4, 0.3, 0.2, 0.1], [0]), ([0.9, 0.1, 0.9], [0, 2]), ([0.1], [0])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("masks", "steps", "passes"), BUDGETS)
+def test_what_a_pass_leaves_of_its_budget_is_the_next_ones(
+    masks: int, steps: int, passes: list[tuple[list[float], list[int]]]
+) -> None:
+    """Fast-dLLM's rule for Dream (`_WithinBudget`), worked out by hand with a threshold of one half."""
+    begin = RULES.get("confidence_threshold").begin
+    assert begin is not None
+    choose = begin(BlockStart(masks, steps, Knobs(threshold=0.5)))
+    for number, (confidence, chosen) in enumerate(passes):
+        positions = np.arange(len(confidence))
+        step = Step(positions, np.array(confidence, dtype=np.float32), number, 0, None, None, np.zeros)
+        assert choose(step).tolist() == chosen, number
 
 
 @pytest.mark.parametrize(

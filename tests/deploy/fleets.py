@@ -59,7 +59,6 @@ def _awaited(child: "subprocess.Popen[str]", lines: list[str], pattern: str) -> 
 
 
 def free_port() -> int:
-    """A port that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -29,7 +29,6 @@ UNIT = (FOLDER / "remask.service").read_text(encoding="utf-8")
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    """What `remask` makes of a command."""
     parser = argparse.ArgumentParser()
     serve(parser.add_subparsers(dest="command").add_parser("serve"))
     return parser.parse_args(words)

@@ -65,7 +65,6 @@ class Handle:
 
 
 def ask(handle: Handle, body: bytes, method: str = "POST") -> Any:
-    """The front's response to a request, and its body."""
     scope = {"type": "http", "method": method, "path": "/p", "query_string": b"a=1", "headers": [(b"x", b"y")]}
     scope |= {"server": ("h", 1), "scheme": "http", "client": ("1.2.3.4", 5)}
 
@@ -177,8 +176,6 @@ def choose(made: Any, names: list[str], identity: bytes | None, wanted: str | No
 
 
 class Name(str):
-    """A replica's id."""
-
     @property
     def unique_id(self) -> str:
         return str(self)

@@ -30,7 +30,6 @@ def example(section: str) -> str:
 
 @pytest.fixture
 def apart() -> Remasking:
-    """The rule of the example."""
     names: dict[str, Any] = {}
     exec(example("A remasking rule"), names)
     rule = names["APART"]

@@ -35,7 +35,6 @@ FAMILIES = {  # by the heading of its section
 
 
 def commands(text: str) -> list[str]:
-    """The commands of the blocks in `text`."""
     blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     return re.findall(r"^(remask .*?)(?:\s+#.*)?$", blocks, re.MULTILINE)
 

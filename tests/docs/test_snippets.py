@@ -59,7 +59,6 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
     found: list[Block] = []
     then: tuple[int, Block] | None = None

@@ -69,7 +69,6 @@ class Checkpoint:
 
 @cache
 def checkpoint(name: str) -> Checkpoint:
-    """One of `RAW`, written once."""
     folder = checkpoints.write(lasting_folder() / "model", RAW[name], checkpoints.random_tensors(RAW[name]))
     loaded = find_model(ModelSettings(str(folder))).load(torch.float64, CPU)
     return Checkpoint(folder, CheckedTransformer(loaded.config, loaded.weights), loaded.fingerprint)

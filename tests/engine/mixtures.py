@@ -178,7 +178,6 @@ def random_policy(rng: random.Random, kind: ModelKind, name: str) -> CachePolicy
 
 
 def _shape(rng: random.Random, kind: ModelKind, prompt: int, tokens: int, block: int | None) -> dict[str, Any]:
-    """Lengths of a response of `tokens` places."""
     shape: dict[str, Any] = {"max_tokens": tokens}
     if block is None and rng.random() < 0.6:
         shape["block_length"] = rng.choice([each for each in range(1, tokens + 1) if tokens % each == 0])
@@ -327,7 +326,6 @@ class Drawing:
         return asked
 
     def _prompt(self) -> list[int]:
-        """It begins as some others do."""
         rng = self.rng
         shared = random.Random(f"prompt {rng.randrange(2)}")
         lead = [shared.randrange(VOCAB) for _ in range(16)][: rng.randint(1, 16)]

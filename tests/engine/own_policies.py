@@ -56,8 +56,6 @@ class Revive(LayerHook):
 
 
 class ReviveRows(DeviceHook):
-    """The device half of `Revive`."""
-
     def after(self, layer: int, plans: Sequence[Plan]) -> Changed:
         changed = {}
         for each in self.canvases:

@@ -99,7 +99,6 @@ class CheckedTransformer(Transformer):
     last: StepBatch | None = None
 
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
-        """As ever."""
         self.last = batch
         return super().forward(batch, pool)
 
@@ -184,7 +183,6 @@ class Work:
 
     @property
     def asked(self) -> Request:
-        """The request under the policy."""
         return self.request.with_policy(self.policy)
 
 
@@ -265,12 +263,10 @@ def first_clear(draw: Callable[[], T], decode: Callable[[T], D | None]) -> tuple
 
 
 def alone(item: Work, family: str = "llada", **limits: Any) -> Result:
-    """The same request in an engine of its own."""
     return run(make_engine(family, **limits), [replace(item, joins=0)])[item.request.id]
 
 
 def written(result: Result) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """What each step wrote that wrote something."""
     return [(each.step, each.positions, each.token_ids) for each in result.trace]
 
 

@@ -68,7 +68,6 @@ def model_of(name: str) -> CheckedTransformer:
 
 
 def dense(name: str, dtype: torch.dtype = torch.float64) -> DenseModel:
-    """The oracle's model of a folder."""
     loaded = load(folder_of(name), dtype)
     assert isinstance(loaded, DenseModel)
     return loaded
@@ -135,7 +134,6 @@ def seeded(sampling: Callable[[random.Random], Line]) -> Callable[[random.Random
 
 
 def any_of(**settings: Any) -> Settings:
-    """Any of the values that are listed for a setting."""
     return lambda rng, _: {
         name: rng.choice(value) if isinstance(value, list) else value for name, value in settings.items()
     }
@@ -266,7 +264,6 @@ def oracle(name: str, line: Line) -> Decode | None:
 
 
 def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, Decode]:
-    """A line, and what it decodes to."""
     return first_clear(lambda: draw_line(rng, name, kind, LAYERS[model]), lambda line: oracle(model, line))
 
 

@@ -48,12 +48,10 @@ def checked(outer: AsyncEngine, *requests: Request) -> list[PendingRequest]:
 
 
 async def ends(ticket: Ticket) -> dict[str, Result]:
-    """The results of a ticket."""
     return {event.id: event.result async for events in ticket for event in events if event.result is not None}
 
 
 def long(name: str, **fields: Any) -> Any:
-    """A request of many steps."""
     return request(name, max_tokens=32, block_length=1, steps=32, **fields)
 
 
@@ -65,7 +63,6 @@ class Paced:
         self._left, self._more, self._standing = steps, threading.Condition(), threading.Event()
 
     def let(self, steps: int) -> None:
-        """Let so many more run."""
         with self._more:
             self._standing.clear()
             self._left = steps

@@ -22,11 +22,9 @@ class Bad(CachePolicy):
     layers: int = LAYERS
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
-        """As many as told."""
         return self.layers
 
     def plan(self, view: View) -> Plan:
-        """Good, then bad."""
         if view.step >= 2:
             return self.planner(view)
         return BiCache(depth=self.layers, refresh_interval=1).plan(view)

@@ -314,8 +314,6 @@ def test_the_option() -> None:
 
 
 class Costs(EngineObserver):
-    """The cost of the last pass."""
-
     def __init__(self, widths: Widths, apart: bool) -> None:
         self.widths, self.apart, self.last = widths, apart, NOTHING
 

@@ -194,8 +194,6 @@ def test_mixed_batches(model: str, seed: int) -> None:
 
 
 def edited(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:
-    """A line whose rule edits, and what it decodes to."""
-
     def draw() -> Line:
         line = draw_line(rng, model)
         kept = {"max_tokens", "block_length", "stop_token_ids"}

@@ -38,7 +38,6 @@ class Projecting(BiCache):
     """Projects K and V of the layer above the boundary on every refresh, into slots of the request's own."""
 
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
-        """No more than the boundary."""
         return boundary
 
 

@@ -98,12 +98,10 @@ class Planned(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Outputs are kept, unless that is what is wrong."""
         keeps: frozenset[Kept] = frozenset() if self.how == "no outputs" else frozenset({"outputs"})
         return Traits(kinds=("uniform",), keeps=keeps)
 
     def plan(self, view: View) -> Plan:
-        """Bad from the second step on."""
         if not view.step:
             rows = view.rows(0, view.length - 1) if self.how == "never computed" else view.everything
             return Plan((Span(range(view.layers), rows),), view.candidates)

@@ -214,7 +214,6 @@ class Routing(Transformer):
         self.routes: list[Routes] = []
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
-        """As ever."""
         self.routes.append(super().route(x, w))
         return self.routes[-1]
 

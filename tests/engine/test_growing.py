@@ -38,12 +38,10 @@ GROWING: dict[str, Any] = {"growing_canvas": True, "block_length": 4}
 
 
 def growing(name: str, prompt: int = 8, tokens: int = 12, **fields: Any) -> Request:
-    """A request whose canvas grows by four positions."""
     return request(name, prompt, max_tokens=tokens, **GROWING, **fields)
 
 
 def steps(engine: Engine, count: int) -> list[Event]:
-    """What so many steps report."""
     return [event for _ in range(count) for event in engine.step()]
 
 

@@ -48,7 +48,6 @@ def growing_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line
 
 
 def drawn_growing(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, Stages]:
-    """A line, and what each of its blocks decodes to."""
     return first_clear(
         lambda: growing_line(rng, name, kind, LAYERS[model]),
         lambda line: stages(line, lambda stage: oracle(model, stage)),

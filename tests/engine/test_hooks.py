@@ -42,8 +42,6 @@ class Norms(LayerHook):
 
 
 class MeasureNorms(DeviceHook):
-    """The device half of `Norms`."""
-
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
         self.found: dict[int, list[float]] = {each.number: [] for each in self.canvases}

@@ -119,8 +119,6 @@ def test_a_block_causal_model_cannot_look_ahead() -> None:
 
 @dataclass(frozen=True)
 class Windowed(Dense):
-    """Refuses a window beyond the response."""
-
     window: int = 1
 
     def check(self, facts: RequestFacts) -> None:

@@ -81,7 +81,6 @@ def test_many_tokens_may_be_ends() -> None:
 
 
 def ended(model: str, params: SamplingParams) -> tuple[int, ...]:
-    """The response of a block-causal or uniform model."""
     engine = poisoned_engine(kinds.checkpoint(model).model, page_size=12)
     result = run(engine, [Work(Request("0", [7, 8, 9], params), Dense())])["0"]
     assert result.error is None

@@ -115,8 +115,6 @@ def test_the_grouped_kernel_is_asked_for_the_same_product(dtype: torch.dtype) ->
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The largest tensor that any operation makes."""
-
     numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:

@@ -86,7 +86,6 @@ class Mixture:
             self.force(asked, result)
 
     def force(self, asked: Request, result: Result) -> None:
-        """Queue a request that is made to write the same."""
         params = asked.params
         again = replace(at_depth(asked, result), id=f"{asked.id} again", deadline_s=None).with_readers(
             ForcedTokens(result.trace)
@@ -101,7 +100,6 @@ class Mixture:
         self.forced[again.id] = asked.id
 
     def compare(self) -> None:
-        """Each one that has ended with itself alone."""
         for name, result in self.results.items():
             if result.finish_reason not in ENDED:
                 continue

@@ -119,13 +119,11 @@ class Read:
         self.reads, self.shape, self.turns = reads, tuple(tensor.shape), turns
 
     def wait(self) -> NDArray[Any]:
-        """The numbers."""
         return self.reads.answer(self.shape, self.turns)
 
 
 @pytest.fixture
 def no_data() -> Iterator[None]:
-    """Every tensor that is made here is without data."""
     with FakeTensorMode():
         yield
 
@@ -245,10 +243,7 @@ def test_prefixes_are_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Looking(Transformer):
-    """Looks at a number."""
-
     def leave(self, h: Tensor) -> Tensor:
-        """As ever, if there is anything in it."""
         return super().leave(h) if h.sum().item() else h
 
 

@@ -272,11 +272,9 @@ class Failing(Dense):
     raises: bool = True
 
     def repeats(self, view: View) -> int:  # noqa: ARG002
-        """It never does."""
         return 0
 
     def plan(self, view: View) -> Plan:
-        """Everything, but in step 3."""
         if view.step != 3:
             return Dense.plan(self, view)
         if self.raises:
@@ -327,11 +325,9 @@ class Half(Dense):
     """Predicts the first two noisy positions alone, so the most confident of these go on."""
 
     def repeats(self, view: View) -> int:  # noqa: ARG002
-        """It never does."""
         return 0
 
     def plan(self, view: View) -> Plan:
-        """Everything, with few predictions."""
         few = np.flatnonzero(view.candidates)[:2]
         return Plan(view.over(0, view.length), np.isin(np.arange(view.length), few))
 

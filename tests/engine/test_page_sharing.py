@@ -88,7 +88,6 @@ def cancelling(engine: Engine, rng: random.Random, names: Sequence[str], gone: s
 
 
 def stub(tokens: Sequence[int], root: bytes) -> int:
-    """A hash that collides all the time."""
     return (sum(tokens) + sum(root)) % 3
 
 

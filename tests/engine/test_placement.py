@@ -32,7 +32,6 @@ from tests.engine.support import Work as Asked
 
 
 def state(engine: Engine) -> tuple[Any, ...]:
-    """All that a placement may change."""
     memory = engine.memory
     return (
         memory.allocator.references.tobytes(),
@@ -178,7 +177,6 @@ class NoBoundary(Dense):
     """Fails where the engine asks how many layers read a prefix."""
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
-        """Nothing."""
         raise RuntimeError(f"no boundary for {prefix} of {canvas} in {layers}")
 
 
@@ -197,7 +195,6 @@ class NeverGuided(Dense):
     """Leaves the unconditional canvas out of every step."""
 
     def guides(self, step: int) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
 

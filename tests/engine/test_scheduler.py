@@ -50,33 +50,35 @@ def taken(scheduler: Scheduler, ready: str | None = None) -> list[str]:
     return [turn.member.id for turn in scheduler.next(turns)]
 
 
-def test_without_a_budget_all_take_part_in_order() -> None:
-    assert taken(priced(StepLimits(), {"a": 10**9, "b": 1, "c": 5})) == ["a", "b", "c"]
+ALIKE = dict.fromkeys("abcde", 1)
+# Limits, the prices of members, those that refresh, and what the next steps take.
+STEPS: list[tuple[StepLimits, dict[str, int], str, list[str]]] = [
+    (StepLimits(), {"a": 10**9, "b": 1, "c": 5}, "", ["abc"]),
+    (StepLimits(7), {"a": 3, "b": 4, "c": 1}, "", ["ab"]),  # the budget may be met exactly
+    (StepLimits(8), {"a": 4, "b": 4, "c": 4}, "", ["ab", "ca", "bc"]),  # what did not fit comes first
+    (StepLimits(10), {"a": 100, "b": 1}, "", ["a", "b"]),  # the first always runs
+    (StepLimits(None), {}, "", [""]),
+    (StepLimits(1), {}, "", [""]),
+    (StepLimits(None, 1), ALIKE, "abc", ["ade", "bde", "cde"]),
+    (StepLimits(None, 2), ALIKE, "abc", ["abde"]),
+    (StepLimits(), ALIKE, "abcde", ["abcde"]),
+    # What does not fit takes no refresh from others.
+    (StepLimits(8, 2), {"a": 4, "b": 9, "c": 3, "d": 1, "e": 1}, "abcde", ["ac"]),
+]
 
 
-def test_the_budget_may_be_met_exactly() -> None:
-    assert taken(priced(StepLimits(7), {"a": 3, "b": 4, "c": 1})) == ["a", "b"]
-
-
-def test_what_did_not_fit_comes_first_in_the_next_round() -> None:
-    scheduler = priced(StepLimits(8), {"a": 4, "b": 4, "c": 4})
-    assert [taken(scheduler) for _ in range(3)] == [["a", "b"], ["c", "a"], ["b", "c"]]
-
-
-def test_the_first_always_runs_however_large() -> None:
-    scheduler = priced(StepLimits(10), {"big": 100, "small": 1})
-    assert [taken(scheduler) for _ in range(2)] == [["big"], ["small"]]
+@pytest.mark.parametrize(("limits", "prices", "heavy", "steps"), STEPS)
+def test_who_takes_part_in_the_next_steps(
+    limits: StepLimits, prices: dict[str, int], heavy: str, steps: list[str]
+) -> None:
+    scheduler = priced(limits, prices, heavy)
+    assert ["".join(taken(scheduler)) for _ in steps] == steps
 
 
 def test_what_is_not_ready_keeps_its_place() -> None:
     scheduler = priced(StepLimits(5), {"a": 5, "b": 5})
     assert taken(scheduler, "b") == ["b"]
     assert [member.id for member in scheduler.line] == ["a", "b"]
-
-
-@pytest.mark.parametrize("budget", [None, 1])
-def test_nobody_is_nothing(budget: int | None) -> None:
-    assert taken(Scheduler(StepLimits(budget))) == []
 
 
 def test_removed_members_are_gone() -> None:
@@ -116,18 +118,6 @@ def test_what_is_left_of_the_budget_is_told() -> None:
     taken(line(StepLimits(10), *members))
     taken(line(StepLimits(), *members))
     assert [member.offered for member in members] == [[10], [7], [7]]
-
-
-def test_only_so_many_refresh_in_a_step() -> None:
-    prices = dict.fromkeys("abcde", 1)
-    scheduler = priced(StepLimits(None, 1), prices, "abc")
-    assert [taken(scheduler) for _ in range(3)] == [["a", "d", "e"], ["b", "d", "e"], ["c", "d", "e"]]
-    assert taken(priced(StepLimits(None, 2), prices, "abc")) == ["a", "b", "d", "e"]
-    assert taken(priced(StepLimits(), prices, "abcde")) == list("abcde")
-
-
-def test_what_does_not_fit_takes_no_refresh_from_others() -> None:
-    assert taken(priced(StepLimits(8, 2), {"a": 4, "b": 9, "c": 3, "d": 1, "e": 1}, "abcde")) == ["a", "c"]
 
 
 def test_a_refresh_that_costs_what_every_pass_costs_is_not_heavy() -> None:

@@ -61,7 +61,6 @@ def test_no_class_has_many_methods() -> None:
 
 
 def engine_classes() -> Iterator[type]:
-    """Every class that a module of the engine defines."""
     for info in pkgutil.walk_packages(remask.engine.__path__, "remask.engine."):
         module = importlib.import_module(info.name)
         yield from (each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == info.name)

@@ -33,7 +33,6 @@ def flood(count: int, owner: Owner = HOSTILE, tokens: int = 12) -> list[Request]
 
 
 def steps_until(engine: Engine, name: str) -> int:
-    """Steps until a request has ended."""
     for step in range(1, 10_000):
         if any(event.result is not None and event.id == name for event in engine.step()):
             return step

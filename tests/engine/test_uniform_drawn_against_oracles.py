@@ -99,7 +99,6 @@ CORRECTED: dict[str, Any] = {"correction_steps": 6, "correction_temperature": 1.
 
 
 def answer(cache: str = "none", **sampling: Any) -> tuple[list[Event], Result]:
-    """All events of one request, and its result."""
     line = plain([1, 2, 3], cache, **{"max_tokens": 10, "block_length": 4, "canvas_length": 20, "seed": 1, **sampling})
     engine = poisoned_engine(kinds.checkpoint("gidd").model, decode=lambda ids: "".join(f"<{token}>" for token in ids))
     events = events_of(engine, work_of(line, "x").asked)

@@ -23,7 +23,6 @@ def guessed(name: str, prompt: int, prefix: int = 0) -> Request:
 
 
 def served(engine: Engine, *items: Request) -> list[Result]:
-    """Their results, one after the other."""
     return [run(engine, [Work(each, each.policy)])[each.id] for each in items]
 
 

@@ -75,8 +75,6 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Count]:
 
 
 class Counting(Transformer):
-    """Notes how much each layer launches."""
-
     count: Count
     launched: list[list[str]]
     before = 0

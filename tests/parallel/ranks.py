@@ -33,7 +33,6 @@ class Lender:
 
     @property
     def process(self) -> Served:
-        """The process, which runs."""
         if self._process is None:
             self._process = self._start()
         return self._process
@@ -52,7 +51,6 @@ class Lender:
         return process
 
     def end(self) -> None:
-        """End the process, if it was started."""
         if self._process is not None:
             self._process.kill()
             subprocess.Popen.wait(self._process)

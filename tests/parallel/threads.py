@@ -15,13 +15,10 @@ PATIENCE = 60.0
 
 
 class ThreadRanks(Ranks):
-    """One of the threads that `together` starts."""
-
     def __init__(self, shard: Shard, barrier: threading.Barrier, places: list[Tensor | None]) -> None:
         self.shard, self._barrier, self._places = shard, barrier, places
 
     def gather(self, x: Tensor) -> Tensor:
-        """Everybody's `x`."""
         self._places[self.shard.rank] = x.clone()
         self._barrier.wait(PATIENCE)
         every = torch.stack([place for place in self._places if place is not None])
@@ -29,7 +26,6 @@ class ThreadRanks(Ranks):
         return every
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of everybody's `x`."""
         return self.gather(x).sum(dim=0)
 
 

@@ -129,5 +129,4 @@ def rows_of(plan: Plan) -> set[int]:
 
 
 def positions(mask: Mask) -> set[int]:
-    """The positions of a mask."""
     return set(np.flatnonzero(mask).tolist())

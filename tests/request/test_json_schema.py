@@ -68,7 +68,6 @@ class Language:
 
 
 def holds(schema: dict[str, Any], texts: int = 30, seed: int = 0) -> None:
-    """Texts of a schema parse, and are valid."""
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     language, rng = Language(schema), random.Random(seed)
@@ -77,7 +76,6 @@ def holds(schema: dict[str, Any], texts: int = 30, seed: int = 0) -> None:
 
 
 def model(tag: Any, required: bool = True, **properties: Any) -> dict[str, Any]:
-    """A branch of a union."""
     own = {"kind": {"const": tag}, **properties}
     return {"type": "object", "properties": own, **({"required": ["kind"]} if required else {})}
 
@@ -355,13 +353,11 @@ PATTERNS = (
 
 
 def of(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas of some of the keywords."""
     needed = {name.rstrip("_"): values for name, values in keywords.items() if not name.endswith("_")}
     return st.fixed_dictionaries(needed, optional={n.rstrip("_"): v for n, v in keywords.items() if n.endswith("_")})
 
 
 def kinds(*names: str) -> st.SearchStrategy[Any]:
-    """A type, or some of them with others."""
     return st.one_of(
         st.sampled_from(names),
         st.lists(st.sampled_from([*names, "null", "boolean"]), min_size=1, max_size=2, unique=True),
@@ -381,7 +377,6 @@ LEAVES = st.one_of(
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Schemas that hold others."""
     some = st.lists(inner, min_size=1, max_size=3)
     either = st.one_of(inner, st.booleans())
     named = st.dictionaries(NAMES, either, min_size=1, max_size=3)

@@ -236,8 +236,6 @@ def test_every_rule_ends_with_every_position_transferred_once(
 
 
 class OneByOne(MaskedDecoder):
-    """Passes over idle steps one at a time."""
-
     def _skip_idle(self) -> None:
         counted = self._rule.counts == "schedule" and not self._by_value
         while self.idle == "skipped" and not self.finished and counted and self._scheduled() == 0:

@@ -116,7 +116,6 @@ def _lists(prompt: list[Any]) -> list[list[int]]:
 
 
 def canvases(vocab: int) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Parts around a hole."""
     ids = st.lists(st.integers(0, vocab - 2), min_size=1, max_size=3)
     fixed = st.lists(ids.map(lambda tokens: {"token_ids": tokens}), max_size=2)
     length = st.integers(1, 8)

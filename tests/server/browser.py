@@ -24,7 +24,6 @@ class Tab:
     asked: list[str] = field(default_factory=list)
 
     def open(self, name: str) -> None:
-        """Open one of the tabs of the page."""
         self.page.click(f"#tab-{name}")
         self.shown(f"#{name}:not([hidden])")
 
@@ -55,25 +54,20 @@ class Tab:
         return found
 
     def count(self, selector: str) -> int:
-        """How many elements there are."""
         found: int = self.page.locator(selector).count()
         return found
 
     def text(self, selector: str) -> str:
-        """The text that a person sees."""
         found: str = self.page.inner_text(selector)
         return found
 
     def shown(self, selector: str) -> None:
-        """Wait for an element to be seen."""
         self.page.wait_for_selector(selector, timeout=DONE)
 
     def says(self, selector: str, words: str) -> None:
-        """Wait for an element to hold a text."""
         sync_api.expect(self.page.locator(selector)).to_contain_text(words, timeout=DONE)
 
     def focused(self, selector: str) -> None:
-        """Wait for an element to have the focus."""
         sync_api.expect(self.page.locator(selector)).to_be_focused(timeout=DONE)
 
     def tab_key(self) -> str:
@@ -98,7 +92,6 @@ class Tab:
         return found
 
     def ran(self, policy: str) -> None:
-        """Wait for the end of a run."""
         self.says(f"#run-{policy} .clock", "Done")
 
     def press(self, name: str, status: str) -> None:

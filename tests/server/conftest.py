@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remask.llm import LLM
-from tests.server.serving import TEMPLATE, Running, serving
+from tests.server.serving import TEMPLATE, Running, bundled, serving
 
 if TYPE_CHECKING:
     import openai
@@ -41,18 +40,14 @@ def client(server: Running) -> "Iterator[openai.OpenAI]":
 @pytest.fixture(scope="session")
 def taught() -> Iterator[Running]:
     """The bundled model whose bytes spell everything, under a template that tells of tools."""
-    llm = LLM("bundled-tariff", cache="none", dtype="float32", device="cpu")
-    assert llm.tokenizer is not None
-    llm.tokenizer.use_chat_template(TEMPLATE)
-    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
+    with serving(bundled("tariff", template=TEMPLATE), model_names=["bundled-tariff"], sampling={}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def tariff() -> Iterator[Running]:
     """A masked model whose tokenizer spells every text and whose template trims messages."""
-    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
-    with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
+    with serving(bundled("tariff", "bicache"), model_names=["bundled-tariff"], sampling={}) as running:
         yield running
 
 

@@ -28,7 +28,6 @@ class Described:
 
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], str]]:
-        """Those without parameters first."""
         paths = sorted(self.document["paths"], key=lambda path: path.count("{"))
         return [(re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path) for path in paths]
 

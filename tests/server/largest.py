@@ -33,7 +33,6 @@ class Bounds:
 
 
 def body_schemas(document: Schema) -> Iterator[tuple[str, Schema]]:
-    """The path and the schema of each body."""
     for path, operations in document["paths"].items():
         for operation in operations.values():
             for content in operation.get("requestBody", {}).get("content", {}).values():

@@ -5,7 +5,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ from remask.server.run import Server
 from remask.server.service import Service
 from remask.tasks import transit
 from remask.tasks.transit import make_workload
+from remask.text.tokenizer import Tokenizer
 from tests.server.described import Described, described
 from tests.waiting import LONGEST_S, eventually
 
@@ -70,8 +72,21 @@ class Running:
         return anthropic.Anthropic(base_url=self.base, api_key=key, max_retries=0)
 
     def chat(self, body: dict[str, Any]) -> httpx.Response:
-        """POST to the chat endpoint."""
         return self.client.post(URL, json=body)
+
+    def answer(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What a body is answered with, which must be a 200."""
+        response = self.client.post(url, json=body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def refusal(self, url: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
+        """The error that a body is refused with."""
+        response = self.client.post(url, json=body)
+        assert response.status_code == status, response.text
+        error: dict[str, Any] = response.json()["error"]
+        return error
 
     def ask(self, number: int = 0, **fields: Any) -> httpx.Response:
         """A question of the bundled task."""
@@ -91,7 +106,6 @@ class Running:
         return told
 
     def cache(self) -> dict[str, Any]:
-        """What `/v1/cache` tells."""
         told: dict[str, Any] = self.client.get("/v1/cache").json()
         return told
 
@@ -142,7 +156,6 @@ class Hold:
         self._standing, self._more = threading.Event(), threading.Condition()
 
     def __call__(self) -> list[Event]:
-        """A step, in its time."""
         with self._more:
             if not self._left:
                 self._standing.set()
@@ -183,11 +196,54 @@ def left_alone(running: Running) -> None:
     eventually(lambda: running.service.engine._commands)
 
 
+def text_of(answer: dict[str, Any]) -> str:
+    """The content of a chat's first choice."""
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def joined(chunks: Iterable[dict[str, Any]]) -> str:
+    """The content that the chunks of a chat's only choice come to."""
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+
+
+def cached_tokens(answer: dict[str, Any]) -> int:
+    """Tokens of the prompt that were read from the store."""
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def at_once(*calls: Callable[[], T]) -> list[T]:
+    """What the calls return, each of which has a thread."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+@contextmanager
+def under_template(tokenizer: Tokenizer, template: str) -> Iterator[None]:
+    """Another chat template while the block lasts."""
+    before = tokenizer.chat_template
+    tokenizer.use_chat_template(template)
+    try:
+        yield
+    finally:
+        assert before is not None
+        tokenizer.use_chat_template(before)
+
+
+def bundled(name: str, cache: str = "none", template: str | None = None, **settings: Any) -> LLM:
+    """A bundled model in float32 on the CPU."""
+    llm = LLM(f"bundled-{name}", cache=cache, dtype="float32", device="cpu", **settings)
+    if template is not None:
+        assert llm.tokenizer is not None
+        llm.tokenizer.use_chat_template(template)
+    return llm
+
+
 def make_llm(cache: str = "bicache", depth: int | None = None, **limits: Any) -> LLM:
     """The bundled model; with a `depth` it reads as many layers, and earns none."""
     settings = None if depth is None else {"depth": depth}
-    given: dict[str, Any] = {"dtype": "float32", "device": "cpu", "engine": EngineConfig(**limits)}
-    return LLM("bundled-transit", cache=cache, cache_config=settings, **given)
+    return bundled("transit", cache, cache_config=settings, engine=EngineConfig(**limits))
 
 
 @contextmanager

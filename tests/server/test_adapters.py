@@ -14,7 +14,7 @@ from remask.errors import CheckpointError, ConfigError, UnknownNameError
 from remask.llm import LLM
 from tests.checkpoint.adapters import adapted
 from tests.leftovers import lasting_folder
-from tests.server.serving import CHATS, Running, serving
+from tests.server.serving import CHATS, URL, Running, bundled, cached_tokens, joined, serving, text_of
 
 BUNDLED = Path(__file__).parents[2] / "src" / "remask" / "bundled_transit"
 NAME = "bundled-transit"
@@ -34,8 +34,7 @@ def folders() -> dict[str, str]:
 
 
 def load(adapters: dict[str, str], **more: Any) -> LLM:
-    limits = EngineConfig(max_model_len=512)
-    return LLM(NAME, cache="reuse", dtype="float32", device="cpu", engine=limits, adapters=adapters, **more)
+    return bundled("transit", "reuse", engine=EngineConfig(max_model_len=512), adapters=adapters, **more)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +44,10 @@ def running(folders: dict[str, str]) -> Iterator[Running]:
 
 
 def text(running: Running, model: str | None = None, number: int = 0, **fields: Any) -> str:
-    answer = running.ask(number, **SHORT, **({} if model is None else {"model": model}), **fields)
-    assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert told["model"] == (model or NAME)
-    return str(told["choices"][0]["message"]["content"])
+    body = {"messages": CHATS[number], **SHORT, **({} if model is None else {"model": model}), **fields}
+    answer = running.answer(URL, body)
+    assert answer["model"] == (model or NAME)
+    return text_of(answer)
 
 
 def test_they_are_listed_with_root_and_parent(running: Running, folders: dict[str, str]) -> None:
@@ -79,18 +77,15 @@ def test_a_name_is_a_model_and_answers_are_those_of_python(running: Running, fol
 
 def test_each_has_stored_prefixes_of_its_own(running: Running) -> None:
     running.client.delete("/v1/cache")
-    cached = []
-    for model in (NAME, "one", "two", "one", NAME):
-        usage = running.ask(1, model=model, **SHORT).json()["usage"]
-        cached.append(usage["prompt_tokens_details"]["cached_tokens"] > 0)
+    models = (NAME, "one", "two", "one", NAME)
+    cached = [cached_tokens(running.ask(1, model=model, **SHORT).json()) > 0 for model in models]
     assert cached == [False, False, False, True, True]
 
 
 def test_streams_and_fingerprints_tell_which(running: Running) -> None:
     whole = running.ask(model="one", **SHORT).json()
     chunks = running.stream({"messages": CHATS[0], "model": "one", **SHORT})
-    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
-    assert said == whole["choices"][0]["message"]["content"]
+    assert joined(chunks) == text_of(whole)
     prints = {running.ask(model=model, **SHORT).json()["system_fingerprint"] for model in (NAME, "one", "two")}
     assert len(prints) == 3
     traces = [running.ask(model=model, return_trace=True, **SHORT).json() for model in (NAME, "one")]
@@ -116,9 +111,7 @@ def test_every_endpoint_takes_the_name(running: Running, path: str) -> None:
 def test_decisions_are_read_with_it(running: Running) -> None:
     question = {"type": "choice", "instructions": "Where to?", "criteria": ["reef", "garden", "barley"]}
     body: dict[str, Any] = {"state": "In winter.", "questions": {"next": question}}
-    answers = [running.client.post("/v1/decisions", json={**body, "model": model}) for model in (NAME, "one")]
-    assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
-    base, one = (answer.json() for answer in answers)
+    base, one = (running.answer("/v1/decisions", {**body, "model": model}) for model in (NAME, "one"))
     assert base["answers"] != one["answers"]
     llm = running.service.llm
     with pytest.raises(UnknownNameError, match="Unknown adapter 'three'"):
@@ -129,46 +122,41 @@ def test_bad_ones_are_named_and_the_others_served(running: Running) -> None:
     assert set(running.service.llm.refused_adapters) == {"cut", "nowhere"}
     for name, why in (("cut", "cannot be read"), ("nowhere", "There is no adapter")):
         for field in ("model", "adapter"):
-            answer = running.chat({"messages": CHATS[0], field: name, **SHORT})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["code"]) == (404, "model_not_found")
-            assert f"the model {name!r} is an adapter that could not be loaded: " in error["message"]
-            assert why in error["message"]
-            assert error["param"] == field
-            assert "served: bundled-transit, one, two" in error["message"]
+            error = running.refusal(URL, {"messages": CHATS[0], field: name, **SHORT}, 404)
+            assert (error["code"], error["param"]) == ("model_not_found", field)
+            for part in (
+                f"the model {name!r} is an adapter that could not be loaded: ",
+                why,
+                f"served: {NAME}, one, two",
+            ):
+                assert part in error["message"]
     assert text(running, "one")
 
 
 def test_two_names_that_differ_are_refused(running: Running) -> None:
-    answer = running.ask(model="one", adapter="two", **SHORT)
-    assert answer.status_code == 400
-    assert "model='one' and adapter='two' are two adapters" in answer.json()["error"]["message"]
-    assert running.ask(model="one", adapter="one", **SHORT).status_code == 200
-    assert running.ask(model=NAME, adapter="one", **SHORT).status_code == 200
-    unknown = running.ask(adapter="three", **SHORT)
-    assert (unknown.status_code, "Unknown adapter 'three'" in unknown.text) == (400, True)
-
-
-def test_an_adapter_may_not_have_a_name_of_the_model(folders: dict[str, str]) -> None:
-    with (
-        pytest.raises(ConfigError, match=f"'{NAME}' is a name of the model and of an adapter"),
-        serving(load({NAME: folders["one"]})),
+    asked = {"messages": CHATS[0], **SHORT}
+    for fields, told in (
+        ({"model": "one", "adapter": "two"}, "model='one' and adapter='two' are two adapters"),
+        ({"adapter": "three"}, "Unknown adapter 'three'"),
     ):
-        pass
+        assert told in running.refusal(URL, {**asked, **fields})["message"]
+    for model in ("one", NAME):
+        assert running.ask(model=model, adapter="one", **SHORT).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "message"),
+    ("name", "path", "more", "error", "message"),
     [
-        ("cut", {}, "cannot be read"),
-        ("two", {"max_lora_rank": 4}, r"Its rank is 8; allowed: 4 \(--max-lora-rank"),
+        (NAME, "one", {}, ConfigError, f"'{NAME}' is a name of the model and of an adapter"),
+        ("cut", "cut", {}, CheckpointError, "cannot be read"),
+        ("two", "two", {"max_lora_rank": 4}, CheckpointError, r"Its rank is 8; allowed: 4 \(--max-lora-rank"),
     ],
 )
-def test_python_refuses_what_cannot_be_used(
-    folders: dict[str, str], name: str, more: dict[str, Any], message: str
+def test_what_cannot_be_used_is_refused_at_the_start(
+    folders: dict[str, str], name: str, path: str, more: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        load({"one": folders["one"], name: folders[name]}, **more)
+    with pytest.raises(error, match=message), serving(load({"one": folders["one"], name: folders[path]}, **more)):
+        pass
 
 
 def test_lines_of_a_file_name_adapters(folders: dict[str, str], tmp_path: Path) -> None:
@@ -183,13 +171,6 @@ def test_lines_of_a_file_name_adapters(folders: dict[str, str], tmp_path: Path) 
     assert status == 1
     assert "Unknown adapter 'three'" in answers[3]["error"]
     assert len({each["text"] for each in answers[:3]}) == 3
-
-
-def test_a_file_of_flags_names_them_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "flags.yaml"
-    file.write_text("lora-modules:\n- one=here\n- {name: one, path: there}\n")
-    assert main(["serve", NAME, "--port", "0", "--config", str(file)]) != 0
-    assert "'one' names two adapters, 'here' and 'there'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -209,3 +190,10 @@ def test_options_say_what_is_wrong(words: list[str], message: str, capsys: pytes
     modules = ["--lora-modules", *words] if words else []
     assert main(["serve", NAME, "--port", "0", "--enable-lora", *modules]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_a_file_of_flags_names_them_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("lora-modules:\n- one=here\n- {name: one, path: there}\n")
+    assert main(["serve", NAME, "--port", "0", "--config", str(file)]) != 0
+    assert "'one' names two adapters, 'here' and 'there'" in capsys.readouterr().err

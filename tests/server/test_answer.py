@@ -69,18 +69,10 @@ def test_blocks_are_told_as_places_of_the_response() -> None:
 
 
 @pytest.mark.parametrize("scored", [True, False])
-def test_a_stop_ends_it_before_tokens_that_settled_with_it(scored: bool) -> None:
-    told = 2 if scored else 0
-    choice = answer(scored=scored, stop_token_ids=[B])
-    delta = choice.take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
-    assert (delta.text, len(delta.scored)) == ("abbey acorn", told)
-    choice = answer(scored=scored, stop=["acorn"])
-    delta = choice.take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
-    assert (delta.text, len(delta.scored)) == ("abbey ", told)
-
-
-@pytest.mark.parametrize("scored", [True, False])
-def test_nothing_is_said_after_a_stop_token(scored: bool) -> None:
+def test_a_stop_ends_it_before_tokens_that_settled_with_it_or_after(scored: bool) -> None:
+    for stop, text in (({"stop_token_ids": [B]}, "abbey acorn"), ({"stop": ["acorn"]}, "abbey ")):
+        delta = answer(scored=scored, **stop).take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
+        assert (delta.text, len(delta.scored)) == (text, 2 if scored else 0)
     choice = answer(scored=scored, stop_token_ids=[B])
     assert choice.take([wrote(0, {0: A, 1: B}, (A, B))]).text == "abbey acorn"
     assert choice.take([wrote(1, {2: C, 3: D}, (C, D)), ended(A, B)]).text == ""

@@ -40,20 +40,26 @@ RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (DecisionsBody, {"state": "s", "questions": {"q": {"instructions": "x", "criteria": ["a", "b"]}}}),
     (TokenizeBody, {"prompt": "aä"}),
 ]
-WRONG: list[str] = [
-    "{",
-    "[1]",
-    "nothing",
-    '{"prompt": 1}',
-    '{"prompt": "a\\ud800"}',
-    '{"prompt": "a", "temperature": "hot"}',
-    '{"prompt": "a", "tempeature": 1}',
-    '{"prompt": "a", "n": 1.5}',
-    '{"prompt": "a", "structured_outputs": {"regex": "(" , "json": {}}}',
-    '{"prompt": "a", "cache": 5}',
-    '{"prompt": "a", "temperature": NaN}',
-    "[" * 100_000,
-    '{"prompt": "a", "seed": ' + "9" * 5000 + "}",
+WRONG: list[tuple[bytes, str]] = [
+    (b"", "must be an object"),
+    (b"null", "must be an object"),
+    (b"[]", "must be an object"),
+    (b"[1]", "must be an object"),
+    (b"5", "must be an object"),
+    (b"{", "is not JSON"),
+    (b"nothing", "is not JSON"),
+    (b"\xff", "is not JSON that can be read"),
+    (b'{"prompt": 1}', "prompt"),
+    (b'{"prompt": "a\\ud800"}', "not valid Unicode"),
+    (b'{"prompt": "a", "temperature": "hot"}', "temperature must be a number from 0 to 1000, got 'hot'"),
+    (b'{"prompt": "a", "tempeature": 1}', "Did you mean 'temperature'"),
+    (b'{"prompt": "a", "n": 1.5}', "n"),
+    (b'{"prompt": "a", "structured_outputs": {"regex": "(" , "json": {}}}', "structured_outputs"),
+    (b'{"prompt": "a", "cache": 5}', "cache"),
+    (b'{"prompt": "a", "temperature": NaN}', "temperature must be a number from 0 to 1000, got nan"),
+    (b"[" * 100_000, "nested more than 128 deep"),
+    (b'{"prompt": ' + b"[" * 50_000, "nested more than 128 deep"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "is not JSON that can be read"),
 ]
 
 
@@ -100,10 +106,13 @@ def test_any_allowed_body_is_the_same_from_there(readers: BodyReaders) -> None:
     check()
 
 
-@pytest.mark.parametrize("content", WRONG, ids=lambda content: content[:40])
-def test_an_error_is_the_same_however_large_the_body(server: Running, content: str) -> None:
-    small, large = (server.client.post(COMPLETIONS, content=each, headers=JSON) for each in (content, content + PAD))
-    assert small.status_code == 400
+@pytest.mark.parametrize(("content", "text"), WRONG, ids=[repr(content[:40]) for content, _ in WRONG])
+def test_an_error_is_the_same_however_large_the_body(server: Running, content: bytes, text: str) -> None:
+    padded = content + PAD.encode() if content else content  # blanks alone are no empty body
+    small, large = (server.client.post(COMPLETIONS, content=each, headers=JSON) for each in (content, padded))
+    error = small.json()["error"]
+    assert (small.status_code, error["type"]) == (400, "invalid_request_error")
+    assert text in error["message"]
     assert (large.status_code, large.json()) == (small.status_code, small.json())
 
 

@@ -42,41 +42,34 @@ def counted(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str) -> Iterator
 
 
 def refused(body: type[BaseModel], fields: dict[str, Any]) -> str:
-    """What a body is refused with."""
     with pytest.raises((ConfigError, ValidationError)) as error:
         body.model_validate(fields)
     return str(error.value)
 
 
-def test_each_part_of_a_canvas_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_a_canvas_is_made_once_after_tokens_of_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{"token_ids": [5]}] * 49 + [{"mask": 1}]
     with counted(monkeypatch, Part, "__post_init__") as calls:
+        assert "altogether" in refused(CompletionBody, {"prompt": "a", "canvas": [{"token_ids": [1] * 1000}] * 1000})
+        assert not calls
         body = CompletionBody.model_validate({"prompt": "a", "canvas": parts})
         for _ in range(3):
             assert body.terms.canvas is not None
     assert calls["__post_init__"] == len(parts)
 
 
-def test_tokens_of_all_parts_are_counted_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    with counted(monkeypatch, Part, "__post_init__") as calls:
-        message = refused(CompletionBody, {"prompt": "a", "canvas": [{"token_ids": [1] * 1000}] * 1000})
-    assert "altogether" in message
-    assert not calls
-
-
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
-def test_the_terms_of_a_body_are_made_once(body: Any) -> None:
-    own = {"messages": [{"role": "user", "content": "a"}]} if body is ChatBody else {"prompt": "a"}
-    made = body.model_validate(own | {"cache": "none", "priority": 3})
-    assert made.terms is made.terms
-    assert made.terms.priority == 3
-
-
-def test_terms_that_contradict_each_other_are_refused_at_every_access() -> None:
-    body = CompletionBody.model_validate({"prompt": "a", "logprobs": 2, "top_logprobs": 3})
+def test_the_terms_of_a_body_are_made_once_or_refused_at_every_access() -> None:
+    for body, own in (
+        (ChatBody, {"messages": [{"role": "user", "content": "a"}]}),
+        (CompletionBody, {"prompt": "a"}),
+    ):
+        made: Any = body.model_validate(own | {"cache": "none", "priority": 3})
+        assert made.terms is made.terms
+        assert made.terms.priority == 3
+    wrong = CompletionBody.model_validate({"prompt": "a", "logprobs": 2, "top_logprobs": 3})
     for _ in range(2):
         with pytest.raises(ConfigError, match="two names of one thing"):
-            _ = body.terms
+            _ = wrong.terms
 
 
 LONG_SCHEMAS: dict[str, dict[str, Any]] = {

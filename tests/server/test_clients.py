@@ -22,7 +22,7 @@ from remask.llm import LLM
 from tests.answers.test_structured import ROBOT, matches
 from tests.server.browser import opened
 from tests.server.proxies import PREFIX, PROXIES, behind
-from tests.server.serving import TEMPLATE, URL, Running, held, serving
+from tests.server.serving import TEMPLATE, URL, Running, bundled, held, serving
 from tests.server.test_paths import READ
 from tests.waiting import LONGEST_S
 
@@ -50,7 +50,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def prefixed() -> Iterator[Running]:
     """A masked model whose tokenizer spells every text and whose template trims messages, under a prefix or none."""
-    llm = LLM("bundled-tariff", cache="bicache", dtype="float32", device="cpu")
+    llm = bundled("tariff", "bicache")
     with serving(llm, model_names=["bundled-tariff"], sampling={}, root_path=PREFIX) as running:
         yield running
 
@@ -74,13 +74,8 @@ def tariff(
 
 def told(running: Running, name: str, *more: str, python: Path = PYTHON) -> dict[str, Any]:
     """What the script of that client prints."""
-    command: list[str | Path] = [
-        python,
-        ROOT / "tests" / "clients" / f"with_{name}.py",
-        running.base,
-        "bundled-tariff",
-        *more,
-    ]
+    script = ROOT / "tests" / "clients" / f"with_{name}.py"
+    command: list[str | Path] = [python, script, running.base, "bundled-tariff", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -88,8 +83,7 @@ def told(running: Running, name: str, *more: str, python: Path = PYTHON) -> dict
 
 
 def answer(running: Running) -> dict[str, Any]:
-    found: dict[str, Any] = running.chat({"messages": turns_of()}).json()
-    return found
+    return running.answer(URL, {"messages": turns_of()})
 
 
 def turns_of() -> list[dict[str, Any]]:
@@ -106,9 +100,7 @@ def test_langchain(tariff: Running) -> None:
 
 def test_tools_of_langchain() -> None:
     """A forced call, whole and streamed; a free one that is not made is text."""
-    llm = LLM("bundled-tariff", dtype="float32", device="cpu")
-    assert llm.tokenizer is not None
-    llm.tokenizer.use_chat_template(TEMPLATE)
+    llm = bundled("tariff", "auto", TEMPLATE)
     with serving(llm, model_names=["bundled-tariff"], sampling={}) as running:
         found = told(running, "langchain_tools", json.dumps(ROBOT))
     (call,) = found["calls"]

@@ -35,7 +35,6 @@ def hasty() -> Iterator[Running]:
 
 
 def connect(running: Running) -> socket.socket:
-    """A connection to the server."""
     host, port = running.base.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=LONGEST_S)
 
@@ -48,7 +47,6 @@ def leap(running: Running, seconds: float) -> None:
 
 
 def connections(running: Running) -> list[Connection]:
-    """The server's open connections."""
     kind = running.server.config.http
     assert isinstance(kind, type)
     assert issubclass(kind, Connection)
@@ -56,7 +54,6 @@ def connections(running: Running) -> list[Connection]:
 
 
 def other_end(running: Running, connection: socket.socket) -> Connection | None:
-    """The server's end of an open connection."""
     name = connection.getsockname()
     return next((each for each in connections(running) if each.client == name), None)
 
@@ -114,7 +111,6 @@ def answers(raw: bytes) -> list[tuple[int, dict[str, Any]]]:
 
 
 def body_of(**fields: Any) -> bytes:
-    """A completion's body."""
     return json.dumps({"prompt": "from ivy", "max_tokens": 8, "block_length": 8, "steps": 8, **fields}).encode()
 
 

@@ -11,7 +11,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.tasks.cards import card
 from tests.answers.test_structured import ROBOT, matches
-from tests.server.serving import Running, serving
+from tests.server.serving import URL, Running, joined, serving, under_template
 from tests.server.test_kinds_served import sdar
 from tests.server.test_tools import BUY, NAMED, forms, saying
 
@@ -64,12 +64,10 @@ def test_an_answer_goes_on(name: str) -> None:
             whole = running.chat(body).json()
             text = whole["choices"][0]["message"]["content"]
             assert (given + text).startswith(answer[: len(given) + 8]), (given, text)
-            streamed = [chunk["choices"][0]["delta"].get("content", "") for chunk in running.stream(body)]
-            assert "".join(streamed) == text
+            assert joined(running.stream(body)) == text
             echoed = {**body, "echo": True}
             assert running.chat(echoed).json()["choices"][0]["message"]["content"] == given + text
-            streamed = [chunk["choices"][0]["delta"].get("content", "") for chunk in running.stream(echoed)]
-            assert "".join(streamed) == given + text
+            assert joined(running.stream(echoed)) == given + text
             (output,) = running.service.llm.chat(body["messages"], {"seed": 3}, **OPEN)
             assert output.text == text
 
@@ -158,10 +156,8 @@ def test_where_a_form_cannot_be_continued(
     tariff: Running, form: dict[str, Any], given: str, place: int, wrong: str
 ) -> None:
     forms()
-    told = tariff.chat({"messages": [said(given)], **OPEN, "structured_outputs": form})
-    assert told.status_code == 400
-    message = told.json()["error"]["message"]
-    assert f"leaves the form at character {place}: no answer has {wrong!r} behind" in message
+    told = tariff.refusal(URL, {"messages": [said(given)], **OPEN, "structured_outputs": form})
+    assert f"leaves the form at character {place}: no answer has {wrong!r} behind" in told["message"]
 
 
 def test_infilling_goes_on(tariff: Running) -> None:
@@ -211,9 +207,7 @@ def test_tools_stand_in_the_history_and_behind_the_given_part(taught: Running) -
     ],
 )
 def test_what_cannot_be_continued_says_why(tariff: Running, fields: dict[str, Any], told: str) -> None:
-    answer = tariff.chat({"messages": [said("x")], **fields})
-    assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]
+    assert told in tariff.refusal(URL, {"messages": [said("x")], **fields})["message"]
 
 
 def test_what_asks_for_nothing_changes_nothing(tariff: Running) -> None:
@@ -228,14 +222,12 @@ def test_what_asks_for_nothing_changes_nothing(tariff: Running) -> None:
 
 def test_a_template_without_the_assistants_text_is_named(tariff: Running) -> None:
     tokenizer = tariff.service.intake.tokenizer
-    before = tokenizer.chat_template
-    assert before is not None
-    tokenizer.use_chat_template("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    try:
-        with pytest.raises(ConfigError, match="does not write the text of the assistant's last turn"):
-            tokenizer.render_chat([{"role": "user", "content": "x"}, said("y")], False, continue_final_message=True)
-    finally:
-        tokenizer.use_chat_template(before)
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    with (
+        under_template(tokenizer, template),
+        pytest.raises(ConfigError, match="does not write the text of the assistant's last turn"),
+    ):
+        tokenizer.render_chat([{"role": "user", "content": "x"}, said("y")], False, continue_final_message=True)
 
 
 def test_a_block_causal_model_fills_the_block_of_the_given_parts_end(tmp_path: Path) -> None:

@@ -32,9 +32,7 @@ def special(llm: LLM, tokens: list[int]) -> int:
 
 
 def given(served: Running, url: str, body: dict[str, Any]) -> list[int]:
-    told = served.client.post(url, json={"max_tokens": 1, "return_token_ids": True, **body})
-    assert told.status_code == 200, told.text
-    answer = told.json()
+    answer = served.answer(url, {"max_tokens": 1, "return_token_ids": True, **body})
     tokens: list[int] = answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"]
     return tokens
 

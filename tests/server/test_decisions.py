@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from remask.errors import ConfigError
 from remask.request.questions import MAX_QUESTIONS, Decisions
 from remask.server.protocol.reads import DecisionsBody
 from remask.server.routes.decisions import _plans
-from tests.server.serving import CHATS, Running, held, left_alone, make_llm, serving
+from tests.server.serving import CHATS, Running, at_once, held, left_alone, make_llm, serving
 from tests.waiting import Clock
 
 URL = "/v1/decisions"
@@ -157,12 +156,8 @@ def test_more_questions_than_places_are_read_in_waves_beside_others(
 
         monkeypatch.setattr(small.service.engine, "submit", submits)
         answers = [ask(small, 20)]
-        others = [threading.Thread(target=lambda: answers.append(ask(small, 20))) for _ in range(2)]
-        for other in others:
-            other.start()
-        chat = small.ask()
-        for other in others:
-            other.join()
+        chat, *others = at_once(small.ask, *[lambda: ask(small, 20)] * 2)
+        answers += others
         assert max(open_requests) <= 7
         assert chat.status_code in (200, 429)
         assert {each.status_code for each in answers} <= {200, 429}

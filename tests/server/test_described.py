@@ -46,8 +46,6 @@ RARE = {
 
 
 class Recorded(Described):
-    """Keeps what it has judged."""
-
     def __init__(self, document: dict[str, Any]) -> None:
         super().__init__(document)
         self.first: dict[tuple[str, str, int, str], Any] = {}
@@ -105,7 +103,6 @@ class Asking:
         return self("POST", path, status, json=body)
 
     def both(self, path: str, body: dict[str, Any]) -> None:
-        """The answer as a whole, and as a stream."""
         self.post(path, body)
         streamed = self.post(path, {**body, "stream": True})
         assert streamed.headers["content-type"].startswith("text/event-stream")

@@ -36,7 +36,6 @@ def document() -> dict[str, Any]:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions are called."""
     count = 0
 
     def note(_frame: FrameType, event: str, _argument: object) -> None:

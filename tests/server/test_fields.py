@@ -11,7 +11,7 @@ from remask.server.protocol.base import read_fields
 from remask.server.protocol.generation import ChatBody
 from remask.server.protocol.messages import MessagesBody
 from remask.server.protocol.responses import ResponsesBody
-from tests.server.serving import CHATS, URL, Running
+from tests.server.serving import CHATS, URL, Running, under_template
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -249,22 +249,18 @@ def test_calls_of_tools_reach_the_template(server: Running) -> None:
         " ; {% endfor %}{{ place }}{% if add_generation_prompt %} answer{% endif %}"
     )
     tokenizer = server.service.intake.tokenizer
-    before = tokenizer._backend.chat_template
-    tokenizer.use_chat_template(template)
     messages = [
         CHATS[0][1],
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "call_1", "content": "arch"},
     ]
-    try:
-        body = {"messages": messages, "chat_template_kwargs": {"place": "here"}, "add_generation_prompt": False}
+    body = {"messages": messages, "chat_template_kwargs": {"place": "here"}, "add_generation_prompt": False}
+    with under_template(tokenizer, template):
         tokens = server.client.post("/tokenize", json=body).json()["tokens"]
         text = tokenizer.render_chat(
             [message.rendered for message in ChatBody.model_validate(body).messages], False, {"place": "here"}
         )
         assert server.chat({**body, "max_tokens": 2}).json()["usage"]["prompt_tokens"] == len(tokens)
-    finally:
-        tokenizer.use_chat_template(before)
     assert text.endswith("assistant :   call next_stop 5 call_1 ; tool : arch call_1 ; here")
     assert tokens == tokenizer.encode(text, add_special_tokens=False)
 

@@ -49,8 +49,6 @@ def served(
 
 @dataclass
 class Outcomes:
-    """What became of the bodies."""
-
     statuses: Counter[int] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # messages of the 400s
 

@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from remask.cli import main
 from remask.engine.request import PendingRequest
 from remask.engine.runner import Runner
-from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask.sampling.masked import MaskedDecoder
 from remask.server.config import ServerConfig
@@ -21,7 +21,7 @@ from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.text.tokenizer import Tokenizer
 from tests.goldens import model_dir
-from tests.server.serving import CHATS, LONG, SLOW, Running, make_llm, serving
+from tests.server.serving import CHATS, LONG, SLOW, URL, Running, at_once, bundled, make_llm, serving
 from tests.server.test_kinds_served import sdar
 from tests.text.test_chat_template import BILLIONS, ENDLESS
 from tests.waiting import LONGEST_S, Clock, eventually
@@ -32,8 +32,7 @@ SEED = 4711  # of the request that is to blame
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
-    """A server of each kind of model."""
-    uniform = LLM("bundled-uniform", cache="auto", dtype="float32", device="cpu")
+    uniform = bundled("uniform", "auto")
     causal = sdar(tmp_path_factory.mktemp("models") / "sdar")
     with (
         serving() as masked,
@@ -108,9 +107,7 @@ def test_operators_widen_and_tighten_the_bounds() -> None:
             ({"max_tokens": 64, "steps": 64, "block_length": 64}, "row-layers, and a request may take 2500"),
             ({"cache": "bicache", "cache_config": {"depth": 1}, "steps": 16, "max_tokens": 16}, "row-layers"),
         ):
-            refused = running.client.post(COMPLETIONS, json={**body, **fields})
-            assert refused.status_code == 400, refused.text
-            assert text in refused.json()["error"]["message"]
+            assert text in running.refusal(COMPLETIONS, {**body, **fields})["message"]
 
 
 def blamed(pending: PendingRequest) -> bool:
@@ -128,17 +125,6 @@ def break_scoring(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runner, "launch_scores", reads)
 
 
-def break_start(patch: pytest.MonkeyPatch) -> None:
-    begin = RunningRequest.__init__
-
-    def begins(self: RunningRequest, pending: PendingRequest, *rest: Any) -> None:
-        if blamed(pending):
-            raise MemoryError("an array of 2**62")
-        begin(self, pending, *rest)
-
-    patch.setattr(RunningRequest, "__init__", begins)
-
-
 def break_choice(patch: pytest.MonkeyPatch) -> None:
     choose = MaskedDecoder.choose
 
@@ -151,7 +137,7 @@ def break_choice(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("broken", [break_scoring, break_start, break_choice], ids=lambda each: str(each.__name__))
+@pytest.mark.parametrize("broken", [break_scoring, break_choice], ids=lambda each: str(each.__name__))
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_raises_for_one_request_ends_it_alone(
     hosts: dict[str, Running], broken: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
@@ -159,20 +145,10 @@ def test_what_raises_for_one_request_ends_it_alone(
     host = hosts["masked"]
     asked = [{"messages": chat, **LONG} for chat in CHATS[:3]]
     expected = [host.chat(body).json()["choices"] for body in asked]
-    answers: dict[int, Any] = {}
-
-    def ask(number: int) -> None:
-        answers[number] = host.chat(asked[number]).json()["choices"]
-
+    bad = {"messages": CHATS[7], **LONG, "seed": SEED, "stream": stream}
     with monkeypatch.context() as patch:
         broken(patch)
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        bad = {"messages": CHATS[7], **LONG, "seed": SEED, "stream": stream}
-        response = host.chat(bad)
-        for thread in threads:
-            thread.join()
+        *answers, response = at_once(*(partial(host.chat, body) for body in (*asked, bad)))
     if stream and broken is break_choice:
         assert response.status_code == 200
         events = [line for line in response.text.splitlines() if line]
@@ -181,7 +157,7 @@ def test_what_raises_for_one_request_ends_it_alone(
     else:
         assert response.status_code == 500
         assert response.json()["error"]["type"] == "server_error"
-    assert [answers[number] for number in range(3)] == expected
+    assert [answer.json()["choices"] for answer in answers] == expected
     assert host.client.get("/health").status_code == 200
     host.settle()
 
@@ -313,28 +289,21 @@ SHORT = {"max_tokens": 2, "block_length": 2, "steps": 1}
 
 @pytest.mark.thorough
 def test_what_a_template_may_not_do_is_a_400() -> None:
-    llm = make_llm()
-    assert llm.tokenizer is not None
-    llm.tokenizer.use_chat_template(TEMPLATE)
-    with serving(llm) as server:
+    with serving(bundled("transit", "bicache", TEMPLATE)) as server:
         for word, reason in REASONS.items():
-            answer = server.chat({"messages": [{"role": "user", "content": word}], **SHORT})
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
+            error = server.refusal(URL, {"messages": [{"role": "user", "content": word}], **SHORT})
             assert error["type"] == "invalid_request_error"
             assert "The model's chat template fails on these messages: " in error["message"]
             assert reason in error["message"]
-            answer = server.chat({"messages": [{"role": "user", "content": "from ivy"}], **SHORT})
-            assert answer.status_code == 200, answer.text
+            server.answer(URL, {"messages": [{"role": "user", "content": "from ivy"}], **SHORT})
         server.settle()
 
 
 @pytest.mark.thorough
 def test_a_template_that_loops_stops_neither_the_event_loop_nor_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remask.text.chat_template.MAX_SECONDS", 10 * LONGEST_S)  # it loops until it is ended
-    llm = make_llm()
+    llm = bundled("transit", "bicache", TEMPLATE)
     assert llm.tokenizer is not None
-    llm.tokenizer.use_chat_template(TEMPLATE)
     with serving(llm) as server:
         asked = {"messages": [{"role": "user", "content": "from ivy"}], **SLOW, "stream": True}
         with server.client.stream("POST", "/v1/chat/completions", json=asked) as stream:

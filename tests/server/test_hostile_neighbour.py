@@ -49,7 +49,6 @@ class Load:
 
     @property
     def p99(self) -> float:
-        """Seconds; the largest where there are few."""
         return max(self.times) if len(self.times) < 100 else statistics.quantiles(self.times, n=100)[98]
 
     @property

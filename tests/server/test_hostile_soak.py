@@ -62,7 +62,6 @@ class Held:
 
     @classmethod
     def of(cls, process: int) -> "Held":
-        """As the system tells."""
         folder = Path("/proc") / str(process)
         (resident,) = [line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS:")]
         return cls(int(resident.split()[1]) << 10, len(list((folder / "fd").iterdir())), len(children(process)))

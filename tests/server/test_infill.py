@@ -13,10 +13,7 @@ CANVAS: list[dict[str, Any]] = [{"text": "go"}, {"mask": {"min": 1, "max": 4}}, 
 
 
 def complete(running: Running, **fields: Any) -> dict[str, Any]:
-    response = running.client.post(URL, json={"prompt": PROMPT, "return_token_ids": True, **fields})
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return running.answer(URL, {"prompt": PROMPT, "return_token_ids": True, **fields})
 
 
 def joined(running: Running, **fields: Any) -> tuple[str, list[int], dict[str, Any]]:
@@ -112,6 +109,4 @@ def test_drafts_show_what_is_fixed(server: Running) -> None:
 def test_long_parts_are_refused_before_they_are_read(server: Running) -> None:
     most = server.service.intake.max_prompt_chars
     for fields in ({"suffix": "x" * (most + 1)}, {"canvas": [{"mask": 1}, {"text": "x" * (most + 1)}]}):
-        response = server.client.post(URL, json={"prompt": PROMPT, **fields})
-        assert response.status_code == 400
-        assert "characters" in response.json()["error"]["message"]
+        assert "characters" in server.refusal(URL, {"prompt": PROMPT, **fields})["message"]

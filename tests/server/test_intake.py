@@ -124,9 +124,7 @@ def test_choices_without_room_are_refused_by_the_first(monkeypatch: pytest.Monke
             return Engine.check(engine, request)
 
         monkeypatch.setattr(engine, "check", check)
-        refused = running.client.post(COMPLETIONS, json={**SMALL, "n": 50})
-        assert refused.status_code == 429
-        assert "asks for" in refused.json()["error"]["message"]
+        assert "asks for" in running.refusal(COMPLETIONS, {**SMALL, "n": 50}, 429)["message"]
         assert len(counted) == 1
         assert running.client.post(COMPLETIONS, json={**SMALL, "n": 2}).status_code == 200
         assert len(counted) == 3
@@ -184,9 +182,7 @@ def test_sizes_are_refused_before_a_text_is_read(
 
     for name in ("encode", "decode", "render_chat"):
         monkeypatch.setattr(server.service.intake.tokenizer, name, read)
-    response = server.client.post(url, json=body)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
+    error = server.refusal(url, body)
     assert error["param"] == param
     assert text in error["message"]
     assert len(error["message"]) < 1000
@@ -199,7 +195,6 @@ def test_what_is_as_long_as_allowed_is_read(server: Running) -> None:
 
 
 def ask_with(running: Running, key: str | None, priority: int) -> httpx.Response:
-    """A small request of that priority."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     return httpx.post(
         f"{running.base}{COMPLETIONS}", json={**SMALL, "priority": priority}, headers=headers, timeout=LONGEST_S

@@ -53,6 +53,5 @@ def test_a_uniform_model_streams_what_has_settled() -> None:
         assert 1 <= answer["remask"]["correction_steps"] <= 40
         texts = [chunk["choices"][0]["text"] for chunk in running.stream(corrected, URL) if chunk["choices"]]
         assert [text for text in texts if text] == [answer["choices"][0]["text"]], "all of it settles at once"
-        refused = running.client.post(URL, json={**body, "cache": "bicache", "cache_config": {"depth": 1}})
-        assert refused.status_code == 400
-        assert "not defined on uniform models" in refused.json()["error"]["message"]
+        refused = running.refusal(URL, {**body, "cache": "bicache", "cache_config": {"depth": 1}})
+        assert "not defined on uniform models" in refused["message"]

@@ -11,7 +11,7 @@ import pytest
 from remask.errors import ConfigError
 from remask.server.config import ServerConfig
 from remask.server.gate import AllowedHosts
-from tests.server.serving import CHATS, LONG, URL, Running, held, make_llm, serving
+from tests.server.serving import CHATS, LONG, URL, Running, at_once, held, make_llm, serving
 from tests.waiting import eventually
 
 KEY = "a-secret-key"
@@ -76,9 +76,7 @@ def test_large_bodies(limited: Running) -> None:
 
 
 def test_long_conversations(limited: Running) -> None:
-    response = limited.chat({"messages": [{"role": "user", "content": "x"}] * 5})
-    assert response.status_code == 400
-    assert "at most 4" in response.json()["error"]["message"]
+    assert "at most 4" in limited.refusal(URL, {"messages": [{"role": "user", "content": "x"}] * 5})["message"]
 
 
 def test_a_full_queue_is_a_429_and_no_more(limited: Running) -> None:
@@ -132,22 +130,13 @@ def test_request_ids_come_back(server: Running) -> None:
 
 
 def test_two_requests_of_one_id_are_both_answered(server: Running) -> None:
-    statuses: list[int] = []
+    def ask() -> int:
+        return server.client.post(URL, json={"messages": CHATS[0]}, headers={"X-Request-Id": "same"}).status_code
 
-    def ask() -> None:
-        response = server.client.post(URL, json={"messages": CHATS[0]}, headers={"X-Request-Id": "same"})
-        statuses.append(response.status_code)
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert statuses == [200] * 4
+    assert at_once(*[ask] * 4) == [200] * 4
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """Lines of the access log."""
     return [json.loads(record.getMessage()) for record in caplog.records if record.name == "remask.server.gate"]
 
 
@@ -227,9 +216,7 @@ def test_bad_settings(settings: dict[str, Any], text: str) -> None:
     ],
 )
 def test_an_unknown_path_names_the_nearest(server: Running, path: str, near: str) -> None:
-    told = server.client.post(path, json={})
-    assert told.status_code == 404
-    assert f"there is no path {path!r}. Did you mean {near}? " in told.json()["error"]["message"]
+    assert f"there is no path {path!r}. Did you mean {near}? " in server.refusal(path, {}, 404)["message"]
 
 
 def test_other_paths_and_methods(server: Running) -> None:
@@ -246,10 +233,9 @@ def test_other_paths_and_methods(server: Running) -> None:
 
 def test_infilling_by_the_name_of_other_servers(server: Running) -> None:
     body = {"prompt": "from ivy", "suffix": " birch", "max_tokens": 4, "temperature": 0}
-    told = server.client.post("/v1/fim/completions", json=body)
-    assert told.status_code == 200
-    assert told.json()["object"] == "text_completion"
-    assert told.json()["choices"] == server.client.post("/v1/completions", json=body).json()["choices"]
+    told = server.answer("/v1/fim/completions", body)
+    assert told["object"] == "text_completion"
+    assert told["choices"] == server.client.post("/v1/completions", json=body).json()["choices"]
 
 
 @pytest.fixture(scope="module")

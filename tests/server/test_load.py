@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +20,21 @@ import numpy as np
 import pytest
 
 from tests import http_load
-from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
+from tests.server.serving import (
+    CHATS,
+    LONG,
+    SLOW,
+    URL,
+    Running,
+    at_once,
+    held,
+    joined,
+    left_alone,
+    make_llm,
+    serving,
+    text_of,
+)
 from tests.waiting import LONGEST_S, eventually
-
-SOAK = 10_000
-
-
-def content(response: httpx.Response) -> str:
-    """The answer of a response."""
-    assert response.status_code == 200, response.text
-    text: str = response.json()["choices"][0]["message"]["content"]
-    return text
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds, once what is not in use has been given back."""
-    gc.collect()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc keeps freed memory for the next time
-        libc.malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 def mixed(number: int) -> dict[str, Any]:
@@ -54,13 +51,10 @@ def mixed(number: int) -> dict[str, Any]:
 @pytest.mark.thorough
 def test_an_answer_under_load_is_the_answer_alone(server: Running) -> None:
     bodies = [mixed(number) for number in range(14)]
-    alone = [content(server.chat(body)) for body in bodies]
+    alone = [text_of(server.answer(URL, body)) for body in bodies]
 
     def ask(body: dict[str, Any]) -> str:
-        if body.get("cache") is None:
-            chunks = server.stream(body)
-            return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-        return content(server.chat(body))
+        return joined(server.stream(body)) if body.get("cache") is None else text_of(server.answer(URL, body))
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         assert list(pool.map(ask, bodies)) == alone
@@ -106,20 +100,15 @@ def test_a_prefix_in_use_is_not_dropped(server: Running) -> None:
 def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
     """Four times as many clients as there is room for."""
     with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
-        statuses: list[int] = []
 
-        def hammer(number: int) -> None:
+        def hammer(number: int) -> list[int]:
             rng = random.Random(number)
             bodies = [{**mixed(rng.randrange(24)), "deadline_s": 600} for _ in range(6)]
-            statuses.extend(running.chat(body).status_code for body in bodies)
+            return [running.chat(body).status_code for body in bodies]
 
-        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(statuses) == {200, 429}
-        assert len(statuses) == 96
+        statuses = Counter(chain.from_iterable(at_once(*(partial(hammer, number) for number in range(16)))))
+        assert statuses.keys() == {200, 429}
+        assert statuses.total() == 96
         running.settle()
         running.client.delete("/v1/cache")
         assert running.cache()["pages"]["used"] == 0
@@ -179,28 +168,16 @@ def test_a_dead_engine_is_seen_by_all() -> None:
         assert running.client.get("/v1/cache").status_code == 500
 
 
-@pytest.mark.soak
-def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> None:
-    """Arrivals at four times the rate that full slots and a full queue keep up with, both measured here."""
-    with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
-        asks = http_load.asks(240, prefixes=4, seed=0)
-        started = time.monotonic()
-        full = asyncio.run(http_load.send_all(running.base, asks[:80], at_a_time=4))
-        rate = len(full) / (time.monotonic() - started)
-        assert all(told.status == 200 for told in full), "so many are always accepted"
-        over = asyncio.run(http_load.send_all(running.base, asks, rate=4 * rate))
-        assert {told.status for told in over} == {200, 429}
-        accepted = [told.seconds for told in over if told.status == 200]
-        usual, slow = (np.percentile(times, 99) for times in ([told.seconds for told in full], accepted))
-        print(
-            f"overload: capacity {rate:.1f}/s, offered {4 * rate:.1f}/s; {len(accepted)} of {len(asks)} accepted; "
-            f"p99 {slow:.2f} s, at capacity {usual:.2f} s"
-        )
-        assert len(accepted) > 20
-        assert slow < 3 * usual, "refused requests cost the others little"
-        running.settle()
-        running.client.delete("/v1/cache")
-        assert running.cache()["pages"]["used"] == 0
+SOAK = 10_000
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds, once what is not in use has been given back."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc keeps freed memory for the next time
+        libc.malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 @dataclass
@@ -250,9 +227,7 @@ def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
     """With cancels at random steps; memory stays where it was after the first thousand."""
     tally, started = Tally(SOAK), time.monotonic()
     with serving(make_llm(max_num_seqs=8, store_budget_tokens=600), max_queue=64) as running:
-        with ThreadPoolExecutor(12) as pool:
-            for future in [pool.submit(soak, running, tally, seed) for seed in range(12)]:
-                future.result()
+        at_once(*(partial(soak, running, tally, seed) for seed in range(12)))
         running.settle()
         told = ", ".join(str(size >> 20) for size in tally.memory)
         print(
@@ -264,5 +239,29 @@ def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
         assert tally.cancelled > SOAK // 10
         assert resident() - tally.memory[0] < 32 << 20
         assert not running.service.engine._tickets
+        running.client.delete("/v1/cache")
+        assert running.cache()["pages"]["used"] == 0
+
+
+@pytest.mark.soak
+def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> None:
+    """Arrivals at four times the rate that full slots and a full queue keep up with, both measured here."""
+    with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
+        asks = http_load.asks(240, prefixes=4, seed=0)
+        started = time.monotonic()
+        full = asyncio.run(http_load.send_all(running.base, asks[:80], at_a_time=4))
+        rate = len(full) / (time.monotonic() - started)
+        assert all(told.status == 200 for told in full), "so many are always accepted"
+        over = asyncio.run(http_load.send_all(running.base, asks, rate=4 * rate))
+        assert {told.status for told in over} == {200, 429}
+        accepted = [told.seconds for told in over if told.status == 200]
+        usual, slow = (np.percentile(times, 99) for times in ([told.seconds for told in full], accepted))
+        print(
+            f"overload: capacity {rate:.1f}/s, offered {4 * rate:.1f}/s; {len(accepted)} of {len(asks)} accepted; "
+            f"p99 {slow:.2f} s, at capacity {usual:.2f} s"
+        )
+        assert len(accepted) > 20
+        assert slow < 3 * usual, "refused requests cost the others little"
+        running.settle()
         running.client.delete("/v1/cache")
         assert running.cache()["pages"]["used"] == 0

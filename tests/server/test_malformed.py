@@ -51,7 +51,6 @@ OTHERS = (
 
 
 def refused(path: str) -> int:
-    """The status of a body that is not allowed."""
     return 422 if path == "/v1/systemone" else 400
 
 

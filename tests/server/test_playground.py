@@ -200,7 +200,6 @@ def brightness(tab: Tab, age: str) -> float:
 
 
 def top(tab: Tab, selector: str) -> float:
-    """Where an element begins on the page, in pixels."""
     found: float = tab.page.evaluate(f"document.querySelector('{selector}').getBoundingClientRect().top + scrollY")
     return found
 

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.thorough
 
 
 def kept(tab: Tab) -> list[dict[str, Any]]:
-    """The conversations that the browser keeps."""
     values = tab.page.evaluate(
         "Object.entries(localStorage).filter(([k]) => k.startsWith('remask.chat.')).map(([, v]) => v)"
     )
@@ -57,7 +56,6 @@ def test_an_answer_is_watched_and_a_stopped_one_keeps_what_was_settled(browser: 
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without marks."""
     return re.findall(r"\w+", text)
 
 

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def tab(tab: Tab) -> Tab:
-    """The page with this tab open."""
     tab.open("compare")
     return tab
 
@@ -55,7 +54,6 @@ def seen_tokens(tab: Tab, policy: str = "b") -> list[str]:
 
 
 def seen_blocks(tab: Tab, policy: str = "b") -> list[str]:
-    """The numbers of the blocks that are seen."""
     names = tab.page.locator(f"#run-{policy} .canvas .block-name")
     return [names.nth(place).inner_text() for place in range(names.count()) if names.nth(place).is_visible()]
 

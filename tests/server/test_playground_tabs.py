@@ -15,7 +15,6 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def memory(tab: Tab) -> Tab:
-    """The page with the tab Memory open."""
     tab.open("memory")
     tab.shown("#pages li")
     return tab

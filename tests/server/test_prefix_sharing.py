@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import CHATS, Running, make_llm, serving
+from tests.server.serving import CHATS, URL, Running, make_llm, serving
 
 COMPLETIONS = "/v1/completions"
 FIELDS: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "cache": "bicache", "cache_config": {"depth": 4}}
@@ -20,9 +20,7 @@ def auto() -> Iterator[Running]:
 
 def told(server: Running, prompt: Any, **fields: Any) -> tuple[int, int]:
     """Length of the prefix that was read, and of what was stored before."""
-    response = server.client.post(COMPLETIONS, json={**FIELDS, "prompt": prompt, **fields})
-    assert response.status_code == 200, response.text
-    body = response.json()
+    body = server.answer(COMPLETIONS, {**FIELDS, "prompt": prompt, **fields})
     return body["remask"]["prefix_tokens"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -61,9 +59,7 @@ def test_a_trace_names_what_was_read(auto: Running) -> None:
 def test_what_is_shared_is_said_once(auto: Running) -> None:
     marked = {"role": "system", "content": "from ivy", "cache_control": {"type": "ephemeral"}}
     chat = {**FIELDS, "messages": [marked, CHATS[0][1]], "prefix_length": 2}
-    refused = auto.chat(chat)
-    assert refused.status_code == 400
-    assert "prefix_length and cache_control both say" in refused.json()["error"]["message"]
+    assert "prefix_length and cache_control both say" in auto.refusal(URL, chat)["message"]
 
 
 def test_who_reads_no_prefix_is_told_why_and_counted(server: Running) -> None:

@@ -23,10 +23,7 @@ TEXT_ENDS = ["response.output_text.done", "response.content_part.done", "respons
 
 def asked(running: Running, **fields: Any) -> dict[str, Any]:
     own = {name: value for name, value in ASK.items() if name != "messages"}
-    response = running.client.post(PATH, json={"input": "Buy it", **own, **fields})
-    assert response.status_code == 200, response.text
-    told: dict[str, Any] = response.json()
-    return told
+    return running.answer(PATH, {"input": "Buy it", **own, **fields})
 
 
 def kinds(events: list[Any]) -> list[str]:

@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask.tasks import transit
-from tests.server.serving import CHATS, Running, make_llm, serving
+from tests.server.serving import CHATS, Running, bundled, make_llm, serving
 from tests.server.test_kinds_served import sdar
 
 URL = "/v1/completions"
@@ -20,9 +18,7 @@ DRAWN: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, 
 
 
 def complete(running: Running, **fields: Any) -> dict[str, Any]:
-    response = running.client.post(URL, json={**DRAWN, **fields})
-    assert response.status_code == 200, response.text
-    choice: dict[str, Any] = response.json()["choices"][0]
+    choice: dict[str, Any] = running.answer(URL, {**DRAWN, **fields})["choices"][0]
     return choice
 
 
@@ -110,13 +106,6 @@ def test_a_chat_has_as_many_steps_as_tokens(server: Running) -> None:
     assert len(choice["remask"]["step_maps"]) == len(choice["token_ids"]) == whole.json()["usage"]["completion_tokens"]
 
 
-def test_choices_really_differ(server: Running) -> None:
-    response = server.client.post(URL, json={**DRAWN, "n": 6, "return_trace": True, "seed": 1}).json()
-    texts = [choice["text"] for choice in response["choices"]]
-    assert len(set(texts)) >= 5
-    assert [choice["remask"]["trace"]["sampling"]["seed"] for choice in response["choices"]] == [1, 2, 3, 4, 5, 6]
-
-
 def test_streams_end_with_the_rollout(server: Running) -> None:
     body = {**DRAWN, "seed": 2, "return_trace": True, "return_step_maps": True, "return_token_ids": True}
     whole = server.client.post(URL, json=body).json()["choices"][0]
@@ -133,25 +122,12 @@ def test_streams_end_with_the_rollout(server: Running) -> None:
 
 
 def test_a_uniform_model_tells_its_trace_alone() -> None:
-    llm = LLM("bundled-uniform", cache="auto", dtype="float32", device="cpu")
-    body = {
-        "prompt": "route from Cairo?",
-        "max_tokens": 8,
-        "seed": 3,
-        "uniform": {"canvas_length": 64},
-        "steps_per_block": 8,
-    }
-    with serving(llm, model_names=["uniform"], sampling={}) as running:
-
-        def post(**fields: Any) -> httpx.Response:
-            return running.client.post(URL, json={**body, **fields})
-
+    small = {"uniform": {"canvas_length": 64}, "steps_per_block": 8}
+    body = {"prompt": "route from Cairo?", "max_tokens": 8, "seed": 3, **small}
+    with serving(bundled("uniform", "auto"), model_names=["uniform"], sampling={}) as running:
         for name, value in {"return_step_maps": True, "logprobs": 0, "top_logprobs": 2}.items():
-            refused = post(**{name: value})
-            assert refused.status_code == 400
-            assert "uniform model" in refused.json()["error"]["message"]
-        choice = post(return_trace=True).json()["choices"][0]
-        trace = choice["remask"]["trace"]
+            assert "uniform model" in running.refusal(URL, {**body, name: value})["message"]
+        trace = running.answer(URL, {**body, "return_trace": True})["choices"][0]["remask"]["trace"]
         assert trace["events"]
         assert "logprobs" not in trace["events"][0]
 

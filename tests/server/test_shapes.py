@@ -100,6 +100,5 @@ def test_a_stream_and_its_drafts_come_to_the_one_shot_answer(server: Running) ->
     ids=["canvas", "suffix"],
 )
 def test_beside_parts_of_a_canvas_it_is_refused(server: Running, parts: dict[str, Any]) -> None:
-    found = server.client.post("/v1/completions", json={"prompt": "from abbey", **GROWING, **parts})
-    assert found.status_code == 400
-    assert "growing_canvas: a canvas that grows has nothing behind what is decoded" in found.json()["error"]["message"]
+    found = server.refusal("/v1/completions", {"prompt": "from abbey", **GROWING, **parts})
+    assert "growing_canvas: a canvas that grows has nothing behind what is decoded" in found["message"]

@@ -23,7 +23,7 @@ from remask.server.config import ServerConfig
 from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody
 from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, format_of, whole_calls
-from tests.server.serving import TEMPLATE, Running, serving
+from tests.server.serving import TEMPLATE, URL, Running, serving
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -60,7 +60,6 @@ def say(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def valid(arguments: str) -> bool:
-    """Whether they follow `ORDER`, by hand."""
     read = json.loads(arguments)
     kinds = {"who": str, "price": int, "gift": bool}
     kept = all(type(value) is kinds[name] for name, value in read.items())
@@ -216,9 +215,7 @@ def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
     ],
 )
 def test_what_cannot_be_called_is_refused(taught: Running, fields: dict[str, Any], told: str) -> None:
-    response = taught.chat({**ASK, **fields})
-    assert response.status_code == 400
-    assert told in response.json()["error"]["message"]
+    assert told in taught.refusal(URL, {**ASK, **fields})["message"]
 
 
 def test_a_call_needs_room(taught: Running) -> None:
@@ -399,9 +396,7 @@ def test_block_causal_models_make_calls_on_every_surface(blocks: Running, choice
         "tool_choice": chosen if name is None else {"type": "function", "function": {"name": name}},
         **own,
     }
-    whole = blocks.chat(chat)
-    assert whole.status_code == 200, whole.text
-    (told,) = whole.json()["choices"][0]["message"]["tool_calls"]
+    (told,) = blocks.answer(URL, chat)["choices"][0]["message"]["tool_calls"]
     assert right(**told["function"])
     assert name in (None, told["function"]["name"])
     deltas = [c["delta"]["tool_calls"] for k in blocks.stream(chat) for c in k["choices"] if "tool_calls" in c["delta"]]
@@ -476,19 +471,16 @@ def test_tools_that_other_servers_run_are_left_out_unless_they_are_picked(taught
     for url, fields, left_out in HOSTED:
         said = {"input": "x"} if url == "/v1/responses" else {"messages": ASK["messages"]}
         body = {**said, "max_tokens": 4, "tool_choice": {"type": "auto"} if "messages" in url else "auto", **fields}
-        told = taught.client.post(url, json=body)
-        assert told.status_code == 200, told.text
-        assert told.json()["remask"]["left_out"] == left_out
+        assert taught.answer(url, body)["remask"]["left_out"] == left_out
         with taught.client.stream("POST", url, json={**body, "stream": True}) as stream:
             assert stream.headers["X-Remask-Left-Out"] == ",".join(left_out)
             stream.read()
     for url, fields, picked in PICKED:
         said = {"input": "x"} if url == "/v1/responses" else {"messages": ASK["messages"]}
         tools = [{"type": "web_search_preview", "name": "search"}]
-        told = taught.client.post(url, json={**said, "tools": tools, **fields})
-        assert told.status_code == 400
-        assert picked in told.json()["error"]["message"]
-        assert "the server runs no tools: offer a function" in told.json()["error"]["message"]
+        told = taught.refusal(url, {**said, "tools": tools, **fields})
+        assert picked in told["message"]
+        assert "the server runs no tools: offer a function" in told["message"]
 
 
 @pytest.fixture(scope="module")

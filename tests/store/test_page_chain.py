@@ -19,7 +19,6 @@ class Shelf:
         self.chain = PageChain(self.allocator, budget, b"model")
 
     def write(self, tokens: Sequence[int], salt: str = "") -> list[Page | None]:
-        """Publish all whole pages of `tokens`."""
         stored: list[Page | None] = []
         for number, key in enumerate(self.chain.identities(tokens, salt)):
             extent = self.claim()

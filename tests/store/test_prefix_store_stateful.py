@@ -23,8 +23,6 @@ SALTS = {salted(b"", salt): salt for salt in ("", "tenant")}
 
 @dataclass
 class Kept:
-    """An entry of the model."""
-
     tokens: tuple[int, ...]
     salt: str
     ready: bool = False

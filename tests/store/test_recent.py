@@ -22,7 +22,6 @@ class Listed:
         return len({prompt[:end] for prompt in self.prompts for end in range(1, len(prompt) + 1)})
 
     def add(self, prompt: Sequence[int]) -> int:
-        """As `PromptTree.add`."""
         kept = tuple(prompt[: self.max_tokens])
         common = max((shared(kept, other) for other in self.prompts), default=0)
         self.prompts = [*(other for other in self.prompts if other != kept), kept]

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from remask.errors import ConfigError
 from remask.tasks import town
 from remask.tasks.town import Shop, TownRequest, TownSettings
 
@@ -91,9 +90,3 @@ def request(kind: str, asked: str) -> TownRequest:
 )
 def test_only_what_was_asked_is_right(kind: str, asked: str, text: str, right: bool) -> None:
     assert town.is_correct(request(kind, asked), text) is right
-
-
-def test_settings_are_checked() -> None:
-    assert TownSettings.from_mapping({"shops": 6}).shops == 6
-    with pytest.raises(ConfigError, match="shops"):
-        TownSettings(shops=3)

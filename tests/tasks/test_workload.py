@@ -1,5 +1,6 @@
 """What all tasks have in common: how a seed deals a workload out, and what is refused."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
@@ -105,3 +106,50 @@ def test_settings_come_from_json_and_names_are_suggested(settings: Any) -> None:
     name = fields(settings)[0].name
     with pytest.raises(UnknownNameError, match=f"setting of the task {settings.task} .*Did you mean '{name}'"):
         settings.from_mapping({f"{name}x": 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "message"),
+    [
+        (relay.RelaySettings, {"rows": 7}, "rows must be a whole number from 8 to 24, got 7"),
+        (relay.RelaySettings, {"rows": 25}, "rows must be a whole number from 8 to 24, got 25"),
+        (relay.RelaySettings, {"seasons": 3}, "seasons must be a whole number from 1 to 2, got 3"),
+        (
+            relay.RelaySettings,
+            {"seasons": 1, "legs": 2},
+            "legs is 2, and the legs of a route have seasons of their own",
+        ),
+        (tariff.TariffSettings, {"orders": 3}, "orders must be a whole number from 4 to 64, got 3"),
+        (tariff.TariffSettings, {"orders": 65}, "orders must be a whole number from 4 to 64, got 65"),
+        (
+            tariff.TariffSettings,
+            {"orders": 7},
+            "with plans=2 a system prompt has at least 8. Raise orders or lower plans",
+        ),
+        (tariff.TariffSettings, {"asked": 5}, "asked must be a whole number from 1 to 4, got 5"),
+        (tariff.TariffSettings, {"plans": 4}, "plans must be a whole number from 1 to 3, got 4"),
+        (tariff.TariffSettings, {"kinds": []}, "kinds names no kind of question; it names one or more of plan, lookup"),
+        (tariff.TariffSettings, {"kinds": "plan"}, "kinds must be a list"),
+        (town.TownSettings, {"shops": 3}, "shops must be a whole number from 4"),
+    ],
+)
+def test_bad_settings(settings: Any, values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        settings.from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "share", "left"),
+    [(relay, relay.TOWNS, relay.right_hops, 5 / 6), (tariff, tariff.NAMES, tariff.right_names, 3 / 4)],
+)
+def test_one_wrong_word_makes_a_response_wrong(
+    task: Any, words: tuple[str, ...], share: Callable[[str, str], float], left: float
+) -> None:
+    (request,) = task.make_workload(1, 1, 0)
+    said = request.reference.split()
+    said[3] = next(word for word in words if word not in said)
+    wrong = " ".join(said)
+    assert not task.is_correct(wrong, request.reference)
+    assert share(wrong, request.reference) == pytest.approx(left)
+    assert share(request.reference, request.reference) == 1
+    assert share("", request.reference) == 0
