@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,14 +79,14 @@ def open_without_pool(args: argparse.Namespace, reads: Reads = "tokens") -> LLM:
     return open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0), reads=reads)
 
 
-def compared_policies(args: argparse.Namespace, usual: Sequence[str] = ()) -> list[Policy]:
-    """`--caches`, or `usual` without it, with their `--cache-config`, each once.
+def compared_policies(args: argparse.Namespace) -> list[Policy]:
+    """`--caches` with their `--cache-config`, each once.
 
     `none` comes before them under `--metric agreement`, of commands that have it: answers are compared with its. Raises
     `ConfigError` on settings of another policy.
     """
     settings = object_option("--cache-config", args.cache_config)
-    names = list(usual) if args.caches is None else separated(args.caches)
+    names = separated(args.caches)
     if vars(args).get("metric") == "agreement":
         names = list(dict.fromkeys(["none", *names]))
     for name, own in settings.items():

@@ -19,13 +19,12 @@ from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
 from remask.engine.member import Turn
 from remask.engine.observer import EngineObserver
-from remask.engine.runner import Items, Runner
+from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.machine.transfers import Arrival
 from remask.model.attention import Attention, Sink
 from remask.model.pool import Pool
-from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.weights import LayerWeights
 from remask.model.work_list import WorkList
@@ -33,7 +32,6 @@ from remask.plan.cost import NOTHING, PassCost, Widths
 from remask.plan.ledger import UNWRITTEN, Ledger
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
 from remask.plan.plan import Plan, PrefixHit
-from remask.policies.on_device import DeviceHook
 
 
 @dataclass(slots=True)
@@ -226,13 +224,17 @@ def _attached(engine: Engine, observer: EngineObserver) -> EngineObserver:
 
 
 class _Replaced(EngineObserver):
-    """Runs passes by what `make` returns."""
-
     def __init__(self, make: Callable[[Transformer, Pool], Runner]) -> None:
         self.make = make
 
     def runner(self, model: Transformer, pool: Pool) -> Runner:
         return self.make(model, pool)
+
+
+def _run_by(engine: Engine, make: Callable[[Transformer, Pool], Runner]) -> EngineObserver:
+    """Let `engine` run passes by what `make` returns. Raises `ConfigError` as `_check_one_process` does."""
+    _check_one_process(engine)
+    return _attached(engine, _Replaced(make))
 
 
 def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
@@ -269,8 +271,7 @@ def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
 
 def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
     """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
-    _check_one_process(engine)
-    return _attached(engine, _Replaced(lambda model, pool: Runner(model.with_attention(attention), pool)))
+    return _run_by(engine, lambda model, pool: Runner(model.with_attention(attention), pool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +303,7 @@ def replace_logits(engine: Engine, judge: Callable[[ScoredPass], Tensor]) -> Eng
 
     The engine must run one request at a time, without `overlap`.
     """
-    _check_one_process(engine)
-    return _attached(engine, _Replaced(lambda model, pool: _JudgedRunner(model, pool, judge)))
+    return _run_by(engine, lambda model, pool: _JudgedRunner(model, pool, judge))
 
 
 class _AsGiven(Transformer):
@@ -356,12 +356,7 @@ def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
     from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
     residuals, and rows that are carried or restored between stages.
     """
-    _check_one_process(engine)
-
-    def sectioned(model: Transformer, pool: Pool) -> Runner:
-        return _SectionedRunner(_SectionedTransformer(model, section), pool, section)
-
-    return _attached(engine, _Replaced(sectioned))
+    return _run_by(engine, lambda model, pool: _SectionedRunner(_SectionedTransformer(model, section), pool, section))
 
 
 def _check_one_process(engine: Engine) -> None:
@@ -371,6 +366,16 @@ def _check_one_process(engine: Engine) -> None:
             f"what is observed here is on {engine.model.ranks.shard.size} processes; load the model with "
             "tensor_parallel=1"
         )
+
+
+def _within(name: str, method: Callable[..., Any]) -> Any:
+    """`method` of an object that has a `section`, inside the one of that name."""
+
+    def run(self: Any, *inputs: Any, **more: Any) -> Any:
+        with self.section(name):
+            return method(self, *inputs, **more)
+
+    return run
 
 
 class _SectionedAttention:
@@ -388,33 +393,16 @@ class _SectionedTransformer(Transformer):
         super().__init__(model.config, model.weights, attention, model.arithmetic, kernels=model.kernels)
         self.section = section
 
-    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        with self.section("norms"):
-            return super().norm(x, weight)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        with self.section("head"):
-            return super().head(hidden)
-
-    def _choose(self, *inputs: Any) -> Tensor:
-        with self.section("selection"):
-            return super()._choose(*inputs)
-
-    def stillness(self, *inputs: Any) -> Tensor:
-        with self.section("selection"):
-            return super().stillness(*inputs)
-
-    def project(self, *inputs: Any) -> Tensor:
-        with self.section("projections"):
-            return super().project(*inputs)
+    norm = _within("norms", Transformer.norm)
+    head = _within("head", Transformer.head)
+    stillness = _within("selection", Transformer.stillness)
+    project = _within("projections", Transformer.project)
+    _choose = _within("selection", Transformer._choose)
+    _feed = _within("mlp", Transformer._feed)
 
     def _linear(self, x: Tensor, w: LayerWeights, field: str, *inputs: Any, **more: Any) -> Tensor:
         with self.section("projections") if field == "out" else nullcontext():
             return super()._linear(x, w, field, *inputs, **more)
-
-    def _feed(self, *inputs: Any) -> Tensor:
-        with self.section("mlp"):
-            return super()._feed(*inputs)
 
 
 class _SectionedRunner(Runner):
@@ -422,24 +410,8 @@ class _SectionedRunner(Runner):
         super().__init__(model, pool)
         self.section = section
 
-    def pack(self, items: Items, first: int = 0) -> StepBatch:
-        with self.section("packing"):
-            return super().pack(items, first)
-
-    def pack_layer(self, items: Items, layer: int) -> Stage:
-        with self.section("packing"):
-            return super().pack_layer(items, layer)
-
-    def before_layer(
-        self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
-    ) -> dict[int, Plan]:
-        with self.section("watch"):
-            return super().before_layer(hooks, stage, h, plans)
-
-    def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
-        with self.section("watch"):
-            return super().after_layer(hooks, layer, plans)
-
-    def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
-        with self.section("sampling"):
-            return super().launch_scores(hidden, turns)
+    pack = _within("packing", Runner.pack)
+    pack_layer = _within("packing", Runner.pack_layer)
+    before_layer = _within("watch", Runner.before_layer)
+    after_layer = _within("watch", Runner.after_layer)
+    launch_scores = _within("sampling", Runner.launch_scores)

@@ -1,7 +1,7 @@
 """The contenders of a bench: the policies that can run on a workload, and the reasons why others cannot."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,6 +64,18 @@ def contender(
     for task in workload.tasks:
         llm.engine.check(task.request.with_policy(policy))
     return Contender(cache if isinstance(cache, str) else name_of(cache), policy, settings=settings_of(policy))
+
+
+def at_depths(
+    llm: LLM, workload: Workload, depths: Iterable[int], settings: Mapping[str, Any] | None = None
+) -> list[Contender]:
+    """Returns `bicache` at each of `depths` as contenders named "bicache depth=B". `settings` are its other settings.
+
+    Raises `ConfigError` on depths that the model does not have.
+    """
+    own = settings or {}
+    rows = {depth: contender(llm, "bicache", {**own, "depth": depth}, workload) for depth in depths}
+    return [replace(row, name=f"bicache depth={depth}") for depth, row in rows.items()]
 
 
 def every_contender(

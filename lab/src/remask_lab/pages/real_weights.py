@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         similarities=_similarities,
         towns=_towns,
         solutions=_solutions,
-        left_out=_left_out,
+        left_out=partial(_left_out, set[str]()),
         losses=_losses,
         passes=_passes,
         outputs=_outputs,
@@ -344,8 +345,16 @@ def _name(row: Row) -> str:
     return (row["cache"] if " " in row["cache"] else f"`{row['cache']}`") + beside
 
 
-def _left_out(record: Record) -> str:
-    return "\n".join(f"- Left out: `{each['name']}`: {each['reason']}." for each in record.data["left_out"])
+def _left_out(told: set[str], record: Record) -> str:
+    """Which caches were left out of a bench, and why, unless that is among the reasons that were `told`."""
+    lines = []
+    for policy in record.data["left_out"]:
+        name, reason = policy["name"], policy["reason"]
+        lines.append(
+            f"- Left out: `{name}`" + (", for the same reason as above." if reason in told else f": {reason}.")
+        )
+        told.add(reason)
+    return "\n".join(lines)
 
 
 def _losses(held: Sequence[Record]) -> str:

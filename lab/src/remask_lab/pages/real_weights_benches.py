@@ -11,8 +11,7 @@ from remask.tasks import gsm8k
 from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.town import TownSettings
 from remask_lab.bench.bench import run_bench
-from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import COMPOSITIONS, contender, every_contender
+from remask_lab.bench.contenders import COMPOSITIONS, at_depths, contender, every_contender
 from remask_lab.bench.documents import document_workload, read_documents
 from remask_lab.bench.lookup import BY_HAND, GENERATED, LookupSettings
 from remask_lab.bench.workload import Task, TaskChoice, Workload, usual_workload

@@ -17,12 +17,12 @@ MARGIN = 0.05
 """A loss, as a share of all questions, that is small: where it is excluded and no loss is certain, answers are kept."""
 
 
-def wilson(successes: float, trials: float, z: float = Z) -> tuple[float, float]:
-    """Wilson's score interval of a share, 95 % by default. It stays within [0, 1] and also holds for small counts."""
+def wilson(successes: float, trials: float) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share. It stays within [0, 1] and also holds for small counts."""
     share = successes / trials
-    centre = share + z * z / (2 * trials)
-    margin = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
+    centre = share + Z * Z / (2 * trials)
+    margin = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials * trials))
+    scale = 1 + Z * Z / trials
     return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
 
 

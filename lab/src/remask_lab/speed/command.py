@@ -134,14 +134,10 @@ def in_turns(
     return times
 
 
-def median_and_range(values: Sequence[float], name: str, suffix: str = "_range") -> dict[str, Any]:
-    """The median of what the turns gave, as `name`, and their range."""
-    return {name: statistics.median(values), f"{name}{suffix}": [min(values), max(values)]}
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Of two that took turns, turn by turn."""
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
+def ratio_and_range(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """The median ratio of two that took turns, and its range."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {"ratio": statistics.median(ratios), "ratio_range": [min(ratios), max(ratios)]}
 
 
 def cpu_seconds(act: Callable[[], object]) -> float:
