@@ -33,7 +33,7 @@ from remask_lab.pages.measure_real_weights import (
     parts,
     possible,
 )
-from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import PAGES, RESULTS, fill
 from remask_lab.pages.page import made as machine_of
 from remask_lab.pages.real_weights_benches import DEEP, DOCUMENTS, EARNED, LOOKUPS, SHOTS, is_bench
 from remask_lab.pages.real_weights_losses import CANVAS
@@ -43,6 +43,7 @@ from remask_lab.records.interval import judged
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, number_format, read_record, write_record
+from remask_lab.speed.command import command_parser, run_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +65,7 @@ WORK, TIME = "work saved", "time saved"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is asked for, and write the page. Returns 0, or 2 after printing an error that the user can mend."""
-    parser = page_parser("real-weights", __doc__)
+    parser = command_parser(__doc__, "pages real-weights")
     parser.add_argument("--measure", choices=tuple(SIZES), metavar="SIZE", help=f"how much: {', '.join(SIZES)}")
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="measure these alone (default: all)")
     parser.add_argument("--published", metavar="FILE", help=f"GSM8K's test.jsonl, which the part {PUBLISHED} reads")
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=str(PAGES["real-weights"]),
         help="the page; its picture goes into images beside it",
     )
-    return run_page(_run, parser, argv)
+    return run_command(partial(_run, parser.parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.gpu.results import read_kept, speed_table
 from remask_lab.pages.claims import claims_table, read_claims
-from remask_lab.pages.page import PAGES, README, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import PAGES, README, RESULTS, fill
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, notes, published
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
+from remask_lab.speed.command import command_parser, run_command
 
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 SEVERAL = 4  # records of which a note is not repeated in each table's section
@@ -34,11 +36,11 @@ BENCH, DEPTH, GPU = "bench", "analyze depth", "gpu"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and the README's tables. Returns 0, or 2 where a result file cannot be used."""
-    parser = page_parser("results", __doc__)
+    parser = command_parser(__doc__, "pages results")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES["results"]), metavar="FILE", help="default docs/lab/results.md")
     parser.add_argument("--readme", default=str(README), metavar="FILE", help="default README.md")
-    return run_page(_run, parser, argv)
+    return run_command(partial(_run, parser.parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:

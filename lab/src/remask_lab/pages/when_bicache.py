@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from remask.policies.earned import BOUND
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
-from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import PAGES, RESULTS, fill
 from remask_lab.pages.real_weights import FOLDER, read_all, read_training, rows_by_cache
 from remask_lab.pages.real_weights_benches import DEPTHS
 from remask_lab.records.interval import judged, percent_text
@@ -31,6 +32,7 @@ from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 from remask_lab.similarity.probe import limits_of
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at
+from remask_lab.speed.command import command_parser, run_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,19 +90,19 @@ class Kind:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and its picture. Returns 0, or 2 where a result file cannot be used."""
-    parser = page_parser(NAME, __doc__)
+    parser = command_parser(__doc__, f"pages {NAME}")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES[NAME]), help="the page; its picture goes into images beside it")
+    args = parser.parse_args(argv)
+    return run_command(partial(_run, Path(args.results), Path(args.output)))
 
-    def run(args: Any) -> None:
-        results, output = Path(args.results), Path(args.output)
-        found = kinds(results)
-        caches = read_all(results / FOLDER.name)["town-caches"]
-        (output.parent / "images").mkdir(exist_ok=True)
-        save_figure(picture(found, caches), output.parent / "images" / PICTURE, "a shared prefix")
-        write_whole("the page", output, page(results, found))
 
-    return run_page(run, parser, argv)
+def _run(results: Path, output: Path) -> None:
+    measured = kinds(results)
+    caches = read_all(results / FOLDER.name)["town-caches"]
+    (output.parent / "images").mkdir(exist_ok=True)
+    save_figure(picture(measured, caches), output.parent / "images" / PICTURE, "a shared prefix")
+    write_whole("the page", output, page(results, measured))
 
 
 def kinds(results: Path) -> list[Kind]:

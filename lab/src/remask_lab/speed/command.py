@@ -1,6 +1,7 @@
 """What the measurements share: how they are declared, how they end, and times of calls that take turns."""
 
 import argparse
+import importlib
 import inspect
 import json
 import statistics
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remask.checks.values import whole
@@ -33,19 +35,25 @@ class Shown:
     text: str
 
 
-def run_measurement(
-    run: Callable[[argparse.Namespace], Any], usage: str, words: Sequence[str], name: str, command: str = "speed"
-) -> None:
+def run_named(command: str, doc: str | None, measurements: Mapping[str, tuple[str, str]]) -> int:
+    """Run the one of a command's `measurements` that the first word names. Returns the exit status.
+
+    Each is the module of a function of its name, and its options with their defaults. Only that module is imported.
+    """
+    parser = command_parser(doc, command)
+    parser.add_argument("name", choices=measurements)
+    name = parser.parse_args(sys.argv[1:2]).name
+    return run_command(partial(run_measurement, command, name, *measurements[name], sys.argv[2:]))
+
+
+def run_measurement(command: str, name: str, module: str, usage: str, words: Sequence[str]) -> None:
     """Parse `words` by `usage` and `--json`, run, print what was found, and write it where `--json` says.
 
-    The docstring of `run` is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
+    The function's docstring is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
     numbers that are too small.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m remask_lab {command} {name}",
-        description=inspect.getdoc(run),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    run = getattr(importlib.import_module(module), name)
+    parser = command_parser(inspect.getdoc(run), f"{command} {name}")
     add_options(parser, f"{usage} --json STR".strip())
     args = parser.parse_args(words)
     for option, value in vars(args).items():
@@ -98,9 +106,10 @@ def _typed(word: str) -> int | float | str:
     return word
 
 
-def command_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help begins with a module's docstring."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def command_parser(doc: str | None, words: str | None = None) -> argparse.ArgumentParser:
+    """A parser whose help begins with a docstring; `words` name the command behind `python -m remask_lab`."""
+    prog = None if words is None else f"python -m remask_lab {words}"
+    return argparse.ArgumentParser(prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def run_command(main: Callable[[], None]) -> int:
