@@ -49,9 +49,9 @@ class BenchRound:
     peak_memory_bytes: int
 
     @property
-    def completion_tokens(self) -> int:
+    def tokens_per_second(self) -> float:
         """Response tokens, each response up to its end token."""
-        return sum(output.usage.completion_tokens for output in self.outputs)
+        return sum(output.usage.completion_tokens for output in self.outputs) / self.seconds
 
     @property
     def row_layers(self) -> int:
@@ -84,7 +84,6 @@ class BenchRow:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks."""
         return tuple(task for share in self.shares for task in share)
 
     @property
@@ -95,28 +94,24 @@ class BenchRow:
     @property
     def outputs(self) -> list[Output]:
         """The response to each of `tasks` that was counted."""
-        return [output for each in self.counted for output in each.outputs]
-
-    @property
-    def row_layers(self) -> int:
-        """Row-layers computed for `outputs`, prefix-only passes included."""
-        return sum(each.row_layers for each in self.counted)
+        return [output for turn in self.counted for output in turn.outputs]
 
     @property
     def peak_memory_bytes(self) -> int:
         """The most that a counted round held."""
-        return max(each.peak_memory_bytes for each in self.counted)
+        return max(turn.peak_memory_bytes for turn in self.counted)
 
-    @property
-    def clusters(self) -> dict[str, int]:
-        """The cluster of each task, by its request's id."""
-        return {task.request.id: own for task, own in zip(self.tasks, prefix_clusters(self.tasks), strict=True)}
+    def total(self, name: str) -> int:
+        """The sum of a number over the counted rounds."""
+        return sum(getattr(turn, name) for turn in self.counted)
 
     def loss(self, baseline: "BenchRow") -> dict[str, Any]:
         """What a result says of the reference answers, alone and beside the baseline's; empty where not wanted."""
         if self.losses is None or baseline.losses is None:
             return {}
-        compared = beside(self.losses, baseline.losses, self.clusters)
+        names = (task.request.id for task in self.tasks)
+        clusters = dict(zip(names, prefix_clusters(self.tasks), strict=True))
+        compared = beside(self.losses, baseline.losses, clusters)
         return {**mean_loss(self.losses), "no_loss": self.no_loss, **compared}
 
 
@@ -140,18 +135,16 @@ def run_bench(
     """Run every contender over the workload `rounds` times, and return the record that `remask bench` writes.
 
     The contenders take turns. Each turn has its own engine and store, so that the first request of every prefix is a
-    miss. The record holds medians against each contender's baseline, which must be among the contenders. Its settings
-    are the workload's shape, and its conditions what else the machine did meanwhile.
+    miss. The record holds medians against each contender's baseline, which must be among the contenders.
 
     Args:
-        detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn
-            of one request at a time. That turn runs as many requests as make the passes of full batches.
+        detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn of
+            one request at a time, of as many requests as make the passes of full batches.
         alone: whether a detailed bench has these further turns.
-        answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
-            (`check_answers`).
+        answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything.
         losses: whether to measure the loss of the reference answers under each policy (`reference`), untimed.
-        audits: whether to audit some requests of each policy that approximates, untimed. Where audits earn a
-            policy's depth they do so before the rounds in any case.
+        audits: whether to audit some requests of each policy that approximates, untimed. Where audits earn a policy's
+            depth they do so before the rounds in any case.
         responses: whether the record holds a response to each request, of the last round that ran it.
         warm_up: requests of each contender's first turn, which is not timed, unless all of them are.
         divided: whether a round runs a share of the prefixes, with all their requests, so that each request runs once.
@@ -375,7 +368,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
         "settings": dict(row.contender.settings),
         "policy": repr(row.contender.policy),
         "baseline": baseline.contender.name,
-        "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
+        "throughput_tok_s": float(np.median([turn.tokens_per_second for turn in row.rounds])),
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
         "accuracy_interval": list(clustered(right, clusters)) if right else None,
@@ -388,10 +381,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
         **(row.audits.result if row.audits is not None and audits else {}),
         **row.loss(baseline),
         "forwards": sum(output.usage.forwards for output in outputs),
-        "row_layers": row.row_layers,
-        "audit_row_layers": sum(each.audit_row_layers for each in row.counted),
-        "prefix_hits": sum(each.prefix_hits for each in row.counted),
-        "partial_prefix_hits": sum(each.partial_prefix_hits for each in row.counted),
+        **{name: row.total(name) for name in ("row_layers", "audit_row_layers", "prefix_hits", "partial_prefix_hits")},
         "cached_tokens": sum(output.usage.cached_tokens for output in outputs),
         "prefix_note": _unread(outputs),
         "prefix_depth": float(np.mean([output.usage.prefix_depth for output in outputs])),

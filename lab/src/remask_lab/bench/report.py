@@ -11,7 +11,7 @@ from remask_lab.bench.bench import LEAST_ACCURACY
 from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
-from remask_lab.records.markdown import markdown_table
+from remask_lab.records.markdown import NONE, markdown_table, percent, shown
 from remask_lab.records.record import Record, number_format
 
 Result: TypeAlias = Mapping[str, Any]
@@ -67,26 +67,17 @@ def _flat(result: Result, before: str = "") -> dict[str, Any]:
 
 
 def _accuracy(result: Result) -> str:
-    if result["accuracy"] is None:
-        return "-"
-    return percent_text(result["accuracy"], result["accuracy_interval"])
-
-
-def _agreement(result: Result) -> str:
-    return f"{100 * result['agreement_with_none']:.1f} %"
+    share = result["accuracy"]
+    return NONE if share is None else percent_text(share, result["accuracy_interval"])
 
 
 def _moved(result: Result) -> str:
-    """Mean and interval in nats; "-" where nothing was audited."""
+    """Mean and interval in nats."""
     nats = result.get("divergence_nats")
     if nats is None:
-        return "-"
+        return NONE
     low, high = result["divergence_interval"]
     return f"{nats:.3f}" + ("" if low is None else f" ({max(low, 0):.3f} to {high:.3f})")
-
-
-def _loss(result: Result) -> str:
-    return "-" if result["loss"] is None else f"{result['loss']:.3f}"
 
 
 def _speed(compared: Result) -> str:
@@ -102,7 +93,7 @@ def _saved(result: Result, saved: float) -> str:
 
 
 def _efficiency(result: Result) -> str:
-    """The share of the baseline's FLOPs a second, with its range over the rounds. "-" where noise hides it.
+    """The share of the baseline's FLOPs a second, with its range over the rounds; nothing where noise hides it.
 
     Fewer FLOPs take no more of the machine than they need: a share above 1 comes from noise.
     """
@@ -111,7 +102,7 @@ def _efficiency(result: Result) -> str:
     if result["cache"] == result["baseline"]:
         return "100 %"
     if kept > 1:
-        return "-"
+        return NONE
     return f"{100 * kept:.0f} %" + (f" ({100 * low:.0f} to {100 * high:.0f})" if high > low else "")
 
 
@@ -121,10 +112,12 @@ def _staleness(result: Result) -> str:
 
 MOVED: Column = ("nats moved", _moved)
 ACCURACY: Column = ("accuracy (95 % interval)", _accuracy)
+LOSS: Column = ("loss (nats a token)", lambda result: shown(".3f", result["loss"]))
+AGREEMENT: Column = ("agreement", lambda result: percent(result["agreement_with_none"]))
 SHORT: tuple[Column, ...] = (
     ("cache", lambda result: str(result["cache"])),
     ACCURACY,
-    ("agreement", _agreement),
+    AGREEMENT,
     MOVED,
     ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
     ("speed", _speed),
@@ -136,7 +129,7 @@ DETAILED: tuple[Column, ...] = (
     ("method", lambda result: str(result["cache"])),
     ("settings", lambda result: described(result["settings"])),
     ACCURACY,
-    ("agreement", _agreement),
+    AGREEMENT,
     MOVED,
     ("speed", _speed),
     ("speed alone", lambda result: _speed(result["alone"])),
@@ -145,7 +138,7 @@ DETAILED: tuple[Column, ...] = (
     ("TFLOPs", lambda result: f"{result['flops'] / 1e12:.3g}"),
     ("FLOPs saved", lambda result: _saved(result, result["flops_saved"])),
     ("efficiency kept", _efficiency),
-    ("cache ratio", lambda result: f"{100 * result['cache_ratio']:.1f} %"),
+    ("cache ratio", lambda result: percent(result["cache_ratio"])),
     ("staleness", _staleness),
     ("extra memory", lambda result: f"{result['extra_memory_bytes'] / 1e6:+.1f} MB"),
 )
@@ -157,23 +150,7 @@ def _by_agreement(record: Record) -> bool:
 
 def _judged(column: Column, record: Record) -> Column:
     """A column of the table; where answers are not judged, the loss stands in the place of the accuracy."""
-    return ("loss (nats a token)", _loss) if column is ACCURACY and _by_agreement(record) else column
-
-
-def _canvas(work: Mapping[str, Any]) -> str:
-    """The canvas length of a uniform model, whose noise after the response costs time too. Else nothing."""
-    return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
-
-
-def _shared(work: Mapping[str, Any]) -> str:
-    """The number of shared prefixes and their ratio, where requests share any."""
-    count = work["prefixes"]
-    return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
-
-
-def _each(work: Mapping[str, Any]) -> str:
-    """What a round asks, where rounds share the requests among them."""
-    return ", a share of the requests each" if work.get("divided") else ""
+    return LOSS if column is ACCURACY and _by_agreement(record) else column
 
 
 def decoding_text(record: Record) -> str:
@@ -193,11 +170,15 @@ def decoding_text(record: Record) -> str:
 def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
     about, results = record.about, record.data["results"]
     work, machine = about["settings"], about["machine"]
+    count, length = work["prefixes"], work["canvas_length"]
+    shared = f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
+    # A uniform model's noise after the response costs time too.
+    canvas = "" if length is None else f" on canvases of {length}"
+    rounds = f"{work['rounds']} rounds{', a share of the requests each' if work.get('divided') else ''}"
     notes = [
-        f"{work['requests']} requests{_shared(work)}, "
-        f"{work['concurrency']} at a time, {decoding_text(record)}{_canvas(work)}, seed {about['seed']}, "
-        f"medians of {work['rounds']} rounds{_each(work)}; {about['model']}, {number_format(about)} on "
-        f"{processor_text(machine)}, commit {about['commit'] or 'unknown'}."
+        f"{work['requests']} requests{shared}, {work['concurrency']} at a time, {decoding_text(record)}{canvas}, seed "
+        f"{about['seed']}, medians of {rounds}; {about['model']}, {number_format(about)} on {processor_text(machine)}, "
+        f"commit {about['commit'] or 'unknown'}."
     ]
     if detail:
         notes.append(

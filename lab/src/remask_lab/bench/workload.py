@@ -92,7 +92,7 @@ class Workload:
 
     @property
     def clusters(self) -> list[int]:
-        """That of every task, as `prefix_clusters` numbers them."""
+        """`prefix_clusters` of the tasks."""
         return prefix_clusters(self.tasks)
 
     @property
@@ -140,27 +140,15 @@ def _tariff(item: tariff.TariffRequest, settings: Any) -> dict[str, Any]:
     parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
     if len(settings.kinds) > 1:
         parts[item.question.kind] = partial(tariff.is_correct, answer=item.reference)
-    rule = "every name is right, in its place"
-    return {
-        "answer": item.reference,
-        "check": tariff.is_correct,
-        "parts": parts,
-        "reference": item.reference,
-        "rule": rule,
-    }
+    own = {"check": tariff.is_correct, "parts": parts, "rule": "every name is right, in its place"}
+    return {"answer": item.reference, "reference": item.reference, **own}
 
 
 def _relay(item: relay.RelayRequest, _: Any) -> dict[str, Any]:
     """Right is a response in which every town is; the part is the share of them."""
     parts = {"hops": partial(relay.right_hops, answer=item.reference)}
-    rule = "every town is right, in its place"
-    return {
-        "answer": item.reference,
-        "check": relay.is_correct,
-        "parts": parts,
-        "reference": item.reference,
-        "rule": rule,
-    }
+    own = {"check": relay.is_correct, "parts": parts, "rule": "every town is right, in its place"}
+    return {"answer": item.reference, "reference": item.reference, **own}
 
 
 def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
@@ -172,22 +160,19 @@ def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
 def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
     """Right is a response that says what was asked; the part is its kind of question."""
 
-    def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
-        return town.is_correct(item, text)
-
+    right = partial(town.is_correct, item)
     rule = "the response says what was asked, in the form of the page's answers"
-    return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer, "rule": rule}
+    own = {"check": lambda text, _: right(text), "parts": {item.kind: right}, "rule": rule}
+    return {"answer": item.asked, "reference": item.answer, **own}
 
 
 def _lookup(item: lookup.LookupRequest, _: Any) -> dict[str, Any]:
     """Right is a response that names what was asked for; the part is the topic of its page."""
 
-    def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
-        return lookup.is_correct(item, text)
-
+    right = partial(lookup.is_correct, item)
     rule = "the response names what was asked for, and nothing else of its kind"
-    parts = {item.page.topic: right}
-    return {"answer": item.asked, "check": right, "parts": parts, "reference": item.asked, "rule": rule}
+    own = {"check": lambda text, _: right(text), "parts": {item.page.topic: right}, "rule": rule}
+    return {"answer": item.asked, "reference": item.asked, **own}
 
 
 def _gsm8k(item: gsm8k.MathQuestion, _: Any) -> dict[str, Any]:
