@@ -98,7 +98,7 @@ def compared_policies(args: argparse.Namespace) -> list[Policy]:
 
 
 def shape_settings(args: argparse.Namespace) -> dict[str, object]:
-    """The options of `add_shape_options` as a record has them; the seed has a field of its own there."""
+    """The options of `add_shape` as a record has them; the seed has a field of its own there."""
     return {name: getattr(args, name) for name in SHAPE}
 
 
@@ -149,8 +149,8 @@ def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def check_workload_options(args: argparse.Namespace) -> TaskChoice | None:
     """The task that the options name; None: the model's own.
 
-    Raises `ConfigError` on numbers that are too small, on sampling parameters that are not allowed, and on shapes that
-    the task does not have: what no model can change is refused before one is loaded.
+    Raises `ConfigError` on what no model can change: numbers that are too small, sampling parameters that are not
+    allowed, and shapes that the task does not have.
     """
     task = asked_task(args)
     check_least(args, requests=1, prefixes=1, prefix_tokens=0, prompt_tokens=1)
@@ -245,13 +245,9 @@ def described(workload: Workload) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished measurement.
+    """A finished measurement: what a record says `about` it, its numbers, and a `text` for people.
 
-    Attributes:
-        about: what a record says of the model, the machine and the settings (`remask_lab.records.record.about`).
-        data: the numbers, which go into the result file.
-        text: tables and facts, for people.
-        figures: draws the pictures, by the names of their files.
+    `figures` draws the pictures, by the names of their files.
     """
 
     about: Mapping[str, Any]

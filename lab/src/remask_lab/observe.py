@@ -36,14 +36,7 @@ from remask.plan.plan import Plan, PrefixHit
 
 @dataclass(slots=True)
 class CostMeter:
-    """Costs of the passes of an engine, summed up.
-
-    Attributes:
-        widths: of its model.
-        total: of all passes noted.
-        last: of the last one.
-        passes: how many were noted.
-    """
+    """Costs of the passes of an engine whose model has these `widths`: the `total` of all, and that of the `last`."""
 
     widths: Widths
     total: PassCost = NOTHING
@@ -51,7 +44,6 @@ class CostMeter:
     passes: int = 0
 
     def note(self, canvases: Sequence[ExecutedPlan]) -> None:
-        """Take in a pass."""
         self.last = pass_cost(self.widths, canvases)
         self.total += self.last
         self.passes += 1
@@ -76,8 +68,8 @@ class CacheMeter:
     def cache_ratio(self) -> float:
         """Share of the canvas' K/V that a pass takes from the cache (dKV-Cache, arXiv 2505.15781, evaluation metrics).
 
-        The paper divides the tokens whose K/V are reused in a step by all tokens, and takes the mean over steps. Its
-        tokens are cached in all layers or in none; here the share is a mean over layers too.
+        The mean over passes. The paper's tokens are cached in all layers or in none; here the share is a mean over
+        layers too.
         """
         return self._reused / self.passes if self.passes else 0.0
 
@@ -86,7 +78,7 @@ class CacheMeter:
         """Passes since the K/V that a pass attends to were written; 0 for those that it writes itself.
 
         The mean over positions, over the layers in which any row attends, and over passes. K/V of the prefix store
-        count as written by a pass before the request's first. Cached attention and FFN outputs are not K/V.
+        count as written by a pass before the request's first.
         """
         return self._age / self.passes if self.passes else 0.0
 
@@ -115,11 +107,8 @@ class ObservedPass:
     Of a guided request it is the pass of the conditional canvas.
 
     Attributes:
-        request_id: the request that the pass belongs to.
-        step: denoising step of the request, from 0.
-        block_step: denoising step within the current block, from 0.
-        block: positions that are denoised together.
-        block_length: tokens of every block.
+        step, block_step: denoising steps of the request and of its block before this one.
+        block: positions that are denoised together; `block_length` of every block.
         prompt: positions 0 .. prompt - 1 were given.
         end: the response ends before this position.
         tokens: token ids on the canvas, int64 [T]; a copy that cannot be written to.
@@ -351,10 +340,9 @@ SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "wa
 def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
     """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`, until that is detached.
 
-    "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
-    rows by how far they moved (dLLM-Cache, drift), "watch" is layer hooks, "sampling" is everything
-    from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
-    residuals, and rows that are carried or restored between stages.
+    "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V; "selection" is the choice of
+    rows by how far they moved, "watch" layer hooks, and "sampling" everything from logits to tokens on the host.
+    Planning, scheduling, embedding, residuals, and rows that are carried or restored between stages run outside.
     """
     return _run_by(engine, lambda model, pool: _SectionedRunner(_SectionedTransformer(model, section), pool, section))
 

@@ -27,9 +27,8 @@ class Contender:
 
     Attributes:
         name: unique among the contenders.
-        policy: the cache policy of its requests.
-        workload: its own workload. None takes the bench's.
-        settings: the settings that the table shows.
+        workload: its own; None takes the bench's.
+        settings: those that the table shows.
         baseline: name of the contender that it is compared with.
         prefix_match: what a request may read where its shared prefix is not in the store.
     """
@@ -151,13 +150,12 @@ def _variant(llm: LLM, given: Any, workload: Workload) -> Contender:
 
 
 def _with(request: Request, sampling: Mapping[str, Any]) -> Request:
-    """The request with sampling parameters on top of its own."""
     own = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
     return replace(request, params=SamplingParams.from_mapping(layered(own, sampling)))
 
 
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
-    """Returns why the first request of `workload` cannot run under `policy`. None where it can."""
+    """Why the first request of `workload` cannot run under `policy`; None where it can."""
     try:
         llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError as error:
@@ -169,7 +167,7 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
 
 
 def _drawn(workload: Workload) -> Workload | None:
-    """The same requests with positions drawn at random. None where no schedule fixes how many a step transfers."""
+    """The same requests with positions drawn at random; None where no schedule fixes how many a step transfers."""
     params = workload.tasks[0].request.params
     if params.threshold is not None or params.remasking.factor is not None or not params.uses_steps:
         return None

@@ -101,7 +101,7 @@ class _Topic:
     """What pages of one topic are drawn from.
 
     Attributes:
-        opening, entry: the text: a sentence, then one for each entry with what the entry names.
+        opening, entry: a sentence, then one for each entry with what the entry names.
         draw: so many entries, each with what it names.
         questions: what an answer names, and the question with what the entry names.
     """

@@ -51,8 +51,8 @@ Losses: TypeAlias = Mapping[str, Loss]
 def written(llm: LLM, references: Sequence[Reference], policy: CachePolicy, seed: int) -> list[Request]:
     """Requests that write the references under `policy`. A reference and `seed` decide the order of its tokens.
 
-    None are there where a model's tokens have no one step that writes them, as on uniform ones, and of references
-    without a token. Raises `ConfigError` on a request that cannot run.
+    None are there of references without a token, and on uniform models, whose tokens have no one step that writes them.
+    Raises `ConfigError` on a request that cannot run.
     """
     if llm.loaded.config.kind == "uniform" or llm.tokenizer is None:
         return []

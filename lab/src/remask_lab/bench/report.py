@@ -24,10 +24,9 @@ NOTHING = "="  # beside work or FLOPs that are those of the baseline
 def table(record: Record, *, detail: bool = False, parts: bool = True) -> str:
     """Returns the results of a bench's `record`, one row a policy, and notes on the conditions of the measurement.
 
-    "speed" and "work saved" are ratios to the baseline: of time, with the range over rounds, and of row-layers
-    computed, prefix-only passes included. `detail` adds what a detailed bench measures, `parts` how much of each part
-    of the answers is right. A warning sign marks a policy that computes less than its baseline and is slower, an equals
-    sign one that saves nothing at these settings. Efficiencies are not shown where the rounds differ too much for them.
+    `detail` adds what a detailed bench measures, `parts` how much of each part of the answers is right. A warning sign
+    marks a policy that computes less than its baseline and is slower, an equals sign one that saves nothing.
+    Efficiencies are not shown where the rounds differ too much for them.
     """
     audited = any(result.get("divergence_nats") is not None for result in record.data["results"])
     columns = [_judged(column, record) for column in (DETAILED if detail else SHORT) if audited or column is not MOVED]
@@ -38,11 +37,10 @@ def table(record: Record, *, detail: bool = False, parts: bool = True) -> str:
 
 
 def csv_text(record: Record) -> str:
-    """Returns the results of a bench's `record` as CSV: a line for each row of the table, and a header.
+    """Returns the results of a bench's `record` as CSV: a header, and a line for each row of the table.
 
     Columns have the names and units of the record, unrounded. The ends of an interval or a range are two columns,
-    `..._low` and `..._high`; what was measured `alone` has this name before its own, and objects are JSON. What was
-    not measured is empty.
+    `..._low` and `..._high`; what was measured `alone` has this name before its own, and objects are JSON.
     """
     rows = [_flat(result) for result in record.data["results"]]
     text = io.StringIO()

@@ -36,8 +36,8 @@ class Task:
 
     Attributes:
         check: returns whether a text gives an answer. By default the answer must stand after the last `##`.
-        parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt.
-            Tasks of one workload may have different ones.
+        parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt;
+            tasks of one workload may have different ones.
         question: what is asked, without the shared prefix and what a chat template adds; None for random tokens.
         reference: a response in which the answer is right; None for random tokens.
         rule: what `check` asks for, in words.
@@ -194,7 +194,7 @@ class _Kind:
     Attributes:
         settings: the class of its settings.
         sampling: its usual sampling parameters.
-        draw: its items, each with `messages`, by the number of requests, that of prefixes, the seed and the settings.
+        draw: its items, each with `messages`, by requests, prefixes, seed and settings.
         judged: the fields of `Task` that judge an item.
     """
 
@@ -223,9 +223,7 @@ _KINDS: Mapping[str, _Kind] = {
 class TaskChoice:
     """Which of `TASKS` a workload draws from, and how hard it is: `settings` of that task's class, None for its usual.
 
-    Raises:
-        UnknownNameError: there is no such task.
-        ConfigError: `settings` are those of another task.
+    Raises `UnknownNameError` where there is no such task, and `ConfigError` where `settings` are those of another one.
     """
 
     name: str
@@ -331,7 +329,7 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
     """Questions of the transit task as turns of conversations, so that shared prefixes nest.
 
     A request's shared prefix is the system prompt, alone or with one or two earlier turns and their right answers.
-    Turns of one conversation follow one another. Many conversations share a system prompt.
+    Turns of one conversation follow one another.
     """
     rng = random.Random(seed)
     tasks = []

@@ -54,8 +54,7 @@ class Setting:
     """What the parts of a run share.
 
     Attributes:
-        device: the device that is proven and measured.
-        shape: the model and its requests.
+        device, shape: what is proven and measured, and the model and its requests.
         folder: where results go.
         ends: when the part must be over, on the clock of `time.monotonic`, which all processes of a machine share.
         tests: a pytest expression (`-k`) that the names of tests must match; empty: all run.

@@ -19,14 +19,9 @@ from remask_lab.records.markdown import markdown_table
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a part has come to.
+    """What a part has come to: its figures so far, whether it ran to its end, and why not.
 
-    Attributes:
-        part: its name.
-        found: its figures, as far as it has come.
-        done: it ran to its end.
-        error: why it did not. None while it runs, too.
-        commit: of the checkout that ran it.
+    `error` is None while it runs, too; `commit` is that of the checkout that ran it.
     """
 
     part: str

@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
+from remask.checks.values import one_of
 from remask.depth.requests import read_system_prompt
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.text.prompts import Message
 from remask_lab.harness.formats import FORMATS, Doc, Format
 from remask_lab.records.jsonl import read_lines
@@ -66,8 +67,7 @@ def is_own(task: str) -> bool:
 @cache
 def benchmark(task: str) -> Benchmark:
     """Returns our own task of that name. Raises `UnknownNameError` where there is none."""
-    if task not in task_names():
-        raise UnknownNameError("task", task, task_names())
+    one_of("task", task, task_names())
     config = _read(FOLDER / f"{task}.yaml")
     name = task.removeprefix(PREFIX)
     source = config.get("dataset_path", "SaylorTwift/bbh")

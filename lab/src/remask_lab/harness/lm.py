@@ -14,8 +14,9 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from remask.checks.values import one_of
 from remask.engine.request import Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.request.sampling_params import layered
@@ -125,8 +126,7 @@ class RemaskLM(LM):
 
     def _request(self, identity: str, context: str, asked: Mapping[str, Any]) -> Request:
         for name in asked:
-            if name not in _GENERATION:
-                raise UnknownNameError("generation parameter", name, _GENERATION)
+            one_of("generation parameter", name, _GENERATION)
         until = asked.get("until") or ()
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         own: dict[str, Any] = {}

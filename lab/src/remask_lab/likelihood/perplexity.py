@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from remask.errors import CheckpointError, ConfigError
 from remask.llm import LLM, Output
-from remask.policies import CachePolicy, name_of, settings_of
 from remask.request.sampling_params import SamplingParams
 from remask_lab.likelihood.passes import encode_open
 from remask_lab.records.jsonl import Line, read_lines
@@ -189,12 +188,12 @@ def measure(
     llm: LLM,
     judge: Judge,
     prompts: Sequence[Sequence[int]],
-    policies: Sequence[Policy | CachePolicy],
+    policies: Sequence[Policy],
     params: SamplingParams,
     seed: int = 0,
     progress: bool = False,
 ) -> list[Perplexity]:
-    """Generate from all prompts under every policy, a name or an object, and have the judge score the responses.
+    """Generate from all prompts under every policy, and have the judge score the responses.
 
     Request i has the seed `seed` + i under every policy, so that all policies begin with the same noise. The intervals
     are bootstrapped over responses, with the same `seed`. The judge reads the responses without the model's special
@@ -203,19 +202,13 @@ def measure(
     Raises `ConfigError`, before anything runs, where a policy or a parameter cannot be used, and where no response has
     any text.
     """
-    each = [replace(params, seed=seed + number) for number in range(len(prompts))]
-    named = [
-        policy if isinstance(policy, Policy) else Policy(name_of(policy), settings_of(policy)) for policy in policies
-    ]
-    parsed = [
-        llm.session.policy(policy.name, policy.settings) if isinstance(policy, Policy) else policy
-        for policy in policies
-    ]
-    work = [llm.session.requests(list(prompts), each, policy=policy) for policy in parsed]
+    seeded = [replace(params, seed=seed + number) for number in range(len(prompts))]
+    parsed = [llm.session.policy(policy.name, policy.settings) for policy in policies]
+    work = [llm.session.requests(list(prompts), seeded, policy=policy) for policy in parsed]
     for item in (item for items in work for item in items):
         llm.engine.check(item)
     rows = []
-    for policy, items in zip(named, work, strict=True):
+    for policy, items in zip(policies, work, strict=True):
         outputs = sorted(llm.session.run(items), key=lambda output: int(output.id))
         pairs = zip(prompts, outputs, strict=True)
         shown = tqdm(pairs, total=len(outputs), desc=f"judging {policy.name}", unit="resp", disable=not progress)
@@ -242,8 +235,8 @@ def _text(line: Line) -> str:
     given = [name for name in FIELDS if line.has(name)]
     text = line.get(given[0]) if len(given) == 1 else None
     if not isinstance(text, str):
-        held = ", ".join(line.record) or "none"
-        raise line.error(f"a line needs one text as {' or '.join(map(repr, FIELDS))}; its fields: {held}")
+        fields = ", ".join(line.record) or "none"
+        raise line.error(f"a line needs one text as {' or '.join(map(repr, FIELDS))}; its fields: {fields}")
     return text
 
 
