@@ -177,7 +177,6 @@ def _prompts(questions: int) -> int:
 
 
 def _found(engine: Engine) -> Any:
-    """What audits have found, by cache and by depth."""
     return as_json(engine.auditor.report())
 
 

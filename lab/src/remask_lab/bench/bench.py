@@ -98,11 +98,9 @@ class BenchRow:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most that a counted round held."""
         return max(turn.peak_memory_bytes for turn in self.counted)
 
     def total(self, name: str) -> int:
-        """The sum of a number over the counted rounds."""
         return sum(getattr(turn, name) for turn in self.counted)
 
     def loss(self, baseline: "BenchRow") -> dict[str, Any]:

@@ -189,7 +189,6 @@ def make_workload(requests: int, pages: int, seed: int, settings: LookupSettings
 
 
 def _draw_page(rng: random.Random, topic: str, count: int) -> tuple[Page, list[dict[str, str]]]:
-    """A page and its entries."""
     kind = TOPICS[topic]
     entries = kind.draw(rng, count)
     values = {name: [entry[name] for entry in entries] for name in entries[0]}

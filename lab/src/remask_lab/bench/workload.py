@@ -78,7 +78,6 @@ class Workload:
     prefixes: int
 
     def under(self, params: SamplingParams) -> "Workload":
-        """The same requests with other sampling parameters."""
         tasks = tuple(replace(task, request=replace(task.request, params=params)) for task in self.tasks)
         return replace(self, tasks=tasks)
 
@@ -92,7 +91,6 @@ class Workload:
 
     @property
     def clusters(self) -> list[int]:
-        """`prefix_clusters` of the tasks."""
         return prefix_clusters(self.tasks)
 
     @property

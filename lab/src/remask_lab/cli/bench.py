@@ -128,7 +128,6 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Worklo
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
-    """The rows of the table and what is left out."""
     settings = object_option("--cache-config", args.cache_config)
     left_out: list[LeftOut] = []
     caches = ",".join(COMPARED_CACHES[llm.loaded.config.kind]) if args.caches is None else args.caches

@@ -56,12 +56,10 @@ class Variant:
 
     @property
     def products(self) -> bool:
-        """Whether it multiplies matrices."""
         return self.kernel.endswith("_attend")
 
     @property
     def label(self) -> str:
-        """Its name, dtype and constants."""
         constants = " ".join(f"{name}={int(value)}" for name, value in self.constants.items() if name != "EMULATED")
         return f"{self.kernel.partition(':')[2]} {NAMES[self.dtype]} {constants}"
 
@@ -214,7 +212,6 @@ def compiled(variant: Variant, target: int) -> Compiled:
 
 
 def _compiled(work: tuple[Variant, int]) -> Compiled | str:
-    """What was compiled, or why it was not."""
     try:
         return compiled(*work)
     except Exception as error:  # of a compiler, whose errors are of many types

@@ -68,7 +68,6 @@ class Setting:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
         return self.ends - time.monotonic()
 
 
@@ -213,7 +212,6 @@ class _Bench:
         return f"{executor} {cell.name}", partial(measure_cell, self.llm, self.shape, cell, self.peaks, executor)
 
     def profile(self, cell: Cell) -> tuple[str, Measure]:
-        """How it is profiled."""
         return cell.name, partial(profile_cell, self.llm, self.shape, cell, self.attention)
 
 

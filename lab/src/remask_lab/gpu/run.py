@@ -102,7 +102,6 @@ def _done(folder: Path, name: str) -> bool:
 
 
 def _missing(name: str) -> list[str]:
-    """Packages that the part needs and that are not installed."""
     return [package for module, package in PARTS[name].needs.items() if find_spec(module) is None]
 
 

@@ -24,7 +24,6 @@ class Benchmark:
     """One of our own tasks.
 
     Attributes:
-        task: its name.
         rules: the second part of the system prompt, which defines the form of the answer.
         max_tokens: response positions.
         format: how the data set's records are read.
@@ -38,10 +37,7 @@ class Benchmark:
     data: str
 
     def messages(self, role: str, doc: Doc, shots: Sequence[Doc] = ()) -> list[Message]:
-        """The conversation of one question: both parts of the shared system prompt, worked examples, the user's turn.
-
-        `shots` are the examples.
-        """
+        """The conversation of one question: both parts of the shared system prompt, worked examples, the user's turn."""
         system: Message = {"role": "system", "content": f"{role}\n\n{self.rules}"}
         return [system, *turns_of(shots), {"role": "user", "content": doc.asked}]
 

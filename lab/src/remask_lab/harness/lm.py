@@ -39,8 +39,6 @@ class RemaskLM(LM):
     the shared prefix. `loglikelihood` returns a Monte-Carlo estimate, which uses no cache.
 
     Args:
-        llm: the model.
-        policy: the cache policy of generation.
         sampling: sampling parameters, which override those of a task.
         seed: request i of a task has the seed `seed` + i, unless `sampling` has one.
         estimator: estimates likelihoods. None refuses tasks that need them.

@@ -14,13 +14,7 @@ _FOLDER = Path(__file__).parent / "presets"
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How one task is run.
-
-    Attributes:
-        sampling: sampling parameters.
-        shots: the number of worked examples before each question.
-        caches: settings of cache policies by name.
-    """
+    """How one task is run: sampling parameters, worked examples before each question, and settings of caches by name."""
 
     sampling: Mapping[str, Any]
     shots: int = 0

@@ -115,10 +115,9 @@ def run_local(
 ) -> dict[str, Any]:
     """Ask all of `docs` under the shared system prompt, score the responses, and return one row of results.
 
-    `shots` are worked examples that stand before every question, and are shared like the system prompt. With `losses`
-    the loss of the solutions is measured in place of scores.
-
-    Raises `ConfigError`, before anything runs, where the model has no chat template, and where a question is too long.
+    `shots` are worked examples before every question, and shared too. With `losses` the loss of the solutions is
+    measured in place of scores. Raises `ConfigError`, before anything runs, where the model has no chat template, and
+    where a question is too long.
     """
     tokenizer = chat_tokenizer(llm, own.task)
     params = sampling_of(llm, sampling, own.max_tokens)

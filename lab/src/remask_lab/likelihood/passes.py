@@ -33,10 +33,9 @@ class Pair:
 
 
 def encode_pair(llm: LLM, prompt: str, response: str) -> Pair:
-    """Encode two texts apart, so that no token spans both.
+    """Encode two texts apart, so that no token spans both. Raises `ConfigError` without a tokenizer.
 
-    White space at the end of the prompt goes to the response, whose tokens mostly begin with it. Raises `ConfigError`
-    without a tokenizer.
+    White space at the end of the prompt goes to the response, whose tokens mostly begin with it.
     """
     if llm.tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, so there are no texts to score; give a model with one")
@@ -89,7 +88,6 @@ class UncachedPasses:
         self._pool: Pool | None = None
 
     def check(self, pair: Pair) -> None:
-        """Raise `ConfigError` on a pair that cannot run."""
         if not len(pair.response):
             raise ConfigError("the response has no tokens, so there is nothing to score")
         if len(pair) > self.config.max_length:
@@ -135,5 +133,4 @@ class UncachedPasses:
             yield rows, self._model.head(hidden[rows]).float()
 
     def send(self, index: NDArray[np.int64]) -> Tensor:
-        """`index` on the model's device."""
         return torch.from_numpy(index.astype(np.int64)).to(self._model.device, non_blocking=True)

@@ -47,17 +47,15 @@ class Judge:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the weights."""
         return str(self._model.dtype).removeprefix("torch.")
 
     @torch.inference_mode()
     def score(self, prompt: str, response: str) -> tuple[float, int]:
         """Returns the negative log-likelihood of `response` after `prompt` in nats, and the number of scored tokens.
 
-        Prompt and response are encoded apart, so that no token spans both. The judge's begin token stands first, where
-        it has one. The first token of a response is scored only where a token stands before it.
-
-        Raises `ConfigError` where both together exceed the judge's positions.
+        Both are encoded apart, so that no token spans them, behind the judge's begin token, where it has one. The first
+        token of a response is scored only where a token stands before it. Raises `ConfigError` where both together
+        exceed the judge's positions.
         """
         begin = self._tokenizer.bos_token_id
         before = ([] if begin is None else [begin]) + self._encode(prompt)
@@ -108,12 +106,9 @@ def _loading(what: str, name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class JudgedResponse:
-    """One response and its score.
+    """One response and its score: negative log-likelihood in nats, summed over the judge's `tokens`.
 
-    Attributes:
-        nll: negative log-likelihood in nats, summed over its tokens.
-        tokens: the judge's tokens.
-        dropped: generated tokens that are no text, such as PAD and other special tokens.
+    `dropped` counts generated tokens that are no text, such as PAD and other special tokens.
     """
 
     nll: float
@@ -195,9 +190,8 @@ def measure(
 ) -> list[Perplexity]:
     """Generate from all prompts under every policy, and have the judge score the responses.
 
-    Request i has the seed `seed` + i under every policy, so that all policies begin with the same noise. The intervals
-    are bootstrapped over responses, with the same `seed`. The judge reads the responses without the model's special
-    tokens, such as PAD.
+    Request i has the seed `seed` + i under every policy, so that all begin with the same noise. The intervals are
+    bootstrapped over responses, with the same `seed`. The judge reads responses without the model's special tokens.
 
     Raises `ConfigError`, before anything runs, where a policy or a parameter cannot be used, and where no response has
     any text.

@@ -39,7 +39,6 @@ class PairCount:
         self.pairs = self.flops = 0
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """See `Attention`."""
         self.pairs += work.pairs
         # A pair is two products, of query and key and of weight and value. The sink's value is added elementwise.
         self.flops += 2 * q.shape[1] * q.shape[2] * (2 * work.pairs + len(q) * (sink is not None))

@@ -38,7 +38,6 @@ class StepProfile:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
         return _ratio(sum(self.flops.values()), sum(self.bytes.values()))
 
     @property
@@ -61,12 +60,10 @@ class OperationProfile:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
         return _ratio(self.flops, self.bytes)
 
     @property
     def flops_s(self) -> float:
-        """FLOPs a second."""
         return _ratio(self.flops, self.seconds)
 
 
@@ -162,7 +159,6 @@ def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
 
 
 def _engine(llm: LLM, work: Sequence[Request]) -> Engine:
-    """Return a new engine with the requests queued."""
     engine = llm.session.new_engine()
     touch_memory(engine, [item.policy for item in work])
     for item in work:
@@ -193,7 +189,6 @@ def _costs(llm: LLM, work: Sequence[Request], steps: int | None) -> tuple[list[_
 
 
 def _parts(engine: Engine, clock: Clock) -> Mapping[str, float]:
-    """Seconds of one step by operation."""
     clock.start()
     engine.step()
     spent = clock.stop()

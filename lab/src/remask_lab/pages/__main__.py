@@ -9,7 +9,6 @@ NAMES = ("real-weights", "results", "when-bicache")
 
 
 def main() -> int:
-    """Run the page's command that the first word names. Returns its status."""
     parser = command_parser(__doc__, "pages")
     parser.add_argument("name", choices=NAMES)
     name = parser.parse_args(sys.argv[1:2]).name

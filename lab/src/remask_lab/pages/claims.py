@@ -47,7 +47,6 @@ class Claim:
 
 
 def read_claims() -> list[Claim]:
-    """All claims."""
     return [Claim(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["claims"]]
 
 
@@ -114,7 +113,6 @@ def claims_table(claims: Iterable[Claim], records: Iterable[Record]) -> str:
 
 
 def _judged(claim: Claim, records: Mapping[str, Record]) -> list[str]:
-    """The verdict, the scale and the figures of a claim."""
     if claim.table is None:
         return [claim.instead, "-", claim.because]
     record = records.get(claim.table)

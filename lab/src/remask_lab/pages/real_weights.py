@@ -121,7 +121,6 @@ def read_training(folder: Path) -> list[dict[str, Any]]:
 
 
 def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -> str:
-    """The page, of the parts that are there."""
     solved = [(name.removeprefix(SHOTS), each) for name, each in records.items() if name.startswith(SHOTS)]
     reuse = [
         (f"{shots} shots, {record.about['settings']['requests']} questions:", rows_by_cache(record)["reuse"])
@@ -173,7 +172,6 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
 
 
 def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
-    """The title and the subject of each record of losses."""
     found = []
     for name, record in sorted(records.items()):
         if name.startswith(DOCUMENTS):
@@ -197,7 +195,6 @@ def _held(data: Mapping[str, Any]) -> str:
 
 
 def rows_by_cache(record: Record) -> dict[str, Row]:
-    """The rows of a bench by cache."""
     return {row["cache"]: row for row in record.data["results"]}
 
 

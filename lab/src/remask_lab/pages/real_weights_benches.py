@@ -49,7 +49,6 @@ def is_bench(part: str) -> bool:
 
 
 def bench(part: str, size: Size, source: Source) -> Record:
-    """Measure a part that compares caches."""
     sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
     if part == "town":
         draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
@@ -121,14 +120,12 @@ def _compare(
 
 
 def town(size: Size, asked: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
-    """Questions about pages of so many shops."""
     requests, pages = asked
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
 def lookups(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
-    """Questions of the look-up task."""
     requests, pages = size.lookups[written]
     task = TaskChoice("lookup", LookupSettings(written=written))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)

@@ -63,7 +63,6 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """The model and its task."""
         return f"`{self.model}`, {self.title}"
 
     @property
@@ -80,7 +79,6 @@ class Kind:
 
     @property
     def verdict(self) -> str:
-        """The rule's depth beside the depths that were measured."""
         if self.broken is None:
             return "no depth loses answers"
         if self.broken <= self.said:
@@ -138,7 +136,6 @@ def _kind(record: Record, title: str, said: float) -> Kind:
 
 
 def page(results: Path, found: Sequence[Kind]) -> str:
-    """The page, of the kept results."""
     gpu = next((each for each in read_kept(results / "gpu") if "H200" in each["gpu"]), None)
     if gpu is None:
         raise RecordError(f"{results / 'gpu'} holds nothing of an H200, whose steps the page counts")

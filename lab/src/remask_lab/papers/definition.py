@@ -34,7 +34,6 @@ class Metric:
     show: str | None = None
 
     def text(self, value: float) -> str:
-        """Format `value` for a table."""
         return (f"{{:,}} {self.unit}" if self.show is None else self.show).format(value)
 
 
@@ -276,12 +275,10 @@ class ResolvedRow:
 
     @property
     def params(self) -> SamplingParams:
-        """The checked sampling parameters."""
         return SamplingParams.from_mapping(dict(self.sampling))
 
     @property
     def point(self) -> dict[str, Any]:
-        """The point of the measurement in a sweep."""
         return asdict(self)
 
 

@@ -50,7 +50,6 @@ UNRUN: Final = (
 
 
 def published(table: PaperTable) -> str:
-    """Returns the published numbers alone, and their sources."""
     grid = narrow_tables([row.name for row in table.rows], {"row": _columns(table, table.columns)})
     return "\n\n".join([grid, *_sources(table), *table.notes, *_missing(table)])
 
@@ -95,7 +94,6 @@ def _shown(header: str, result: Result) -> str:
 
 
 def _columns(table: PaperTable, headers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The published columns under `headers`."""
     return [
         (header, [_published(table.metrics, row.published.get(column, ())) for row in table.rows])
         for header, column in zip(headers, table.columns, strict=True)
@@ -146,7 +144,6 @@ def _measured(table: PaperTable) -> list[PaperRow]:
 
 
 def _operation(result: Result, operation: str) -> Result:
-    """The times of one operation, from those of all."""
     if "left_out" in result:
         return result
     times = {name: spent[operation] for name, spent in result.items()}

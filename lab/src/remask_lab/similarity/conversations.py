@@ -36,21 +36,17 @@ class PromptSet(Protocol):
     @property
     def source(self) -> str:
         """A description of the prompts, for the table."""
-        ...
 
     @property
     def canvas(self) -> int:
         """Default length of the longest canvas, in tokens."""
-        ...
 
     @property
     def response(self) -> int:
         """Default number of masks at the end of a canvas."""
-        ...
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
         """Return a conversation of at least `length` tokens. The same state of `rng` gives the same conversation."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +184,17 @@ class SystemPrompt:
 
     @property
     def source(self) -> str:
-        """The system prompt, and what stands behind it."""
         return f"the system prompt {self.name} of {len(self.tokens)} tokens, then {self.prompts.source}"
 
     @property
     def canvas(self) -> int:
-        """That of the prompts."""
         return self.prompts.canvas
 
     @property
     def response(self) -> int:
-        """That of the prompts."""
         return self.prompts.response
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return the system prompt and a conversation behind it."""
         behind = self.prompts.draw(rng, length)
         return Conversation((*self.tokens, *behind.tokens), system=len(self.tokens))
 

@@ -123,7 +123,6 @@ def run_command(main: Callable[[], None]) -> int:
 
 
 def report(llm: "LLM", **figures: Any) -> dict[str, Any]:
-    """The machine, the commit, and the figures."""
     return {"machine": machine(llm), "commit": commit(), **figures}
 
 

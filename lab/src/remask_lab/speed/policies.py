@@ -131,7 +131,6 @@ def _admitted(llm: LLM, name: str, workload: Workload) -> PolicySteps | None:
 
 
 def policies_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The results as a Markdown table."""
     header = ["cache", "settings", "ms a step (median)", "gain", "work gain", "rows a layer"]
     rows = []
     for row in results:
@@ -263,7 +262,6 @@ def uniform(args: argparse.Namespace) -> Shown:
 
 
 def uniform_table(found: Mapping[str, Any]) -> str:
-    """The gains, and the times of operations, as Markdown."""
     operations = found["operations_ms"]
     header = ["cache", "first step, ms", "later steps, ms", "gain over a block", "bound by rows"]
     rows = [

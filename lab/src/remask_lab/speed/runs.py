@@ -25,7 +25,6 @@ def on_device(llm: LLM) -> Callable[[Callable[[], object]], float]:
 
 
 def engine_of(llm: LLM, requests: Sequence[Request]) -> Engine:
-    """A new engine to which the requests have been added."""
     engine = llm.session.new_engine()
     for request in requests:
         engine.add(request)

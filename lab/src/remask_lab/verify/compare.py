@@ -120,7 +120,6 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
 
 @contextmanager
 def _process(asked: Asked) -> Iterator[Connection]:
-    """A reference's process, which ends with the context."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, asked), daemon=True)
