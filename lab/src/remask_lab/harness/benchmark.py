@@ -37,7 +37,7 @@ class Benchmark:
     data: str
 
     def messages(self, role: str, doc: Doc, shots: Sequence[Doc] = ()) -> list[Message]:
-        """The conversation of one question: both parts of the shared system prompt, worked examples, the user's turn."""
+        """The conversation of a question: both parts of the shared system prompt, worked examples, the user's turn."""
         system: Message = {"role": "system", "content": f"{role}\n\n{self.rules}"}
         return [system, *turns_of(shots), {"role": "user", "content": doc.asked}]
 

@@ -8,7 +8,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -276,10 +276,6 @@ class ResolvedRow:
     @property
     def params(self) -> SamplingParams:
         return SamplingParams.from_mapping(dict(self.sampling))
-
-    @property
-    def point(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:

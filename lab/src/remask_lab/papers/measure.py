@@ -1,7 +1,7 @@
 """Measures a table: every row side by side with its baseline, into a result file that a later run resumes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +278,7 @@ def run_table(
     answered: list[tuple[float, ResolvedRow, str]] = []  # of those without a cache
     for row in tqdm(rows, desc=table.name, unit="row", disable=not progress):
         resolved = resolve(table, row, scale_name, scale)
-        result = sweep.row(resolved.point, lambda resolved=resolved: measurer.measure(resolved))  # type: ignore[misc]
+        result = sweep.row(asdict(resolved), lambda resolved=resolved: measurer.measure(resolved))  # type: ignore[misc]
         if row in uncached and result.get("accuracy") is not None:
             answered.append((result["accuracy"], resolved, row.name))
         # Some of them may be poor, as few steps are; where all are, the table says nothing of caches.

@@ -9,10 +9,11 @@ import argparse
 from collections.abc import Sequence
 
 from remask.cli.logs import DEFAULTS
-from remask.cli.options import check_folder, open_llm
+from remask.cli.options import check_folder
 from remask.cli.parser import Parser
 from remask.cli.shared_options import add_model_options
-from remask.engine.config import EngineConfig
+from remask_lab.asked import open_without_pool
+from remask_lab.cli.options import TAU, add
 from remask_lab.similarity.options import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
 from remask_lab.similarity.plot import depth_picture
 from remask_lab.similarity.profile import profile
@@ -20,7 +21,6 @@ from remask_lab.similarity.prompts import default_prompts, read_prompts, under_s
 from remask_lab.similarity.rule import ProfileSettings
 from remask_lab.similarity.table import SimilarityTable
 
-_DEFAULTS = ProfileSettings()
 NAMES = ("tau", "samples", "max_samples", "official", "joint", "needed_layers", "canvas", "response", "seed")
 """Options that are settings of the same names."""
 
@@ -33,9 +33,7 @@ def run(argv: Sequence[str]) -> None:
     settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **{name: getattr(args, name) for name in NAMES})
     draw = None if args.plot is None else depth_picture(args.plot)
     check_folder("--output", args.output)
-    # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
-    limits = EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0)
-    llm = open_llm(args, engine=limits, reads="tokens" if args.system_prompt is None else "text")
+    llm = open_without_pool(args, "tokens" if args.system_prompt is None else "text")
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
     if args.system_prompt is not None:
         prompts = under_system_prompt(args.system_prompt, prompts, llm.loaded)
@@ -56,34 +54,19 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
+    add(parser, "prompts", output={"help": "write the table to this file, as a record"})
     add_system_prompt_option(parser)
-    parser.add_argument("--output", metavar="FILE", help="write the table to this file, as a record")
     parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
     group = parser.add_argument_group("measurement")
-    group.add_argument(
-        "--tau", type=float, default=_DEFAULTS.tau, help=f"similarity to exceed (default {_DEFAULTS.tau})"
-    )
-    group.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
-    group.add_argument(
-        "--samples", type=int, metavar="N", help="requests per ratio (default: until the table is stable)"
-    )
-    group.add_argument(
-        "--max-samples",
-        type=int,
-        default=_DEFAULTS.max_samples,
-        metavar="N",
-        help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
-    )
+    add(group, "ratios", tau=TAU, samples={"help": "requests per ratio (default: until the table is stable)"})
+    most = {"type": int, "metavar": "N", "help": "most requests per ratio", "default": ProfileSettings().max_samples}
+    add(group, "canvas", "response", max_samples=most, seed={"help": "of the choice of prompts", "default": 0})
     add_similarity_options(group)
     group.add_argument(
         "--needed-layers",
         action="store_true",
         help="compute no layer that cannot change the depths at this tau: the same depths sooner, none at a lower tau",
     )
-    group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
-    group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
-    group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
     add_rule_options(parser)
     add_model_options(parser, depths=False)
     parser.set_defaults(**DEFAULTS)

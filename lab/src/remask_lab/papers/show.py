@@ -131,7 +131,7 @@ def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
     known = Scale(record.about["model"], **asked)
     results: dict[str, Result] = {}
     for row in _measured(table):
-        point = as_json(resolve(table, row, settings["scale"], known).point)
+        point = as_json(resolve(table, row, settings["scale"], known))
         found = [item["result"] for item in record.data["rows"] if item["point"] == point]
         if not found:
             raise RecordError(f"these results of table {table.name} lack {row.name!r}; run the same command again")

@@ -5,16 +5,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.checkpoint.loaded import LoadedModel
 from remask.errors import ConfigError
-from remask.model.transformer import Transformer
 from remask.policies.bicache import DepthLookup, percent
+from remask.session import Session
 from remask_lab.similarity.conversations import Conversation, PromptSet, SystemPrompt
 from remask_lab.similarity.probe import Measure, PrefixProbe, limits_of, table_limits
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at, depth_entries
@@ -108,19 +106,6 @@ FIRST_SAMPLES = 8
 STILL = 2  # doublings in a row that must leave the table unchanged
 
 
-class Subject(Protocol):
-    """The parts of an `LLM` that profiling needs."""
-
-    @property
-    def loaded(self) -> LoadedModel: ...
-
-    @property
-    def model(self) -> Transformer: ...
-
-    @property
-    def progress(self) -> bool: ...
-
-
 class Cuts:
     """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
 
@@ -134,11 +119,11 @@ class Cuts:
         probe: what computes it.
     """
 
-    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
-        shape = llm.model.config
+    def __init__(self, session: Session, prompts: PromptSet, settings: ProfileSettings) -> None:
+        shape = session.model.config
         if shape.kind != "masked":
             raise ConfigError(
-                f"depths are for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
+                f"depths are for bicache, which runs on masked models; {session.loaded.name!r} ({shape.family}) is "
                 f"{shape.kind}: profile a masked model"
             )
         self.canvas = settings.canvas or min(prompts.canvas, shape.max_length)
@@ -149,7 +134,7 @@ class Cuts:
         self._prompts, self._seed = prompts, settings.seed
         system = len(prompts.tokens) if isinstance(prompts, SystemPrompt) else None
         self.ratios = reachable(settings.ratios, self.canvas, system)
-        self.probe = PrefixProbe(llm.model, self.canvas)
+        self.probe = PrefixProbe(session.model, self.canvas)
 
     def measure(
         self,
@@ -190,7 +175,7 @@ class Cuts:
 
 
 def profile(
-    llm: Subject, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
+    session: Session, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
 ) -> SimilarityTable:
     """Measure the depths that similarities give a model (BiCache section 5.1).
 
@@ -208,7 +193,7 @@ def profile(
     and for models that are not masked: `bicache`, which depths are for, is not defined on them.
     """
     settings = settings or ProfileSettings()
-    cuts = Cuts(llm, prompts, settings)
+    cuts = Cuts(session, prompts, settings)
     measured: list[NDArray[np.float64]] = []  # [ratios, layers] each
     growth: list[Growth] = []
     before: DepthLookup | None = None
@@ -230,8 +215,8 @@ def profile(
             if settings.samples is None and still:
                 break
     return SimilarityTable(
-        model=llm.loaded.name,
-        layers=llm.model.config.layers,
+        model=session.loaded.name,
+        layers=session.model.config.layers,
         tau=settings.tau,
         definition=cuts.definition,
         samples=len(measured),
