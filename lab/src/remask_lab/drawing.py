@@ -137,7 +137,7 @@ class PointLabel:
     """The name of a point of a panel, which is given in the panel's data coordinates.
 
     `needed`: it may stand away from its point, with a line between them. Another label is left out where no place
-    beside its point is free, or where it would be nearer to another label's point of its colour.
+    beside its point is free, or one would be nearer to another label's point of its colour.
     """
 
     text: str

@@ -77,7 +77,7 @@ class Part:
 
     Attributes:
         about: what it shows, as a heading says it.
-        work: yields the part's finding, each time as far as it has come. Raises `PartError` on a finding that is wrong.
+        work: yields the part's finding, each time as far as it has come. Raises `PartError` on one that is wrong.
         share: of the time that is left when it begins, what it may take.
         needs: packages that other parts do without, by the names of their imports.
     """

@@ -124,8 +124,8 @@ class PaperRow:
 class PaperTable:
     """One published table: where its numbers stand, under which `setting` they were measured, and its rows.
 
-    `metrics` are the numbers of a cell, in order; `rows` hold baselines too; `setting` is None without published
-    numbers; `notes` are facts that a reader needs for the comparison.
+    `metrics` are the numbers of a cell, in order; `setting` is None without published numbers; `notes` are facts that a
+    reader needs for the comparison.
     """
 
     name: str
@@ -258,10 +258,10 @@ def _plain(item: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRow:
-    """A row at a scale: one measurement, complete. Equal ones of several rows are measured once.
+    """A row at a scale: one measurement, complete, and the point of a sweep. Equal ones of several rows are measured
+    once.
 
-    `sampling` and `workload` include the scale's; `baseline` is the measurement to compare with, None for a baseline;
-    the rest is as in `PaperRow`.
+    `sampling` and `workload` include the scale's; `baseline` is the measurement to compare with, None for a baseline.
     """
 
     measure: str

@@ -67,7 +67,7 @@ class Measurer:
         judge: scores the responses, where perplexities are wanted.
         ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
         divided: whether each turn asks its own share of the requests (`run_bench`).
-        similarities: what rows at a tau read their depths from; None where no row has one.
+        similarities: what rows at a tau read their depths from.
     """
 
     llm: LLM
@@ -245,11 +245,9 @@ def run_table(
 ) -> Record:
     """Measure all rows of `table`. With a `path`, each is written to that file at once, and is not measured again.
 
-    The record's data are {"rows": [{"point", "result"}]}, one row for each different measurement.
-
-    Raises `ConfigError` where the model is of another kind, similarities are missing, a baseline cannot run, or no row
-    without a cache answers more than hardly anything (`check_answers`), and `RecordError` where the file holds another
-    measurement.
+    The record's data are {"rows": [{"point", "result"}]}, one row for each different measurement. Raises `ConfigError`
+    where the model is of another kind, similarities are missing, a baseline cannot run, or no row without a cache
+    answers more than hardly anything, and `RecordError` where the file holds another measurement.
     """
     check_kind(table, measurer.llm)
     if measurer.similarities is None and any(row.tau is not None for row in table.rows):

@@ -20,7 +20,6 @@ class Conversation:
     """A token sequence whose next turn is the assistant's.
 
     Attributes:
-        tokens: all of it.
         ends: the lengths at which a user's turn begins.
         system: how many leading tokens are the system prompt of all conversations; None where each has its own.
     """
@@ -87,9 +86,7 @@ _Q = TypeVar("_Q", tariff.TariffQuestion, relay.RelayQuestion)
 class TaskPrompts:
     """A bundled model's task: a system prompt, then questions with their right answers.
 
-    Attributes:
-        task: its name.
-        begin: draws a system prompt, and returns with it what asks a number of questions about it.
+    `begin` draws a system prompt, and returns with it what asks a number of questions about it.
     """
 
     task: str
@@ -115,8 +112,7 @@ class TaskPrompts:
 def tariff_prompts(tokenizer: Tokenizer, kind: str = "plan") -> TaskPrompts:
     """The task tariff, `kind` being the kind of every question.
 
-    A canvas of the usual length is the system prompt, one question and one response; the question is whole up to ratio
-    0.85.
+    A canvas of the usual length is the system prompt, one question, whole up to ratio 0.85, and one response.
     """
     settings = tariff.TariffSettings(orders=64)
 

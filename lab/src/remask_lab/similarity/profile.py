@@ -34,8 +34,8 @@ class Cut:
 def reachable(ratios: Sequence[int] | None, canvas: int, system: int | None = None) -> tuple[int, ...]:
     """Return the ratios to measure, ascending. None takes those of `RATIOS` that fit.
 
-    `system` is the length of the system prompt of all canvases. Raises `ConfigError` if a given ratio cannot be reached
-    exactly on a canvas of this length, or with so short a system prompt, or if none fits.
+    `system` is the length of the system prompt of all canvases. Raises `ConfigError` where a given ratio cannot be
+    reached exactly on a canvas of this length, or with so short a system prompt, or none fits.
     """
     if system is not None:
         return _behind(system, ratios, canvas)
@@ -76,8 +76,8 @@ def _longest(ratio: int, canvas: int) -> int:
 def cut_at(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
     """Cut a canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
 
-    The prefix ends with a turn of `first` if that makes it long enough. Where all conversations have one system prompt,
-    the prefix is as much of it as fits, however short the canvas gets.
+    The prefix ends with a turn of `first` if that makes it long enough. Where all have one system prompt, it is as much
+    of that as fits, however short the canvas gets.
     """
     longest = _longest(ratio, canvas)
     fitting = None if first.system is None else _behind_system(first.system, ratio, canvas)
@@ -110,13 +110,8 @@ class Cuts:
     """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
 
     Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
-    and for models that are not masked.
-
-    Attributes:
-        ratios: in percent, ascending.
-        canvas, response: tokens of the longest canvas, and masks at its end.
-        definition: how similarity is computed.
-        probe: what computes it.
+    and for models that are not masked. `ratios` are in percent, ascending; `canvas` and `response` the tokens of the
+    longest canvas and the masks at its end.
     """
 
     def __init__(self, session: Session, prompts: PromptSet, settings: ProfileSettings) -> None:
@@ -145,10 +140,9 @@ class Cuts:
     ) -> NDArray[np.float64]:
         """Return the similarities of one request, of K and V: [ratios, layers]. Calls `tick` once per ratio.
 
-        `layers` says how many leading ones are computed at each ratio; those above are NaN. None: all.
-
-        With `head` these tokens, a canvas long, are the prefix, cut to the same length wherever turns end. The question
-        stays that of request `number`.
+        `layers` says how many leading ones are computed at each ratio; those above are NaN. None: all. With `head`
+        these tokens, a canvas long, are the prefix, cut to the same length wherever turns end, before the question of
+        request `number`.
         """
         cuts, every = self.cut(number, head), self.probe.model.config.layers
         found = np.full((len(cuts), every), np.nan)
@@ -180,17 +174,12 @@ def profile(
     """Measure the depths that similarities give a model (BiCache section 5.1).
 
     For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
-    canvas; what is between them is left out. The prefix ends with a turn if one ends between half of the length that
-    the longest canvas allows and all of it. The same conversations serve all ratios. Depths follow from their
-    similarities by `settings.rule`.
+    canvas. The prefix ends with a turn if one ends between half of the length that the longest canvas allows and all of
+    it. Depths follow from similarities by `settings.rule`.
 
-    N starts at 8 and doubles. It is large enough when two doublings in a row leave the table within the tolerance.
-
-    With `settings.needed_layers` a least depth that some request has already set bounds what later ones compute: of
-    leading layers, those above it cannot change it.
-
-    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
-    and for models that are not masked: `bicache`, which depths are for, is not defined on them.
+    N starts at 8 and doubles, until two doublings in a row leave the table within the tolerance. With
+    `settings.needed_layers` a least depth that some request has already set bounds what later ones compute. Raises
+    `ConfigError` as `Cuts` does.
     """
     settings = settings or ProfileSettings()
     cuts = Cuts(session, prompts, settings)

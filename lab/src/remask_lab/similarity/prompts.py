@@ -28,8 +28,8 @@ KINDS = ("messages", "prompt", "prompt_token_ids")
 def default_prompts(model: LoadedModel) -> PromptSet:
     """Return the prompts on which `model` is profiled if none are given.
 
-    GSM8K for a tokenizer that reads English, or the task of a bundled model for one that has its small vocabulary;
-    random token ids without a tokenizer that reads any of them.
+    GSM8K for a tokenizer that reads English, the task of a bundled model for its small vocabulary, else random token
+    ids.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:

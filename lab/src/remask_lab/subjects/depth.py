@@ -108,13 +108,9 @@ class Convergence:
 class PromptSpread:
     """The first task's depth under variants of one system prompt (BiCache D.1), with the same questions.
 
-    A variant has the length of the first request's prefix, and half of its tokens are those of another request, or as
-    many as differ.
-
-    Attributes:
-        prompts: how many, the first one included.
-        changed: share of their tokens that differ from the first one's, on average.
-        spread: per ratio, standard deviation over system prompts of the mean depth of their questions, in layers.
+    A variant has the length of the first request's prefix, and half of its tokens are those of another request.
+    `changed` is the share of tokens that differ from the first of so many `prompts`, on average; `spread`, per ratio,
+    the standard deviation over system prompts of the mean depth of their questions, in layers.
     """
 
     prompts: int

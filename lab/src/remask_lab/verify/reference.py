@@ -30,10 +30,8 @@ class Base:
     """The class of transformers that computes what a family computes.
 
     Attributes:
-        model_type: of that class.
-        keys: the configuration's keys by those of the family's `config.json`.
+        keys: its configuration's keys by those of the family's `config.json`; `settings` are further ones.
         names: patterns of the family's names of tensors, and the class' names.
-        settings: further keys of the configuration.
     """
 
     model_type: str
@@ -90,13 +88,10 @@ BASES: Mapping[str, Base] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What the process is to load.
+    """What the process is to load, and what it computes in and on.
 
     Attributes:
-        folder: the checkpoint's.
-        family: its name.
-        overrides: keys that are laid over those of its `config.json`.
-        dtype, device: what it computes in and on.
+        overrides: keys that are laid over those of the checkpoint's `config.json`.
         trusted: the user allows the checkpoint's own code to be run.
         windowed: some layers attend to near positions alone.
     """
