@@ -273,7 +273,7 @@ class ScoredPass:
         rows: the rows that predict them, int64 [P].
         sees: how many leading positions each row attends to, int64 [T].
         block: positions that are denoised together.
-        told: of a self-conditioned model, the temperature at which the block's rows take in the logits of its last
+        temperature: of a self-conditioned model, that at which the block's rows take in the logits of its last
             pass; None where they take in nothing.
         logits: of the predicted rows, float32 [P, V].
     """
@@ -283,7 +283,7 @@ class ScoredPass:
     rows: NDArray[np.int64]
     sees: NDArray[np.int64]
     block: range
-    told: float | None
+    temperature: float | None
     logits: Tensor
 
 
@@ -317,18 +317,18 @@ class _JudgedRunner(Runner):
         sees = np.full(length, length) if plan.sees is None else plan.sees
         rows = predicting_rows(turn.predicted, state.shift)
         length = int(sees[rows].max())
-        asked = ScoredPass(
+        scored = ScoredPass(
             tokens=state.canvas.tokens[:length].copy(),
             positions=turn.predicted,
             rows=rows,
             sees=sees[:length].clip(max=length),
             block=turn.decoder.block,
-            told=self.temperature if state.conditioned else None,
+            temperature=self.temperature if state.conditioned else None,
             logits=self.scored.head(hidden).float(),
         )
         signal = turn.decoder.group(slice(len(rows)), turn.predicted).signal
         self.temperature = None if signal is None else signal.temperature
-        return super().launch_scores(self.judge(asked).to(hidden), turns)
+        return super().launch_scores(self.judge(scored).to(hidden), turns)
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]

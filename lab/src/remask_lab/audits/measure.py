@@ -16,7 +16,7 @@ from remask.llm import LLM
 from remask.outputs import Output
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import Earned
-from remask.policies.earned import BOUND, Audited, Estimate, Record, ladder
+from remask.policies.earned import BOUND, Audited, Record, ladder
 from remask.tasks import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
 from remask_lab.records.interval import clustered, mean_interval, paired
@@ -108,7 +108,9 @@ def ordered(args: argparse.Namespace) -> Kept:
         while engine.auditor.waiting or engine.auditor.open:
             engine.step()
         (findings,) = engine.auditor.findings.values()
-        rows.append({"cache": name, "values": list(findings.recent), **_ends(findings.estimate)})
+        estimate = findings.estimate
+        ends = {"audits": estimate.count, "nats": estimate.mean, "low": estimate.low, "high": estimate.high}
+        rows.append({"cache": name, "values": list(findings.recent), **ends})
     return _kept("ordered", llm, args, {"rows": rows})
 
 
@@ -206,7 +208,3 @@ def _row(name: str, tasks: Sequence[Task], outputs: Sequence[Output], none: Sequ
         "forwards": sum(output.usage.forwards for output in outputs),
         "row_layers": sum(output.usage.row_layers for output in outputs),
     }
-
-
-def _ends(estimate: Estimate) -> dict[str, float]:
-    return {"audits": estimate.count, "nats": estimate.mean, "low": estimate.low, "high": estimate.high}

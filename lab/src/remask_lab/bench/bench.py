@@ -220,8 +220,8 @@ def _wrong(tasks: Sequence[Task], outputs: Sequence[Output]) -> str:
     wrong = [(output.text, task) for task, output in both if task.correct(output.text) is False][:_SHOWN]
     if not wrong:
         return ""
-    told = "; ".join(f"{shown(text)} where {shown(task.answer)} is right" for text, task in wrong)
-    return f". It answers {told} (right: {wrong[0][1].rule})"
+    answers = "; ".join(f"{shown(text)} where {shown(task.answer)} is right" for text, task in wrong)
+    return f". It answers {answers} (right: {wrong[0][1].rule})"
 
 
 def check_first_answers(llm: LLM, workload: Workload, engine: EngineConfig) -> None:
@@ -312,8 +312,8 @@ def _responses(llm: LLM, rows: Sequence[BenchRow]) -> Iterator[dict[str, Any]]:
 
 
 def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -> dict[str, Any]:
-    asked = [task.request.params for task in workload.tasks]
-    params = asked[0]
+    sampling = [task.request.params for task in workload.tasks]
+    params = sampling[0]
     uniform = llm.loaded.config.kind == "uniform"
     return {
         "name": workload.name,
@@ -322,23 +322,24 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "prefix_ratio": round(workload.prefix_ratio, 3),
         "concurrency": engine.max_num_seqs,
         "rounds": rounds,
-        "max_tokens": _span([each.max_tokens for each in asked]),
-        "steps": _span([steps_of(each) for each in asked]),
-        "block_length": _span([each.block_length or each.max_tokens for each in asked]),
+        "max_tokens": _span([each.max_tokens for each in sampling]),
+        "steps": _span([steps_of(each) for each in sampling]),
+        "block_length": _span([each.block_length or each.max_tokens for each in sampling]),
         "canvas_length": params.uniform.canvas_length or (llm.engine.max_model_len if uniform else None),
-        "sampling": sampling_of(asked),
+        "sampling": sampling_of(sampling),
     }
 
 
-def sampling_of(asked: Sequence[SamplingParams]) -> dict[str, Any]:
+def sampling_of(requests: Sequence[SamplingParams]) -> dict[str, Any]:
     """All sampling parameters of requests as records keep them, whether given or not, but for their seeds.
 
     Where requests differ in one it is the list of its values, in the order of the requests that first have them.
     """
     found: dict[str, Any] = {}
-    for name in asdict(asked[0]):
+    for name in asdict(requests[0]):
         if name != "seed":
-            values = list({repr(each): as_json(each) for each in (getattr(params, name) for params in asked)}.values())
+            by_text = {repr(value): as_json(value) for value in (getattr(params, name) for params in requests)}
+            values = list(by_text.values())
             found[name] = values[0] if len(values) == 1 else values
     return found
 

@@ -89,7 +89,7 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
             row += [f"{best['tok_s']:.0f}{_mark(best, gpu)}" if best else "-" for best in found]
             share = None if found[1] is None else found[1].get("share_of_roof")
             row.append("-" if share is None else f"{100 * share:.0f} %")
-    told = "; ".join(
+    machines = "; ".join(
         f"{gpu['gpu']}, commit {gpu['commit'][:8]}, {gpu['date']}, PyTorch {gpu['versions']['torch']}, Triton "
         f"{gpu['versions']['triton']}"
         for gpu in gpus
@@ -99,7 +99,7 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
         f"settings: the shape of {shape['preset']} with random weights, {shape['dtype']}, canvas of {shape['canvas']}, "
         f"{shape['response']} new tokens in blocks of {shape['block']}, a shared prefix of {shape['prefix']}, depth "
         f"{shape['depth']}, a refresh every 16 steps. `roof` is the share of the speed that the card's measured peaks "
-        f"allow. The cells of `scripts/gpu OUTPUT`, on {told}.{_told(rows)}"
+        f"allow. The cells of `scripts/gpu OUTPUT`, on {machines}.{_note(rows)}"
     )
 
 
@@ -122,7 +122,7 @@ def benchmark_table(gpu: Mapping[str, Any], questions: int, steps: int) -> str:
         f"{markdown_table(header, rows)}\n\nMinutes, **computed** from steps that were measured with random weights: "
         f"{questions} times {steps} steps of {TOKENS} tokens; at a token a step twice as many. {shape['preset']}, "
         f"{prompt} tokens of prompt, {shape['prefix']} of them shared, {shape['response']} of answer; {gpu['gpu']}, "
-        f"commit {gpu['commit'][:8]}, {gpu['date']}.{_told(rows)}"
+        f"commit {gpu['commit'][:8]}, {gpu['date']}.{_note(rows)}"
     )
 
 
@@ -140,5 +140,5 @@ def _mark(best: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
     return "*" if bare and any(row["settings"].get("graphs") for row in gpu["rows"]) else ""
 
 
-def _told(rows: Sequence[Sequence[str]]) -> str:
+def _note(rows: Sequence[Sequence[str]]) -> str:
     return " * Without graphs." if any(cell.endswith("*") for row in rows for cell in row) else ""

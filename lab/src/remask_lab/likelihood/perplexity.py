@@ -226,8 +226,8 @@ def bootstrap(
 
 
 def _text(line: Line) -> str:
-    given = [name for name in FIELDS if line.has(name)]
-    text = line.get(given[0]) if len(given) == 1 else None
+    names = [name for name in FIELDS if line.has(name)]
+    text = line.get(names[0]) if len(names) == 1 else None
     if not isinstance(text, str):
         fields = ", ".join(line.record) or "none"
         raise line.error(f"a line needs one text as {' or '.join(map(repr, FIELDS))}; its fields: {fields}")

@@ -150,7 +150,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         share=_share,
         number=_number,
         verdict=_verdict,
-        held=_held,
+        bound=_bound,
         loses=lambda row, none: judged(row, none).loses,
         made=_made,
         decoded=decoding_text,
@@ -167,8 +167,8 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
     )
     answers = records["answers"].data["answers"] if "answers" in records else []
     # As they are, indented: what they hold is then neither markup nor a fenced block of the page's own.
-    told = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
-    return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, told, strict=True))
+    blocks = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
+    return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, blocks, strict=True))
 
 
 def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
@@ -188,7 +188,7 @@ def _verdict(row: Row, none: Row) -> str:
     return f"`{row['cache']}` {judged(row, none).value} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
 
 
-def _held(data: Mapping[str, Any]) -> str:
+def _bound(data: Mapping[str, Any]) -> str:
     """Where the loss of the published answers lies beside `PROMISED`, by its interval."""
     low, high = data["loss_interval"]
     return "at most" if high <= PROMISED else "above" if low > PROMISED else "about"
@@ -231,13 +231,9 @@ def _made(record: Record) -> str:
     return f"{number_format(record.about)} {machine_of(record)}" + (f" {busy}" if busy else "")
 
 
-def _on_gpu(record: Record) -> bool:
-    return "gpu" in record.about["machine"]
-
-
 def _timed(record: Record) -> bool:
     """Whether a bench's times say something: those of many that share a GPU do not."""
-    return not (_on_gpu(record) and record.data.get("conditions", {}).get("busy"))
+    return not ("gpu" in record.about["machine"] and record.data.get("conditions", {}).get("busy"))
 
 
 def _cost_titles(record: Record) -> list[str]:
@@ -355,9 +351,9 @@ def _left_out(told: set[str], record: Record) -> str:
     return "\n".join(lines)
 
 
-def _losses(held: Sequence[Record]) -> str:
+def _losses(records: Sequence[Record]) -> str:
     rows = []
-    for record in held:
+    for record in records:
         data = record.data
         part = record.about["settings"]["part"]
         source = "as published" if part == PUBLISHED else "as packaged, no annotations"
@@ -371,13 +367,13 @@ def _losses(held: Sequence[Record]) -> str:
 
 def _training(training: Sequence[Mapping[str, Any]]) -> str:
     """The held-out losses of the training's log, a column a phase; empty without any."""
-    told = [event for event in training if event["event"] == "held out"]
-    if not told:
+    events = [event for event in training if event["event"] == "held out"]
+    if not events:
         return ""
     phases = (event["name"] for event in training if event["event"] == "phase")
-    columns = ["at first", *(f"after the {name}" for name in phases)][: len(told)]
-    rows = [[KINDS[kind], *(f"{event[kind]['loss']:.3f}" for event in told)] for kind in KINDS]
-    reuse = [event["reuse"]["other"]["loss"] for event in told]
+    columns = ["at first", *(f"after the {name}" for name in phases)][: len(events)]
+    rows = [[KINDS[kind], *(f"{event[kind]['loss']:.3f}" for event in events)] for kind in KINDS]
+    reuse = [event["reuse"]["other"]["loss"] for event in events]
     rows.append(["added by reuse", *(f"{mean:+.3f} ± {half:.3f}" for mean, half in reuse)])
     return markdown_table(["held out", *columns], rows)
 

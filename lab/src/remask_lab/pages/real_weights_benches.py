@@ -106,8 +106,8 @@ def _compare(
         rows += at_depths(llm, workload, depths)
     if earned:
         rows.append(replace(contender(llm, "bicache", None, workload), name=EARNED))
-    asked = (task.request for task in workload.tasks)
-    longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in asked)
+    requests = (task.request for task in workload.tasks)
+    longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in requests)
     tokens = max(DEFAULT_STORE_TOKENS, size.at_once * longest)
     engine = EngineConfig(size.at_once, longest, store_budget_tokens=tokens)
     divided, losses = rounds > 1, not by_answers
@@ -119,8 +119,8 @@ def _compare(
     return record
 
 
-def town(size: Size, asked: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
-    requests, pages = asked
+def town(size: Size, counts: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
+    requests, pages = counts
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 

@@ -73,7 +73,7 @@ class Kind:
         return next(lost, None)
 
     @property
-    def held(self) -> int:
+    def deepest(self) -> int:
         """The deepest depth that was measured before `broken`; 0 where none was."""
         return max((depth for depth in self.depths if self.broken is None or depth < self.broken), default=0)
 
@@ -183,14 +183,14 @@ def _over(row: Row) -> str:
 
 def judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
     """How many layers each way to judge allows, beside what answers said where they were compared."""
-    held = {(kind.model, kind.task): str(kind.held) for kind in found}
+    answers = {(kind.model, kind.task): str(kind.deepest) for kind in found}
     rows = []
     for case in cases:
         model, task = case["model"], case["task"]
         nats = {int(depth): moved["nats"] for depth, moved in case["depths"].items()}
         said = [min(case["rule"]), min(case["rule_by_rows"]), _deepest(nats)]
-        ratio, answers = f"{100 * case['prefix_ratio']:.0f} %", held.get((model, task), "-")
-        rows.append([f"`{model}`, {task}", ratio, *map(str, said), answers])
+        ratio, deepest = f"{100 * case['prefix_ratio']:.0f} %", answers.get((model, task), "-")
+        rows.append([f"`{model}`, {task}", ratio, *map(str, said), deepest])
     return markdown_table(
         ["weights, task", "prefix", "rule", "by rows", "first predictions", "answers hold up to"], rows
     )
@@ -207,14 +207,14 @@ def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
     Raises `RecordError` where the paper's rule does not allow all layers there, as the page says.
     """
-    told = []
+    phases = []
     for reuse in (event["reuse"] for event in training if event["event"] == "held out"):
         curve = (np.array(reuse["other"]["k"]) + reuse["other"]["v"]) / 2
         if depth_at(limits_of(DepthRule(), curve).tolist(), ProfileSettings().tau) < len(curve):
             raise RecordError("the training's log has documents on which the paper's rule does not allow all layers")
         (added, half), (alone, wide) = reuse["other"]["loss"], reuse["alone"]
-        told.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
-    return told
+        phases.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
+    return phases
 
 
 def picture(found: Sequence[Kind], caches: Record) -> Figure:

@@ -111,8 +111,8 @@ class Measurer:
         names = (*KEPT, *DETAILS) if detail else KEPT
         own = _workload(ours)
         kept = {name: result[name] for name in names} | {"prefix_ratio": own.prefix_ratio}
-        asked = {"sampling": sampling_of([task.request.params for task in own.tasks])}
-        return kept | asked | {"busy": record.data["conditions"]["busy"]} | self._judged(row, own)
+        sampling = {"sampling": sampling_of([task.request.params for task in own.tasks])}
+        return kept | sampling | {"busy": record.data["conditions"]["busy"]} | self._judged(row, own)
 
     def _contender(self, row: ResolvedRow, name: str) -> Contender:
         workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)

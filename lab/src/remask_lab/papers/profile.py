@@ -40,8 +40,8 @@ def run(argv: Sequence[str]) -> None:
     table = profile(llm.session, prompts, settings, progress=llm.session.progress)
     print(report(table))
     if args.output is not None:
-        asked = {name: getattr(args, name) for name in (*NAMES, "ratios") if name != "seed"}
-        table.save(args.output, llm, asked | {"rule": str(settings.rule)}, args.seed)
+        options = {name: getattr(args, name) for name in (*NAMES, "ratios") if name != "seed"}
+        table.save(args.output, llm, options | {"rule": str(settings.rule)}, args.seed)
         print(f"\nSaved as {args.output}")
     if draw is not None:
         draw(table)

@@ -15,7 +15,7 @@ from remask_lab.records.record import Record, as_json, number_format
 Result: TypeAlias = Mapping[str, Any]
 Cell: TypeAlias = Callable[[Result], str]
 
-ASKED = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
+REQUESTS = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
 PREFIX = "prefix ratio"
 # Our columns: the key of a result that each shows, and how; a result without the key has no cell.
 OURS: Mapping[str, tuple[str, Cell]] = {
@@ -127,8 +127,8 @@ def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
         raise RecordError(
             f"these results of table {table.name} were measured from another version of its definition; measure again"
         )
-    asked = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
-    known = Scale(record.about["model"], **asked)
+    own = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
+    known = Scale(record.about["model"], **own)
     results: dict[str, Result] = {}
     for row in _measured(table):
         point = as_json(resolve(table, row, settings["scale"], known))
@@ -182,7 +182,7 @@ def _conditions(
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
-        f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; {conditions}."
+        f"{REQUESTS[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; {conditions}."
         f"{'' if COLUMNS in known else f' {COLUMNS}'}",
         _failures(table, results),
     ]

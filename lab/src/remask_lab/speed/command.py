@@ -65,8 +65,8 @@ def run_measurement(command: str, name: str, module: str, usage: str, words: Seq
         return
     data, text = (found.data, found.text) if isinstance(found, Shown) else (found, None)
     if isinstance(data, Mapping):
-        asked = {option: value for option, value in vars(args).items() if option != "json"}
-        result = json.dumps({**asked, **data}, indent=2)
+        options = {option: value for option, value in vars(args).items() if option != "json"}
+        result = json.dumps({**options, **data}, indent=2)
         print(result if text is None else text)
         if args.json:
             write_whole("the result", args.json, result + "\n")
@@ -93,8 +93,8 @@ def add_options(parser: argparse.ArgumentParser, usage: str) -> None:
             several = len(words) > 1 or words[0].endswith("...")
             values = [_typed(word.removesuffix("...")) for word in words]
             many, default = ("*", values) if several else (None, values[0])
-            told = "default: %(default)s"
-            parser.add_argument(f"--{name}", nargs=many, type=type(values[0]), default=default, help=told)
+            text = "default: %(default)s"
+            parser.add_argument(f"--{name}", nargs=many, type=type(values[0]), default=default, help=text)
 
 
 def _typed(word: str) -> int | float | str:
