@@ -44,6 +44,7 @@ class CostMeter:
     passes: int = 0
 
     def note(self, canvases: Sequence[ExecutedPlan]) -> None:
+        """Take in a pass."""
         self.last = pass_cost(self.widths, canvases)
         self.total += self.last
         self.passes += 1

@@ -1,7 +1,6 @@
 """`python -m remask_lab audits NAME`: measures one thing of audits, and prints it. benchmarks/README.md has them."""
 
 import sys
-from functools import partial
 
 from remask_lab.speed.command import run_named
 
@@ -14,7 +13,12 @@ OPTIONS = {
     "simulated": "--input STR --depth 8 --draws 2000 --seed 7",
 }
 MEASUREMENTS = {name: ("remask_lab.audits.measure", usage) for name, usage in OPTIONS.items()}
-main = partial(run_named, "audits", __doc__, MEASUREMENTS)
+
+
+def main() -> int:
+    """Run the measurement that the first word names. Returns the exit status."""
+    return run_named("audits", __doc__, MEASUREMENTS)
+
 
 if __name__ == "__main__":
     sys.exit(main())

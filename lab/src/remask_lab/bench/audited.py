@@ -29,6 +29,7 @@ class Audits:
 
     @property
     def result(self) -> dict[str, Any]:
+        """As the result of a bench holds it."""
         moved = self.moved
         return {
             "divergence_nats": None if moved is None else moved.mean,

@@ -84,6 +84,7 @@ class BenchRow:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
+        """All tasks."""
         return tuple(task for share in self.shares for task in share)
 
     @property
@@ -98,9 +99,11 @@ class BenchRow:
 
     @property
     def peak_memory_bytes(self) -> int:
+        """The most that a counted round held."""
         return max(turn.peak_memory_bytes for turn in self.counted)
 
     def total(self, name: str) -> int:
+        """The sum of a number over the counted rounds."""
         return sum(getattr(turn, name) for turn in self.counted)
 
     def loss(self, baseline: "BenchRow") -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Workload:
     prefixes: int
 
     def under(self, params: SamplingParams) -> "Workload":
+        """The same requests with other sampling parameters."""
         tasks = tuple(replace(task, request=replace(task.request, params=params)) for task in self.tasks)
         return replace(self, tasks=tasks)
 
@@ -91,6 +92,7 @@ class Workload:
 
     @property
     def clusters(self) -> list[int]:
+        """That of every task, as `prefix_clusters` numbers them."""
         return prefix_clusters(self.tasks)
 
     @property

@@ -56,10 +56,12 @@ class Variant:
 
     @property
     def products(self) -> bool:
+        """Whether it multiplies matrices."""
         return self.kernel.endswith("_attend")
 
     @property
     def label(self) -> str:
+        """Its name, dtype and constants."""
         constants = " ".join(f"{name}={int(value)}" for name, value in self.constants.items() if name != "EMULATED")
         return f"{self.kernel.partition(':')[2]} {NAMES[self.dtype]} {constants}"
 

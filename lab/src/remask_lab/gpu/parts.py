@@ -68,6 +68,7 @@ class Setting:
 
     @property
     def left(self) -> float:
+        """Seconds that are left."""
         return self.ends - time.monotonic()
 
 

@@ -105,6 +105,7 @@ class RoofMeter(CostMeter):
     seconds: float = 0.0
 
     def note(self, canvases: Sequence[ExecutedPlan]) -> None:
+        """Take in a pass."""
         CostMeter.note(self, canvases)
         self.seconds += roof_seconds(self.last, self.peaks)
 

@@ -60,6 +60,7 @@ class Verdict:
 
     @property
     def metrics(self) -> dict[str, float]:
+        """0 or 1 by name, as `METRICS` has them."""
         return {"strict_match": float(self.strict), "same_answer": float(self.same)}
 
 

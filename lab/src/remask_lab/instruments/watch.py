@@ -81,6 +81,7 @@ class Passes:
                 )
 
     def check(self, requests: Sequence[Request], policy: CachePolicy) -> None:
+        """Raise `ConfigError` where one of `requests` cannot run under `policy`."""
         for request in requests:
             self._watcher.engine.check(request.with_policy(policy))
 

@@ -92,6 +92,7 @@ class MaskLikelihoods:
         self._passes = MaskedPasses(llm, max_rows)
 
     def check(self, pair: Pair) -> None:
+        """Raise `ConfigError` on a pair that cannot be scored."""
         self._passes.check(pair)
 
     def score(

@@ -88,6 +88,7 @@ class UncachedPasses:
         self._pool: Pool | None = None
 
     def check(self, pair: Pair) -> None:
+        """Raise `ConfigError` on a pair that cannot run."""
         if not len(pair.response):
             raise ConfigError("the response has no tokens, so there is nothing to score")
         if len(pair) > self.config.max_length:
@@ -133,4 +134,5 @@ class UncachedPasses:
             yield rows, self._model.head(hidden[rows]).float()
 
     def send(self, index: NDArray[np.int64]) -> Tensor:
+        """`index` on the model's device."""
         return torch.from_numpy(index.astype(np.int64)).to(self._model.device, non_blocking=True)

@@ -47,6 +47,7 @@ class Judge:
 
     @property
     def dtype(self) -> str:
+        """The dtype of the weights."""
         return str(self._model.dtype).removeprefix("torch.")
 
     @torch.inference_mode()

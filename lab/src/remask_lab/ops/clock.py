@@ -50,10 +50,12 @@ class Clock:
         return _Running(self, name)
 
     def enter(self, name: str) -> None:
+        """Begin an operation inside the current one."""
         self._stack.append(name)
         self._mark(name)
 
     def leave(self) -> None:
+        """End the current operation and continue the one around it."""
         self._stack.pop()
         self._mark(self._stack[-1] if self._stack else self._rest)
 

@@ -38,6 +38,7 @@ class StepProfile:
 
     @property
     def intensity(self) -> float:
+        """FLOPs a byte."""
         return _ratio(sum(self.flops.values()), sum(self.bytes.values()))
 
     @property
@@ -60,10 +61,12 @@ class OperationProfile:
 
     @property
     def intensity(self) -> float:
+        """FLOPs a byte."""
         return _ratio(self.flops, self.bytes)
 
     @property
     def flops_s(self) -> float:
+        """FLOPs a second."""
         return _ratio(self.flops, self.seconds)
 
 

@@ -13,7 +13,6 @@ from remask.cli.options import check_folder
 from remask.cli.parser import Parser
 from remask.cli.shared_options import add_model_options
 from remask_lab.asked import open_without_pool
-from remask_lab.cli.options import TAU, add
 from remask_lab.similarity.options import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
 from remask_lab.similarity.plot import depth_picture
 from remask_lab.similarity.profile import profile
@@ -21,6 +20,7 @@ from remask_lab.similarity.prompts import default_prompts, read_prompts, under_s
 from remask_lab.similarity.rule import ProfileSettings
 from remask_lab.similarity.table import SimilarityTable
 
+_DEFAULTS = ProfileSettings()
 NAMES = ("tau", "samples", "max_samples", "official", "joint", "needed_layers", "canvas", "response", "seed")
 """Options that are settings of the same names."""
 
@@ -54,19 +54,34 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add(parser, "prompts", output={"help": "write the table to this file, as a record"})
+    parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
     add_system_prompt_option(parser)
+    parser.add_argument("--output", metavar="FILE", help="write the table to this file, as a record")
     parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
     group = parser.add_argument_group("measurement")
-    add(group, "ratios", tau=TAU, samples={"help": "requests per ratio (default: until the table is stable)"})
-    most = {"type": int, "metavar": "N", "help": "most requests per ratio", "default": ProfileSettings().max_samples}
-    add(group, "canvas", "response", max_samples=most, seed={"help": "of the choice of prompts", "default": 0})
+    group.add_argument(
+        "--tau", type=float, default=_DEFAULTS.tau, help=f"similarity to exceed (default {_DEFAULTS.tau})"
+    )
+    group.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
+    group.add_argument(
+        "--samples", type=int, metavar="N", help="requests per ratio (default: until the table is stable)"
+    )
+    group.add_argument(
+        "--max-samples",
+        type=int,
+        default=_DEFAULTS.max_samples,
+        metavar="N",
+        help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
+    )
     add_similarity_options(group)
     group.add_argument(
         "--needed-layers",
         action="store_true",
         help="compute no layer that cannot change the depths at this tau: the same depths sooner, none at a lower tau",
     )
+    group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
+    group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
+    group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
     add_rule_options(parser)
     add_model_options(parser, depths=False)
     parser.set_defaults(**DEFAULTS)

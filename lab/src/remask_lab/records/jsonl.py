@@ -27,6 +27,7 @@ class Line:
     names: Mapping[str, str]
 
     def has(self, field: str) -> bool:
+        """Whether the object has the field."""
         return self.names.get(field, field) in self.record
 
     def get(self, field: str) -> Any:
@@ -66,6 +67,7 @@ class Line:
         return turns["user"], turns["assistant"]
 
     def error(self, what: str) -> ConfigError:
+        """Returns an error about this line."""
         return ConfigError(f"{self.where} {what}")
 
 

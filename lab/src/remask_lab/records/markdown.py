@@ -69,7 +69,8 @@ def narrow_tables(rows: Sequence[str], groups: Mapping[str, Sequence[Column]], w
     tables: list[list[Column]] = []
     for name, group in groups.items():
         filled = [any(cells[place] != NONE for _, cells in group) for place in range(len(rows))]
-        shown = [names := (name, list(compress(rows, filled)))]
+        names = name, list(compress(rows, filled))
+        shown: list[Column] = [names]
         for header, cells in group:
             column = header, list(compress(cells, filled))
             if len(shown) > 1 and _width(*shown, column) > width:

@@ -180,17 +180,21 @@ class SystemPrompt:
 
     @property
     def source(self) -> str:
+        """The system prompt, and what stands behind it."""
         return f"the system prompt {self.name} of {len(self.tokens)} tokens, then {self.prompts.source}"
 
     @property
     def canvas(self) -> int:
+        """That of the prompts."""
         return self.prompts.canvas
 
     @property
     def response(self) -> int:
+        """That of the prompts."""
         return self.prompts.response
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
+        """Return the system prompt and a conversation behind it."""
         behind = self.prompts.draw(rng, length)
         return Conversation((*self.tokens, *behind.tokens), system=len(self.tokens))
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from functools import partial
 
 from remask_lab.speed.command import ON, run_named
 
@@ -26,7 +25,12 @@ MEASUREMENTS: Mapping[str, tuple[str, str]] = {
         f"--model gidd-100m {ON} --canvas 2048 --prompt 128 --block-length 32 --steps 32 --full-steps 4",
     ),
 }
-main = partial(run_named, "speed", __doc__, MEASUREMENTS)
+
+
+def main() -> int:
+    """Run the measurement that the first word names. Returns the exit status."""
+    return run_named("speed", __doc__, MEASUREMENTS)
+
 
 if __name__ == "__main__":
     sys.exit(main())

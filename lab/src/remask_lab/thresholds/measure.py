@@ -39,6 +39,7 @@ class OpenQuestion:
     accepted: tuple[str, ...] = ()
 
     def right(self, text: str) -> bool:
+        """Whether `text` answers it, by `RULE`."""
         if not self.accepted:
             return not repeats(text)
         words = "|".join(map(re.escape, self.accepted))
