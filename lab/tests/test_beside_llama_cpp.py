@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from remask.errors import ConfigError
 from remask.families import preset
 from remask.plan.canvas import Canvas
 from remask_lab.speed import llama_cpp
-from remask_lab.speed.__main__ import measure
+from remask_lab.speed.__main__ import MEASUREMENTS
+from remask_lab.speed.command import run_measurement
 from remask_lab.speed.llama_cpp import TYPES, write_gguf
 
 CPU, TINY = torch.device("cpu"), preset("llada-tiny")
+measure = partial(run_measurement, "speed", "llama_cpp", *MEASUREMENTS["llama_cpp"])
 
 
 @pytest.mark.parametrize(("kind", "error"), [("f32", 0.0), ("q8_0", 0.01), ("q4_0", 0.1)])
@@ -60,7 +63,7 @@ def test_the_report_has_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(llama_cpp, "version", lambda _: "0")
     monkeypatch.setattr(llama_cpp, "their_pass", stand_in)
     monkeypatch.setattr(llama_cpp, "answer", watched)
-    measure("llama_cpp", ["--model", "llada-tiny", "--prompt", "8", "--response", "8", "--block", "4"])
+    measure(["--model", "llada-tiny", "--prompt", "8", "--response", "8", "--block", "4"])
     told = json.loads(capsys.readouterr().out)
     assert asked == [*llama_cpp.CACHES] * len(TYPES)
     exact, eight, four = told["results"]
@@ -75,9 +78,9 @@ def test_the_report_has_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_without_the_package_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="pip install llama-cpp-python"):
-        measure("llama_cpp", [])
+        measure([])
     with pytest.raises(ConfigError, match="q9"):
-        measure("llama_cpp", ["--kinds", "q9"])
+        measure(["--kinds", "q9"])
 
 
 def test_distance_of_logits() -> None:

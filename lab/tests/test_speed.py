@@ -11,8 +11,9 @@ import pytest
 
 from remask.errors import ConfigError
 from remask_lab.records.record import read_record
-from remask_lab.speed.__main__ import MEASUREMENTS, measure
+from remask_lab.speed.__main__ import MEASUREMENTS
 from remask_lab.speed.__main__ import main as speed
+from remask_lab.speed.command import run_measurement
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -20,7 +21,7 @@ Patch = pytest.MonkeyPatch
 
 def run(name: str, *words: str) -> None:
     """Run a measurement; words may stand together in one string."""
-    measure(name, [each for word in words for each in word.split(" ")])
+    run_measurement("speed", name, *MEASUREMENTS[name], [each for word in words for each in word.split(" ")])
 
 
 def measured(capsys: Capture, name: str, *words: str) -> Any:
@@ -31,7 +32,7 @@ def measured(capsys: Capture, name: str, *words: str) -> Any:
 
 def test_every_measurement_is_a_function_of_its_module() -> None:
     for name, (module, _) in MEASUREMENTS.items():
-        assert callable(getattr(importlib.import_module(f"remask_lab.speed.{module}"), name))
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_what_cannot_be_measured() -> None:

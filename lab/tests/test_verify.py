@@ -19,7 +19,7 @@ import tests.goldens as llada
 from remask.cli import main
 from remask.families import FAMILIES
 from remask_lab.verify import compare as compared
-from remask_lab.verify.reference import BASES, WAYS, Asked, serve
+from remask_lab.verify.reference import BASES, WAYS, Spec, serve
 from tests.checkpoint.checkpoints import FAST_DLLM_V2, ILLADA, random_tensors, write
 from tests.goldens import a2d, block_causal, llada22, moe, nemotron, sumi, uniform
 from tests.leftovers import lasting_folder
@@ -61,7 +61,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference in a thread: a process imports PyTorch and transformers anew."""
 
     @contextmanager
-    def thread(asked: Asked) -> Iterator[Connection]:
+    def thread(asked: Spec) -> Iterator[Connection]:
         here, there = Pipe()
 
         def run() -> None:
@@ -130,7 +130,7 @@ def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     """The reference reads another base of RoPE, as a mistake of the family's reader would have it."""
 
     own = {"overrides": {"rope_theta": 20.0}}
-    monkeypatch.setattr(compared, "Asked", lambda **given: Asked(**given | own))
+    monkeypatch.setattr(compared, "Spec", lambda **given: Spec(**given | own))
     assert main(["--quiet", "verify", str(llada.model_dir("llada")), "--max-tokens", "12"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(": NOT EQUAL")
@@ -172,6 +172,6 @@ def test_files_that_are_not_the_class_s_are_told(tmp_path: Path, capsys: pytest.
     raw = ILLADA | {"tie_word_embeddings": True}
     tensors = {name: each for name, each in random_tensors(raw).items() if "layers.1." not in name}
     folder = write(tmp_path / "model", raw, tensors)
-    serve(there, Asked(str(folder), "illada", {}, "float32", "cpu", trusted=False, windowed=False))
+    serve(there, Spec(str(folder), "illada", {}, "float32", "cpu", trusted=False, windowed=False))
     assert "the files are not those of transformers' LlamaForCausalLM: missing keys" in here.recv()
     torch.set_grad_enabled(True)

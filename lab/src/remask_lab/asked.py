@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,14 +79,14 @@ def open_without_pool(args: argparse.Namespace, reads: Reads = "tokens") -> LLM:
     return open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0), reads=reads)
 
 
-def compared_policies(args: argparse.Namespace, usual: Sequence[str] = ()) -> list[Policy]:
-    """`--caches`, or `usual` without it, with their `--cache-config`, each once.
+def compared_policies(args: argparse.Namespace) -> list[Policy]:
+    """`--caches` with their `--cache-config`, each once.
 
     `none` comes before them under `--metric agreement`, of commands that have it: answers are compared with its. Raises
     `ConfigError` on settings of another policy.
     """
     settings = object_option("--cache-config", args.cache_config)
-    names = list(usual) if args.caches is None else separated(args.caches)
+    names = separated(args.caches)
     if vars(args).get("metric") == "agreement":
         names = list(dict.fromkeys(["none", *names]))
     for name, own in settings.items():
@@ -98,7 +98,7 @@ def compared_policies(args: argparse.Namespace, usual: Sequence[str] = ()) -> li
 
 
 def shape_settings(args: argparse.Namespace) -> dict[str, object]:
-    """The options of `add_shape_options` as a record has them; the seed has a field of its own there."""
+    """The options of `add_shape` as a record has them; the seed has a field of its own there."""
     return {name: getattr(args, name) for name in SHAPE}
 
 
@@ -149,8 +149,8 @@ def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def check_workload_options(args: argparse.Namespace) -> TaskChoice | None:
     """The task that the options name; None: the model's own.
 
-    Raises `ConfigError` on numbers that are too small, on sampling parameters that are not allowed, and on shapes that
-    the task does not have: what no model can change is refused before one is loaded.
+    Raises `ConfigError` on what no model can change: numbers that are too small, sampling parameters that are not
+    allowed, and shapes that the task does not have.
     """
     task = asked_task(args)
     check_least(args, requests=1, prefixes=1, prefix_tokens=0, prompt_tokens=1)
@@ -245,13 +245,9 @@ def described(workload: Workload) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished measurement.
+    """A finished measurement: what a record says `about` it, its numbers, and a `text` for people.
 
-    Attributes:
-        about: what a record says of the model, the machine and the settings (`remask_lab.records.record.about`).
-        data: the numbers, which go into the result file.
-        text: tables and facts, for people.
-        figures: draws the pictures, by the names of their files.
+    `figures` draws the pictures, by the names of their files.
     """
 
     about: Mapping[str, Any]

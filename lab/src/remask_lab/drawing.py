@@ -48,11 +48,11 @@ def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str 
 
 
 def new_panels(
-    title: str, columns: int, rows: int = 1, height: float = 3.9, width: float = 8.0, *, how: str = "", **shape: Any
+    title: str, columns: int, height: float = 3.9, width: float = 8.0, *, how: str = "", **shape: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A `new_figure` and its panels, row by row; `shape` goes to `Figure.subplots`."""
+    """A `new_figure` and its panels in a row; `shape` goes to `Figure.subplots`."""
     figure = new_figure(title, height, width, how=how)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, **shape).flat)
+    return figure, list(figure.subplots(1, columns, squeeze=False, **shape).flat)
 
 
 def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) -> list[Path]:
@@ -70,30 +70,21 @@ def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) 
 
 
 def save_figure(figure: Figure, path: Path, model: str) -> Path:
-    """Save a figure into the file `path`, and return it. The model's name is put before its title.
-
-    Raises `OutputError` where the file cannot be written.
-    """
+    """Save one figure as `save_figures` does, into the file `path`, which is returned."""
     figure.suptitle(f"{Path(model).name}: {figure.get_suptitle()}", fontsize="medium")
     with whole_file("the picture", path) as draft:
         figure.savefig(draft, dpi=DPI)
     return path
 
 
-def whole_ticks(axis: Axis, most: int, least: int = 2) -> None:
-    """Ticks of an axis at whole numbers only: about `most` at most, and at least `least`."""
+def whole_ticks(axis: Axis, most: int) -> None:
+    """Ticks of an axis at whole numbers only: about `most` at most."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=least))
+    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
 
 
-def legend_below(
-    figure: Figure,
-    columns: int,
-    axes: Axes | None = None,
-    where: Below = "outside lower left",
-    fontsize: str = "small",
-) -> None:
+def legend_below(figure: Figure, columns: int, axes: Axes | None = None, where: Below = "outside lower left") -> None:
     """A legend under all panels, of what `axes` shows, or of what all of them show."""
     shown = [each.get_legend_handles_labels() for each in (figure.axes if axes is None else [axes])]
     figure.legend(
@@ -101,7 +92,7 @@ def legend_below(
         [label for _, labels in shown for label in labels],
         loc=where,
         ncols=columns,
-        fontsize=fontsize,
+        fontsize="small",
         frameon=False,
     )
 
@@ -126,27 +117,19 @@ def label(
         axes.grid(axis=grid, alpha=0.3)
         axes.set_axisbelow(True)
     if ticks:
-        whole_ticks(axes.xaxis, ticks, least=1)
+        whole_ticks(axes.xaxis, ticks)
     if floor:
         axes.set_ylim(bottom=0)
 
 
-def heatmap(
-    axes: Axes,
-    table: Any,
-    corner: tuple[float, float] = (0.5, 0.5),
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    colors: str = "viridis",
-) -> AxesImage:
-    """Draw a table [rows][columns] whose first cell has its upper left corner at `corner`; ticks at whole numbers."""
+def heatmap(axes: Axes, table: Any) -> AxesImage:
+    """Draw a table [rows][columns], whose rows and columns are counted from 1."""
     values = np.array(table, dtype=np.float64)
-    (x, y), (rows, columns) = corner, values.shape
-    edges = (x, x + columns, y + rows, y)
+    rows, columns = values.shape
     for axis in (axes.xaxis, axes.yaxis):
-        whole_ticks(axis, 8, least=1)
-    return axes.imshow(values, vmin=low, vmax=high, cmap=colors, aspect="auto", interpolation="nearest", extent=edges)
+        whole_ticks(axis, 8)
+    edges = (0.5, columns + 0.5, rows + 0.5, 0.5)
+    return axes.imshow(values, aspect="auto", interpolation="nearest", extent=edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +137,7 @@ class PointLabel:
     """The name of a point of a panel, which is given in the panel's data coordinates.
 
     `needed`: it may stand away from its point, with a line between them. Another label is left out where no place
-    beside its point is free, or where it would be nearer to another label's point of its colour.
+    beside its point is free, or one would be nearer to another label's point of its colour.
     """
 
     text: str

@@ -18,14 +18,12 @@ from remask.engine.canvas_state import SlotTable, predicting_rows
 from remask.engine.engine import Engine
 from remask.engine.member import Turn
 from remask.engine.observer import EngineObserver
-from remask.engine.pack import Items
 from remask.engine.runner import Ran, Runner
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.machine.transfers import Arrival
 from remask.model.attention import Attention, Sink
 from remask.model.pool import Pool
-from remask.model.stage import Stage, StepBatch
 from remask.model.transformer import Transformer
 from remask.model.weights import LayerWeights
 from remask.model.work_list import WorkList
@@ -33,19 +31,11 @@ from remask.plan.canvas import UNWRITTEN, Ledger
 from remask.plan.cost import NOTHING, PassCost, Widths
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
 from remask.plan.plan import Plan, PrefixHit
-from remask.policies.on_device import DeviceHook
 
 
 @dataclass(slots=True)
 class CostMeter:
-    """Costs of the passes of an engine, summed up.
-
-    Attributes:
-        widths: of its model.
-        total: of all passes noted.
-        last: of the last one.
-        passes: how many were noted.
-    """
+    """Costs of the passes of an engine whose model has these `widths`: the `total` of all, and that of the `last`."""
 
     widths: Widths
     total: PassCost = NOTHING
@@ -78,8 +68,8 @@ class CacheMeter:
     def cache_ratio(self) -> float:
         """Share of the canvas' K/V that a pass takes from the cache (dKV-Cache, arXiv 2505.15781, evaluation metrics).
 
-        The paper divides the tokens whose K/V are reused in a step by all tokens, and takes the mean over steps. Its
-        tokens are cached in all layers or in none; here the share is a mean over layers too.
+        The mean over passes. The paper's tokens are cached in all layers or in none; here the share is a mean over
+        layers too.
         """
         return self._reused / self.passes if self.passes else 0.0
 
@@ -88,7 +78,7 @@ class CacheMeter:
         """Passes since the K/V that a pass attends to were written; 0 for those that it writes itself.
 
         The mean over positions, over the layers in which any row attends, and over passes. K/V of the prefix store
-        count as written by a pass before the request's first. Cached attention and FFN outputs are not K/V.
+        count as written by a pass before the request's first.
         """
         return self._age / self.passes if self.passes else 0.0
 
@@ -117,11 +107,8 @@ class ObservedPass:
     Of a guided request it is the pass of the conditional canvas.
 
     Attributes:
-        request_id: the request that the pass belongs to.
-        step: denoising step of the request, from 0.
-        block_step: denoising step within the current block, from 0.
-        block: positions that are denoised together.
-        block_length: tokens of every block.
+        step, block_step: denoising steps of the request and of its block before this one.
+        block: positions that are denoised together; `block_length` of every block.
         prompt: positions 0 .. prompt - 1 were given.
         end: the response ends before this position.
         tokens: token ids on the canvas, int64 [T]; a copy that cannot be written to.
@@ -226,13 +213,17 @@ def _attached(engine: Engine, observer: EngineObserver) -> EngineObserver:
 
 
 class _Replaced(EngineObserver):
-    """Runs passes by what `make` returns."""
-
     def __init__(self, make: Callable[[Transformer, Pool], Runner]) -> None:
         self.make = make
 
     def runner(self, model: Transformer, pool: Pool) -> Runner:
         return self.make(model, pool)
+
+
+def _run_by(engine: Engine, make: Callable[[Transformer, Pool], Runner]) -> EngineObserver:
+    """Let `engine` run passes by what `make` returns. Raises `ConfigError` as `_check_one_process` does."""
+    _check_one_process(engine)
+    return _attached(engine, _Replaced(make))
 
 
 def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
@@ -269,8 +260,7 @@ def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
 
 def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
     """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
-    _check_one_process(engine)
-    return _attached(engine, _Replaced(lambda model, pool: Runner(model.with_attention(attention), pool)))
+    return _run_by(engine, lambda model, pool: Runner(model.with_attention(attention), pool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +273,7 @@ class ScoredPass:
         rows: the rows that predict them, int64 [P].
         sees: how many leading positions each row attends to, int64 [T].
         block: positions that are denoised together.
-        told: of a self-conditioned model, the temperature at which the block's rows take in the logits of its last
+        temperature: of a self-conditioned model, that at which the block's rows take in the logits of its last
             pass; None where they take in nothing.
         logits: of the predicted rows, float32 [P, V].
     """
@@ -293,7 +283,7 @@ class ScoredPass:
     rows: NDArray[np.int64]
     sees: NDArray[np.int64]
     block: range
-    told: float | None
+    temperature: float | None
     logits: Tensor
 
 
@@ -302,8 +292,7 @@ def replace_logits(engine: Engine, judge: Callable[[ScoredPass], Tensor]) -> Eng
 
     The engine must run one request at a time, without `overlap`.
     """
-    _check_one_process(engine)
-    return _attached(engine, _Replaced(lambda model, pool: _JudgedRunner(model, pool, judge)))
+    return _run_by(engine, lambda model, pool: _JudgedRunner(model, pool, judge))
 
 
 class _AsGiven(Transformer):
@@ -328,18 +317,18 @@ class _JudgedRunner(Runner):
         sees = np.full(length, length) if plan.sees is None else plan.sees
         rows = predicting_rows(turn.predicted, state.shift)
         length = int(sees[rows].max())
-        asked = ScoredPass(
+        scored = ScoredPass(
             tokens=state.canvas.tokens[:length].copy(),
             positions=turn.predicted,
             rows=rows,
             sees=sees[:length].clip(max=length),
             block=turn.decoder.block,
-            told=self.temperature if state.conditioned else None,
+            temperature=self.temperature if state.conditioned else None,
             logits=self.scored.head(hidden).float(),
         )
         signal = turn.decoder.group(slice(len(rows)), turn.predicted).signal
         self.temperature = None if signal is None else signal.temperature
-        return super().launch_scores(self.judge(asked).to(hidden), turns)
+        return super().launch_scores(self.judge(scored).to(hidden), turns)
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -351,17 +340,11 @@ SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "wa
 def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
     """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`, until that is detached.
 
-    "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
-    rows by how far they moved (dLLM-Cache, drift), "watch" is layer hooks, "sampling" is everything
-    from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
-    residuals, and rows that are carried or restored between stages.
+    "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V; "selection" is the choice of
+    rows by how far they moved, "watch" layer hooks, and "sampling" everything from logits to tokens on the host.
+    Planning, scheduling, embedding, residuals, and rows that are carried or restored between stages run outside.
     """
-    _check_one_process(engine)
-
-    def sectioned(model: Transformer, pool: Pool) -> Runner:
-        return _SectionedRunner(_SectionedTransformer(model, section), pool, section)
-
-    return _attached(engine, _Replaced(sectioned))
+    return _run_by(engine, lambda model, pool: _SectionedRunner(_SectionedTransformer(model, section), pool, section))
 
 
 def _check_one_process(engine: Engine) -> None:
@@ -371,6 +354,16 @@ def _check_one_process(engine: Engine) -> None:
             f"what is observed here is on {engine.model.ranks.shard.size} processes; load the model with "
             "tensor_parallel=1"
         )
+
+
+def _within(name: str, method: Callable[..., Any]) -> Any:
+    """`method` of an object that has a `section`, inside the one of that name."""
+
+    def run(self: Any, *inputs: Any, **more: Any) -> Any:
+        with self.section(name):
+            return method(self, *inputs, **more)
+
+    return run
 
 
 class _SectionedAttention:
@@ -388,33 +381,16 @@ class _SectionedTransformer(Transformer):
         super().__init__(model.config, model.weights, attention, model.arithmetic, kernels=model.kernels)
         self.section = section
 
-    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        with self.section("norms"):
-            return super().norm(x, weight)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        with self.section("head"):
-            return super().head(hidden)
-
-    def _choose(self, *inputs: Any) -> Tensor:
-        with self.section("selection"):
-            return super()._choose(*inputs)
-
-    def stillness(self, *inputs: Any) -> Tensor:
-        with self.section("selection"):
-            return super().stillness(*inputs)
-
-    def project(self, *inputs: Any) -> Tensor:
-        with self.section("projections"):
-            return super().project(*inputs)
+    norm = _within("norms", Transformer.norm)
+    head = _within("head", Transformer.head)
+    stillness = _within("selection", Transformer.stillness)
+    project = _within("projections", Transformer.project)
+    _choose = _within("selection", Transformer._choose)
+    _feed = _within("mlp", Transformer._feed)
 
     def _linear(self, x: Tensor, w: LayerWeights, field: str, *inputs: Any, **more: Any) -> Tensor:
         with self.section("projections") if field == "out" else nullcontext():
             return super()._linear(x, w, field, *inputs, **more)
-
-    def _feed(self, *inputs: Any) -> Tensor:
-        with self.section("mlp"):
-            return super()._feed(*inputs)
 
 
 class _SectionedRunner(Runner):
@@ -422,24 +398,8 @@ class _SectionedRunner(Runner):
         super().__init__(model, pool)
         self.section = section
 
-    def pack(self, items: Items, first: int = 0) -> StepBatch:
-        with self.section("packing"):
-            return super().pack(items, first)
-
-    def pack_layer(self, items: Items, layer: int) -> Stage:
-        with self.section("packing"):
-            return super().pack_layer(items, layer)
-
-    def before_layer(
-        self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
-    ) -> dict[int, Plan]:
-        with self.section("watch"):
-            return super().before_layer(hooks, stage, h, plans)
-
-    def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
-        with self.section("watch"):
-            return super().after_layer(hooks, layer, plans)
-
-    def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
-        with self.section("sampling"):
-            return super().launch_scores(hidden, turns)
+    pack = _within("packing", Runner.pack)
+    pack_layer = _within("packing", Runner.pack_layer)
+    before_layer = _within("watch", Runner.before_layer)
+    after_layer = _within("watch", Runner.after_layer)
+    launch_scores = _within("sampling", Runner.launch_scores)

@@ -12,7 +12,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import CachePolicy, names_for, parse
 from remask.policies.bicache import DepthLookup
-from remask_lab.ops.flops import Executed, PairCount, counted_flops
+from remask_lab.ops.flops import Executed, PairCount, flop_counter
 from tests.engine import kinds
 from tests.engine.support import (
     MODELS,
@@ -67,10 +67,10 @@ def policy(name: str, settings: dict[str, Any]) -> CachePolicy:
 def measured(engine: Engine, work: Sequence[Work]) -> Executed:
     """Costs of all passes; what they say was run is what PyTorch counts."""
     executed = Executed(engine)
-    with counted_flops() as counted:
+    with flop_counter() as counter:
         run(engine, work)
     assert executed.meter.passes == engine.stats.steps
-    assert executed.flops == counted.flops > 0
+    assert executed.flops == counter.get_total_flops() > 0
     return executed
 
 

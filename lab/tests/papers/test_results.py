@@ -79,6 +79,21 @@ def test_two_files_of_one_table_stand_apart(folder: Path) -> None:
     assert "(small.llada-tiny.json)" in text
 
 
+def test_what_several_tables_say_stands_at_the_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, alone = made(folder)
+    monkeypatch.setattr(results, "SEVERAL", 2)
+    content = json.loads((folder / "small.llada-tiny.json").read_text(encoding="utf-8"))
+    content["about"]["machine"]["cpu"] = "another"
+    (folder / "small.other.json").write_text(json.dumps(content), encoding="utf-8")
+    _, text = made(folder)
+    head, tables = text.split("## small: A small table")
+    assert "\n- All: No published column is run at this scale: " in head
+    assert " A note. remask " in head
+    assert alone.count("A note.") == text.count("A note.") == 1
+    assert tables.count("float32 on ") == 4, "two headings, and two processors that differ"
+    assert "float32 on " not in head
+
+
 def test_a_table_without_results_shows_what_was_published(folder: Path) -> None:
     (folder / "small.llada-tiny.json").unlink()
     status, text = made(folder)

@@ -42,7 +42,7 @@ def test_rows_stand_beside_what_was_published(tmp_path: Path) -> None:
     assert "| nothing | 1,200 tok/s | - |\n" in text
     assert "| nothing | 66.7 % |" in text
     assert "| elsewhere | - | 3 tok/s |\n" in text
-    assert "| elsewhere | - | - | - | - | - | - |" in text
+    assert text.count("| elsewhere |") == 1, "a table leaves out rows of which it shows nothing"
     assert "elsewhere: nothing of ours. It cannot be." in text
     assert "greedy: left out. " in text
     assert "throughput in tok/s, its change in %" in text

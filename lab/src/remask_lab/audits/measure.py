@@ -16,7 +16,7 @@ from remask.llm import LLM
 from remask.outputs import Output
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import Earned
-from remask.policies.earned import BOUND, Audited, Estimate, Record, ladder
+from remask.policies.earned import BOUND, Audited, Record, ladder
 from remask.tasks import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
 from remask_lab.records.interval import clustered, mean_interval, paired
@@ -50,9 +50,10 @@ def learned(args: argparse.Namespace) -> Kept:
     alone = [_answers(llm, llm.session.new_engine(off), [item], Dense())[0] for item in begin.tasks[:4]]
     work = {name: sum(each.usage.row_layers for each in outputs) for name, outputs in rows.items()}
     a_request = sum(each.usage.row_layers for each in alone) / len(alone)
-    return Kept(
-        "audits learned",
-        about(llm, seed=args.seed, settings=_settings(args)),
+    return _kept(
+        "learned",
+        llm,
+        args,
         {
             "learned": {
                 "audits": count,
@@ -89,17 +90,9 @@ def changed(args: argparse.Namespace) -> Kept:
     fell = next((number for number, depth in enumerate(depths) if depth < before[-1]), None)
     none = _answers(llm, llm.session.new_engine(replace(llm.session.engine_config, audit=0.0)), town.tasks, Dense())
     start, rows = 0 if fell is None else fell, {"earned": outputs, "none": none}
-    return Kept(
-        "audits changed",
-        about(llm, seed=args.seed, settings=_settings(args)),
-        {
-            "before": before,
-            "after": depths,
-            "fell_after": fell,
-            "rows": [_row(name, town.tasks[start:], own[start:], none[start:]) for name, own in rows.items()],
-            "audits": _found(engine),
-        },
-    )
+    results = [_row(name, town.tasks[start:], answers[start:], none[start:]) for name, answers in rows.items()]
+    data = {"before": before, "after": depths, "fell_after": fell, "rows": results, "audits": _found(engine)}
+    return _kept("changed", llm, args, data)
 
 
 def ordered(args: argparse.Namespace) -> Kept:
@@ -115,8 +108,10 @@ def ordered(args: argparse.Namespace) -> Kept:
         while engine.auditor.waiting or engine.auditor.open:
             engine.step()
         (findings,) = engine.auditor.findings.values()
-        rows.append({"cache": name, "values": list(findings.recent), **_ends(findings.estimate)})
-    return Kept("audits ordered", about(llm, seed=args.seed, settings=_settings(args)), {"rows": rows})
+        estimate = findings.estimate
+        ends = {"audits": estimate.count, "nats": estimate.mean, "low": estimate.low, "high": estimate.high}
+        rows.append({"cache": name, "values": list(findings.recent), **ends})
+    return _kept("ordered", llm, args, {"rows": rows})
 
 
 def moved(args: argparse.Namespace) -> Kept:
@@ -134,9 +129,7 @@ def moved(args: argparse.Namespace) -> Kept:
     for task in work.tasks:
         seen, prefix = first_pass(llm.session, task.request), prefix_of(llm.session, task.request)
         values.append(dict(moved_by_depth(passes, seen, prefix, ladder(layers))))
-    return Kept(
-        "audits moved", about(llm, seed=args.seed, settings=_settings(args)), {"layers": layers, "requests": values}
-    )
+    return _kept("moved", llm, args, {"layers": layers, "requests": values})
 
 
 def simulated(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -177,7 +170,6 @@ def _prompts(questions: int) -> int:
 
 
 def _found(engine: Engine) -> Any:
-    """What audits have found, by cache and by depth."""
     return as_json(engine.auditor.report())
 
 
@@ -185,8 +177,9 @@ def _depths(engine: Engine) -> dict[str, int]:
     return {str(ratio): record.common for (_, ratio), record in sorted(engine.auditor.depths.records.items())}
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(args).items() if name not in ("json", "model", "seed")}
+def _kept(name: str, llm: LLM, args: argparse.Namespace, data: Mapping[str, Any]) -> Kept:
+    settings = {option: value for option, value in vars(args).items() if option not in ("json", "model", "seed")}
+    return Kept(f"audits {name}", about(llm, seed=args.seed, settings=settings), data)
 
 
 def _answers(llm: LLM, engine: Engine, tasks: Sequence[Task], policy: CachePolicy) -> list[Output]:
@@ -215,7 +208,3 @@ def _row(name: str, tasks: Sequence[Task], outputs: Sequence[Output], none: Sequ
         "forwards": sum(output.usage.forwards for output in outputs),
         "row_layers": sum(output.usage.row_layers for output in outputs),
     }
-
-
-def _ends(estimate: Estimate) -> dict[str, float]:
-    return {"audits": estimate.count, "nats": estimate.mean, "low": estimate.low, "high": estimate.high}

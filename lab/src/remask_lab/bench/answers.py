@@ -34,7 +34,6 @@ def _words(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _marked(case: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[tuple[str, bool]]]]:
-    """Each answer to a prompt, in pieces."""
     words = {answer["cache"]: _words(answer) for answer in case["answers"]}
     for answer in case["answers"]:
         yield answer, pieces(words[answer["baseline"]], words[answer["cache"]])

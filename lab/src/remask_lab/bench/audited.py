@@ -19,11 +19,9 @@ AUDITED = 24
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """What audits of some requests have shown of a policy.
+    """How far a policy moves predictions, by audits of some requests, and the depths that these earned it.
 
-    Attributes:
-        moved: how far it moves predictions; None where nothing was audited, as with a policy that is exact.
-        depths: those that were earned, which timed rounds begin with.
+    `moved` is None where nothing was audited, as with a policy that is exact. Timed rounds begin with `depths`.
     """
 
     moved: Divergence | None

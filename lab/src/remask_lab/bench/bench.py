@@ -49,9 +49,9 @@ class BenchRound:
     peak_memory_bytes: int
 
     @property
-    def completion_tokens(self) -> int:
+    def tokens_per_second(self) -> float:
         """Response tokens, each response up to its end token."""
-        return sum(output.usage.completion_tokens for output in self.outputs)
+        return sum(output.usage.completion_tokens for output in self.outputs) / self.seconds
 
     @property
     def row_layers(self) -> int:
@@ -95,28 +95,24 @@ class BenchRow:
     @property
     def outputs(self) -> list[Output]:
         """The response to each of `tasks` that was counted."""
-        return [output for each in self.counted for output in each.outputs]
-
-    @property
-    def row_layers(self) -> int:
-        """Row-layers computed for `outputs`, prefix-only passes included."""
-        return sum(each.row_layers for each in self.counted)
+        return [output for turn in self.counted for output in turn.outputs]
 
     @property
     def peak_memory_bytes(self) -> int:
         """The most that a counted round held."""
-        return max(each.peak_memory_bytes for each in self.counted)
+        return max(turn.peak_memory_bytes for turn in self.counted)
 
-    @property
-    def clusters(self) -> dict[str, int]:
-        """The cluster of each task, by its request's id."""
-        return {task.request.id: own for task, own in zip(self.tasks, prefix_clusters(self.tasks), strict=True)}
+    def total(self, name: str) -> int:
+        """The sum of a number over the counted rounds."""
+        return sum(getattr(turn, name) for turn in self.counted)
 
     def loss(self, baseline: "BenchRow") -> dict[str, Any]:
         """What a result says of the reference answers, alone and beside the baseline's; empty where not wanted."""
         if self.losses is None or baseline.losses is None:
             return {}
-        compared = beside(self.losses, baseline.losses, self.clusters)
+        names = (task.request.id for task in self.tasks)
+        clusters = dict(zip(names, prefix_clusters(self.tasks), strict=True))
+        compared = beside(self.losses, baseline.losses, clusters)
         return {**mean_loss(self.losses), "no_loss": self.no_loss, **compared}
 
 
@@ -140,18 +136,16 @@ def run_bench(
     """Run every contender over the workload `rounds` times, and return the record that `remask bench` writes.
 
     The contenders take turns. Each turn has its own engine and store, so that the first request of every prefix is a
-    miss. The record holds medians against each contender's baseline, which must be among the contenders. Its settings
-    are the workload's shape, and its conditions what else the machine did meanwhile.
+    miss. The record holds medians against each contender's baseline, which must be among the contenders.
 
     Args:
-        detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn
-            of one request at a time. That turn runs as many requests as make the passes of full batches.
+        detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn of
+            one request at a time, of as many requests as make the passes of full batches.
         alone: whether a detailed bench has these further turns.
-        answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything
-            (`check_answers`).
+        answers: whether to raise `ConfigError` after a baseline's first turn where it answers hardly anything.
         losses: whether to measure the loss of the reference answers under each policy (`reference`), untimed.
-        audits: whether to audit some requests of each policy that approximates, untimed. Where audits earn a
-            policy's depth they do so before the rounds in any case.
+        audits: whether to audit some requests of each policy that approximates, untimed. Where audits earn a policy's
+            depth they do so before the rounds in any case.
         responses: whether the record holds a response to each request, of the last round that ran it.
         warm_up: requests of each contender's first turn, which is not timed, unless all of them are.
         divided: whether a round runs a share of the prefixes, with all their requests, so that each request runs once.
@@ -229,8 +223,8 @@ def _wrong(tasks: Sequence[Task], outputs: Sequence[Output]) -> str:
     wrong = [(output.text, task) for task, output in both if task.correct(output.text) is False][:_SHOWN]
     if not wrong:
         return ""
-    told = "; ".join(f"{shown(text)} where {shown(task.answer)} is right" for text, task in wrong)
-    return f". It answers {told} (right: {wrong[0][1].rule})"
+    answers = "; ".join(f"{shown(text)} where {shown(task.answer)} is right" for text, task in wrong)
+    return f". It answers {answers} (right: {wrong[0][1].rule})"
 
 
 def check_first_answers(llm: LLM, workload: Workload, engine: EngineConfig) -> None:
@@ -321,8 +315,8 @@ def _responses(llm: LLM, rows: Sequence[BenchRow]) -> Iterator[dict[str, Any]]:
 
 
 def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -> dict[str, Any]:
-    asked = [task.request.params for task in workload.tasks]
-    params = asked[0]
+    sampling = [task.request.params for task in workload.tasks]
+    params = sampling[0]
     uniform = llm.loaded.config.kind == "uniform"
     return {
         "name": workload.name,
@@ -331,23 +325,24 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "prefix_ratio": round(workload.prefix_ratio, 3),
         "concurrency": engine.max_num_seqs,
         "rounds": rounds,
-        "max_tokens": _span([each.max_tokens for each in asked]),
-        "steps": _span([steps_of(each) for each in asked]),
-        "block_length": _span([each.block_length or each.max_tokens for each in asked]),
+        "max_tokens": _span([each.max_tokens for each in sampling]),
+        "steps": _span([steps_of(each) for each in sampling]),
+        "block_length": _span([each.block_length or each.max_tokens for each in sampling]),
         "canvas_length": params.uniform.canvas_length or (llm.engine.max_model_len if uniform else None),
-        "sampling": sampling_of(asked),
+        "sampling": sampling_of(sampling),
     }
 
 
-def sampling_of(asked: Sequence[SamplingParams]) -> dict[str, Any]:
+def sampling_of(requests: Sequence[SamplingParams]) -> dict[str, Any]:
     """All sampling parameters of requests as records keep them, whether given or not, but for their seeds.
 
     Where requests differ in one it is the list of its values, in the order of the requests that first have them.
     """
     found: dict[str, Any] = {}
-    for name in asdict(asked[0]):
+    for name in asdict(requests[0]):
         if name != "seed":
-            values = list({repr(each): as_json(each) for each in (getattr(params, name) for params in asked)}.values())
+            by_text = {repr(value): as_json(value) for value in (getattr(params, name) for params in requests)}
+            values = list(by_text.values())
             found[name] = values[0] if len(values) == 1 else values
     return found
 
@@ -375,7 +370,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
         "settings": dict(row.contender.settings),
         "policy": repr(row.contender.policy),
         "baseline": baseline.contender.name,
-        "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
+        "throughput_tok_s": float(np.median([turn.tokens_per_second for turn in row.rounds])),
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
         "accuracy_interval": list(clustered(right, clusters)) if right else None,
@@ -388,10 +383,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
         **(row.audits.result if row.audits is not None and audits else {}),
         **row.loss(baseline),
         "forwards": sum(output.usage.forwards for output in outputs),
-        "row_layers": row.row_layers,
-        "audit_row_layers": sum(each.audit_row_layers for each in row.counted),
-        "prefix_hits": sum(each.prefix_hits for each in row.counted),
-        "partial_prefix_hits": sum(each.partial_prefix_hits for each in row.counted),
+        **{name: row.total(name) for name in ("row_layers", "audit_row_layers", "prefix_hits", "partial_prefix_hits")},
         "cached_tokens": sum(output.usage.cached_tokens for output in outputs),
         "prefix_note": _unread(outputs),
         "prefix_depth": float(np.mean([output.usage.prefix_depth for output in outputs])),

@@ -1,7 +1,7 @@
 """The contenders of a bench: the policies that can run on a workload, and the reasons why others cannot."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,9 +27,8 @@ class Contender:
 
     Attributes:
         name: unique among the contenders.
-        policy: the cache policy of its requests.
-        workload: its own workload. None takes the bench's.
-        settings: the settings that the table shows.
+        workload: its own; None takes the bench's.
+        settings: those that the table shows.
         baseline: name of the contender that it is compared with.
         prefix_match: what a request may read where its shared prefix is not in the store.
     """
@@ -64,6 +63,18 @@ def contender(
     for task in workload.tasks:
         llm.engine.check(task.request.with_policy(policy))
     return Contender(cache if isinstance(cache, str) else name_of(cache), policy, settings=settings_of(policy))
+
+
+def at_depths(
+    llm: LLM, workload: Workload, depths: Iterable[int], settings: Mapping[str, Any] | None = None
+) -> list[Contender]:
+    """Returns `bicache` at each of `depths` as contenders named "bicache depth=B". `settings` are its other settings.
+
+    Raises `ConfigError` on depths that the model does not have.
+    """
+    own = settings or {}
+    rows = {depth: contender(llm, "bicache", {**own, "depth": depth}, workload) for depth in depths}
+    return [replace(row, name=f"bicache depth={depth}") for depth, row in rows.items()]
 
 
 def every_contender(
@@ -139,13 +150,12 @@ def _variant(llm: LLM, given: Any, workload: Workload) -> Contender:
 
 
 def _with(request: Request, sampling: Mapping[str, Any]) -> Request:
-    """The request with sampling parameters on top of its own."""
     own = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
     return replace(request, params=SamplingParams.from_mapping(layered(own, sampling)))
 
 
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
-    """Returns why the first request of `workload` cannot run under `policy`. None where it can."""
+    """Why the first request of `workload` cannot run under `policy`; None where it can."""
     try:
         llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError as error:
@@ -157,7 +167,7 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
 
 
 def _drawn(workload: Workload) -> Workload | None:
-    """The same requests with positions drawn at random. None where no schedule fixes how many a step transfers."""
+    """The same requests with positions drawn at random; None where no schedule fixes how many a step transfers."""
     params = workload.tasks[0].request.params
     if params.threshold is not None or params.remasking.factor is not None or not params.uses_steps:
         return None

@@ -24,10 +24,9 @@ def step_baselines(
 ) -> tuple[list[Contender], list[LeftOut]]:
     """Returns contenders of `none` in fewer steps, and those that no schedule allows.
 
-    `text` holds "half", "few" and numbers of steps, separated by commas. "half" takes half of the workload's steps.
-    "few" takes as many steps as compute the row-layers of a cache, for each of `rows` that computes fewer row-layers
-    than its baseline. Raises `ConfigError` on other words, on numbers that the schedule cannot have, and where the
-    sampler has no schedule.
+    `text` holds "half" of the workload's steps, numbers of steps, and "few", which takes as many steps as compute the
+    row-layers of a cache, for each of `rows` that computes fewer than its baseline; separated by commas. Raises
+    `ConfigError` on other words, on numbers that the schedule cannot have, and where the sampler has no schedule.
     """
     _check_scheduled(workload)
     found: dict[str, Contender] = {}
@@ -53,9 +52,9 @@ def step_baselines(
 def asked_step_baselines(
     llm: LLM, text: str | None, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
 ) -> tuple[list[Contender], list[LeftOut]]:
-    """Returns the baselines of `text` as `step_baselines` does, none for "off", and `USUAL` ones for None.
+    """The baselines of `text` as `step_baselines` has them, none for "off", and for None the `USUAL` ones.
 
-    These are of a bundled model's questions. Where its sampling has no schedule, they are left out, and why.
+    These are of a bundled model's questions; where its sampling has no schedule, they are left out, and why.
     """
     if text is not None:
         return ([], []) if text == OFF else step_baselines(llm, text, workload, rows, engine)

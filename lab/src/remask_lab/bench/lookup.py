@@ -101,7 +101,7 @@ class _Topic:
     """What pages of one topic are drawn from.
 
     Attributes:
-        opening, entry: the text: a sentence, then one for each entry with what the entry names.
+        opening, entry: a sentence, then one for each entry with what the entry names.
         draw: so many entries, each with what it names.
         questions: what an answer names, and the question with what the entry names.
     """
@@ -189,7 +189,6 @@ def make_workload(requests: int, pages: int, seed: int, settings: LookupSettings
 
 
 def _draw_page(rng: random.Random, topic: str, count: int) -> tuple[Page, list[dict[str, str]]]:
-    """A page and its entries."""
     kind = TOPICS[topic]
     entries = kind.draw(rng, count)
     values = {name: [entry[name] for entry in entries] for name in entries[0]}

@@ -51,17 +51,17 @@ Losses: TypeAlias = Mapping[str, Loss]
 def written(llm: LLM, references: Sequence[Reference], policy: CachePolicy, seed: int) -> list[Request]:
     """Requests that write the references under `policy`. A reference and `seed` decide the order of its tokens.
 
-    None are there where a model's tokens have no one step that writes them, as on uniform ones, and of references
-    without a token. Raises `ConfigError` on a request that cannot run.
+    None are there of references without a token, and on uniform models, whose tokens have no one step that writes them.
+    Raises `ConfigError` on a request that cannot run.
     """
     if llm.loaded.config.kind == "uniform" or llm.tokenizer is None:
         return []
-    made = []
+    requests = []
     for number, reference in enumerate(references):
         tokens = llm.tokenizer.encode(reference.text, add_special_tokens=False)
         if tokens:
-            made.append(_written(llm, reference.request.with_policy(policy), tokens, seed + number))
-    return made
+            requests.append(_written(llm, reference.request.with_policy(policy), tokens, seed + number))
+    return requests
 
 
 def _written(llm: LLM, request: Request, tokens: Sequence[int], seed: int) -> Request:
@@ -83,13 +83,13 @@ def _written(llm: LLM, request: Request, tokens: Sequence[int], seed: int) -> Re
         for chosen in filter(None, [*steps, behind]):
             placed = [tokens[min(place - prompt, len(tokens) - 1)] for place in chosen]
             transfers.append(Transfer(len(transfers), tuple(chosen), tuple(placed)))
-    made = base.with_readers(ForcedTokens(transfers), Logprobs(1))
-    llm.engine.check(made)
-    return made
+    forced = base.with_readers(ForcedTokens(transfers), Logprobs(1))
+    llm.engine.check(forced)
+    return forced
 
 
 def losses_of(llm: LLM, requests: Sequence[Request], engine: EngineConfig, progress: bool) -> Losses:
-    """The losses of what `written` made, on an engine and a store of their own.
+    """The losses of the requests of `written`, on an engine and a store of their own.
 
     Raises `ConfigError` where a request fails.
     """
@@ -115,8 +115,8 @@ def measured_loss(
 ) -> tuple[Losses, str | None]:
     """The losses of references under `policy`, and why there are none: it cannot run so short a response, or so."""
     try:
-        made, engine = written(llm, references, policy, seed), engine or llm.session.engine_config
-        return losses_of(llm, made, engine, llm.session.progress), None
+        requests, engine = written(llm, references, policy, seed), engine or llm.session.engine_config
+        return losses_of(llm, requests, engine, llm.session.progress), None
     except ConfigError as error:
         return {}, str(error)
 
@@ -143,7 +143,7 @@ def beside(losses: Losses, others: Losses, clusters: Mapping[str, int]) -> dict[
             found["loss_over_none"].append(float((one.nats - other.nats)[both].mean()))
             found["pass_agreement"].append(float((one.best == other.best)[both].mean()))
             own.append(clusters[name])
-    told: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for key, values in found.items() if own else ():
-        told[key], told[f"{key}_interval"] = float(np.mean(values)), list(mean_interval(values, own))
-    return told
+        means[key], means[f"{key}_interval"] = float(np.mean(values)), list(mean_interval(values, own))
+    return means

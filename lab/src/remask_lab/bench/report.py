@@ -11,7 +11,7 @@ from remask_lab.bench.bench import LEAST_ACCURACY
 from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
-from remask_lab.records.markdown import markdown_table
+from remask_lab.records.markdown import NONE, markdown_table, percent, shown
 from remask_lab.records.record import Record, number_format
 
 Result: TypeAlias = Mapping[str, Any]
@@ -24,10 +24,9 @@ NOTHING = "="  # beside work or FLOPs that are those of the baseline
 def table(record: Record, *, detail: bool = False, parts: bool = True) -> str:
     """Returns the results of a bench's `record`, one row a policy, and notes on the conditions of the measurement.
 
-    "speed" and "work saved" are ratios to the baseline: of time, with the range over rounds, and of row-layers
-    computed, prefix-only passes included. `detail` adds what a detailed bench measures, `parts` how much of each part
-    of the answers is right. A warning sign marks a policy that computes less than its baseline and is slower, an equals
-    sign one that saves nothing at these settings. Efficiencies are not shown where the rounds differ too much for them.
+    `detail` adds what a detailed bench measures, `parts` how much of each part of the answers is right. A warning sign
+    marks a policy that computes less than its baseline and is slower, an equals sign one that saves nothing.
+    Efficiencies are not shown where the rounds differ too much for them.
     """
     audited = any(result.get("divergence_nats") is not None for result in record.data["results"])
     columns = [_judged(column, record) for column in (DETAILED if detail else SHORT) if audited or column is not MOVED]
@@ -38,11 +37,10 @@ def table(record: Record, *, detail: bool = False, parts: bool = True) -> str:
 
 
 def csv_text(record: Record) -> str:
-    """Returns the results of a bench's `record` as CSV: a line for each row of the table, and a header.
+    """Returns the results of a bench's `record` as CSV: a header, and a line for each row of the table.
 
     Columns have the names and units of the record, unrounded. The ends of an interval or a range are two columns,
-    `..._low` and `..._high`; what was measured `alone` has this name before its own, and objects are JSON. What was
-    not measured is empty.
+    `..._low` and `..._high`; what was measured `alone` has this name before its own, and objects are JSON.
     """
     rows = [_flat(result) for result in record.data["results"]]
     text = io.StringIO()
@@ -67,26 +65,17 @@ def _flat(result: Result, before: str = "") -> dict[str, Any]:
 
 
 def _accuracy(result: Result) -> str:
-    if result["accuracy"] is None:
-        return "-"
-    return percent_text(result["accuracy"], result["accuracy_interval"])
-
-
-def _agreement(result: Result) -> str:
-    return f"{100 * result['agreement_with_none']:.1f} %"
+    share = result["accuracy"]
+    return NONE if share is None else percent_text(share, result["accuracy_interval"])
 
 
 def _moved(result: Result) -> str:
-    """Mean and interval in nats; "-" where nothing was audited."""
+    """Mean and interval in nats."""
     nats = result.get("divergence_nats")
     if nats is None:
-        return "-"
+        return NONE
     low, high = result["divergence_interval"]
     return f"{nats:.3f}" + ("" if low is None else f" ({max(low, 0):.3f} to {high:.3f})")
-
-
-def _loss(result: Result) -> str:
-    return "-" if result["loss"] is None else f"{result['loss']:.3f}"
 
 
 def _speed(compared: Result) -> str:
@@ -102,7 +91,7 @@ def _saved(result: Result, saved: float) -> str:
 
 
 def _efficiency(result: Result) -> str:
-    """The share of the baseline's FLOPs a second, with its range over the rounds. "-" where noise hides it.
+    """The share of the baseline's FLOPs a second, with its range over the rounds; nothing where noise hides it.
 
     Fewer FLOPs take no more of the machine than they need: a share above 1 comes from noise.
     """
@@ -111,7 +100,7 @@ def _efficiency(result: Result) -> str:
     if result["cache"] == result["baseline"]:
         return "100 %"
     if kept > 1:
-        return "-"
+        return NONE
     return f"{100 * kept:.0f} %" + (f" ({100 * low:.0f} to {100 * high:.0f})" if high > low else "")
 
 
@@ -121,10 +110,12 @@ def _staleness(result: Result) -> str:
 
 MOVED: Column = ("nats moved", _moved)
 ACCURACY: Column = ("accuracy (95 % interval)", _accuracy)
+LOSS: Column = ("loss (nats a token)", lambda result: shown(".3f", result["loss"]))
+AGREEMENT: Column = ("agreement", lambda result: percent(result["agreement_with_none"]))
 SHORT: tuple[Column, ...] = (
     ("cache", lambda result: str(result["cache"])),
     ACCURACY,
-    ("agreement", _agreement),
+    AGREEMENT,
     MOVED,
     ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
     ("speed", _speed),
@@ -136,7 +127,7 @@ DETAILED: tuple[Column, ...] = (
     ("method", lambda result: str(result["cache"])),
     ("settings", lambda result: described(result["settings"])),
     ACCURACY,
-    ("agreement", _agreement),
+    AGREEMENT,
     MOVED,
     ("speed", _speed),
     ("speed alone", lambda result: _speed(result["alone"])),
@@ -145,7 +136,7 @@ DETAILED: tuple[Column, ...] = (
     ("TFLOPs", lambda result: f"{result['flops'] / 1e12:.3g}"),
     ("FLOPs saved", lambda result: _saved(result, result["flops_saved"])),
     ("efficiency kept", _efficiency),
-    ("cache ratio", lambda result: f"{100 * result['cache_ratio']:.1f} %"),
+    ("cache ratio", lambda result: percent(result["cache_ratio"])),
     ("staleness", _staleness),
     ("extra memory", lambda result: f"{result['extra_memory_bytes'] / 1e6:+.1f} MB"),
 )
@@ -157,23 +148,7 @@ def _by_agreement(record: Record) -> bool:
 
 def _judged(column: Column, record: Record) -> Column:
     """A column of the table; where answers are not judged, the loss stands in the place of the accuracy."""
-    return ("loss (nats a token)", _loss) if column is ACCURACY and _by_agreement(record) else column
-
-
-def _canvas(work: Mapping[str, Any]) -> str:
-    """The canvas length of a uniform model, whose noise after the response costs time too. Else nothing."""
-    return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
-
-
-def _shared(work: Mapping[str, Any]) -> str:
-    """The number of shared prefixes and their ratio, where requests share any."""
-    count = work["prefixes"]
-    return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
-
-
-def _each(work: Mapping[str, Any]) -> str:
-    """What a round asks, where rounds share the requests among them."""
-    return ", a share of the requests each" if work.get("divided") else ""
+    return LOSS if column is ACCURACY and _by_agreement(record) else column
 
 
 def decoding_text(record: Record) -> str:
@@ -193,11 +168,15 @@ def decoding_text(record: Record) -> str:
 def _notes(record: Record, detail: bool, parts: bool) -> list[str]:
     about, results = record.about, record.data["results"]
     work, machine = about["settings"], about["machine"]
+    count, length = work["prefixes"], work["canvas_length"]
+    shared = f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
+    # A uniform model's noise after the response costs time too.
+    canvas = "" if length is None else f" on canvases of {length}"
+    rounds = f"{work['rounds']} rounds{', a share of the requests each' if work.get('divided') else ''}"
     notes = [
-        f"{work['requests']} requests{_shared(work)}, "
-        f"{work['concurrency']} at a time, {decoding_text(record)}{_canvas(work)}, seed {about['seed']}, "
-        f"medians of {work['rounds']} rounds{_each(work)}; {about['model']}, {number_format(about)} on "
-        f"{processor_text(machine)}, commit {about['commit'] or 'unknown'}."
+        f"{work['requests']} requests{shared}, {work['concurrency']} at a time, {decoding_text(record)}{canvas}, seed "
+        f"{about['seed']}, medians of {rounds}; {about['model']}, {number_format(about)} on {processor_text(machine)}, "
+        f"commit {about['commit'] or 'unknown'}."
     ]
     if detail:
         notes.append(

@@ -36,8 +36,8 @@ class Task:
 
     Attributes:
         check: returns whether a text gives an answer. By default the answer must stand after the last `##`.
-        parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt.
-            Tasks of one workload may have different ones.
+        parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt;
+            tasks of one workload may have different ones.
         question: what is asked, without the shared prefix and what a chat template adds; None for random tokens.
         reference: a response in which the answer is right; None for random tokens.
         rule: what `check` asks for, in words.
@@ -140,27 +140,15 @@ def _tariff(item: tariff.TariffRequest, settings: Any) -> dict[str, Any]:
     parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
     if len(settings.kinds) > 1:
         parts[item.question.kind] = partial(tariff.is_correct, answer=item.reference)
-    rule = "every name is right, in its place"
-    return {
-        "answer": item.reference,
-        "check": tariff.is_correct,
-        "parts": parts,
-        "reference": item.reference,
-        "rule": rule,
-    }
+    own = {"check": tariff.is_correct, "parts": parts, "rule": "every name is right, in its place"}
+    return {"answer": item.reference, "reference": item.reference, **own}
 
 
 def _relay(item: relay.RelayRequest, _: Any) -> dict[str, Any]:
     """Right is a response in which every town is; the part is the share of them."""
     parts = {"hops": partial(relay.right_hops, answer=item.reference)}
-    rule = "every town is right, in its place"
-    return {
-        "answer": item.reference,
-        "check": relay.is_correct,
-        "parts": parts,
-        "reference": item.reference,
-        "rule": rule,
-    }
+    own = {"check": relay.is_correct, "parts": parts, "rule": "every town is right, in its place"}
+    return {"answer": item.reference, "reference": item.reference, **own}
 
 
 def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
@@ -172,22 +160,19 @@ def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
 def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
     """Right is a response that says what was asked; the part is its kind of question."""
 
-    def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
-        return town.is_correct(item, text)
-
+    right = partial(town.is_correct, item)
     rule = "the response says what was asked, in the form of the page's answers"
-    return {"answer": item.asked, "check": right, "parts": {item.kind: right}, "reference": item.answer, "rule": rule}
+    own = {"check": lambda text, _: right(text), "parts": {item.kind: right}, "rule": rule}
+    return {"answer": item.asked, "reference": item.answer, **own}
 
 
 def _lookup(item: lookup.LookupRequest, _: Any) -> dict[str, Any]:
     """Right is a response that names what was asked for; the part is the topic of its page."""
 
-    def right(text: str, answer: str = "") -> bool:  # noqa: ARG001
-        return lookup.is_correct(item, text)
-
+    right = partial(lookup.is_correct, item)
     rule = "the response names what was asked for, and nothing else of its kind"
-    parts = {item.page.topic: right}
-    return {"answer": item.asked, "check": right, "parts": parts, "reference": item.asked, "rule": rule}
+    own = {"check": lambda text, _: right(text), "parts": {item.page.topic: right}, "rule": rule}
+    return {"answer": item.asked, "reference": item.asked, **own}
 
 
 def _gsm8k(item: gsm8k.MathQuestion, _: Any) -> dict[str, Any]:
@@ -209,7 +194,7 @@ class _Kind:
     Attributes:
         settings: the class of its settings.
         sampling: its usual sampling parameters.
-        draw: its items, each with `messages`, by the number of requests, that of prefixes, the seed and the settings.
+        draw: its items, each with `messages`, by requests, prefixes, seed and settings.
         judged: the fields of `Task` that judge an item.
     """
 
@@ -238,9 +223,7 @@ _KINDS: Mapping[str, _Kind] = {
 class TaskChoice:
     """Which of `TASKS` a workload draws from, and how hard it is: `settings` of that task's class, None for its usual.
 
-    Raises:
-        UnknownNameError: there is no such task.
-        ConfigError: `settings` are those of another task.
+    Raises `UnknownNameError` where there is no such task, and `ConfigError` where `settings` are those of another one.
     """
 
     name: str
@@ -346,7 +329,7 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
     """Questions of the transit task as turns of conversations, so that shared prefixes nest.
 
     A request's shared prefix is the system prompt, alone or with one or two earlier turns and their right answers.
-    Turns of one conversation follow one another. Many conversations share a system prompt.
+    Turns of one conversation follow one another.
     """
     rng = random.Random(seed)
     tasks = []

@@ -28,14 +28,12 @@ class Subject:
         examples: two commands with which its own help ends.
         options: defaults by name, as `options.add` takes them.
         groups: what adds further options, those of requests and of the model among them.
-        description: stands above its help.
     """
 
     summary: str
     examples: Sequence[str]
     options: Mapping[str, Any]
     groups: Sequence[Group]
-    description: str | None = None
 
 
 def add_without_depths(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     found = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for name, subject in SUBJECTS.items():
         own = found.add_parser(name, help=subject.summary, epilog=examples(*subject.examples))
-        own.description = subject.description
         add(own, **subject.options)
         for group in subject.groups:
             group(own)

@@ -33,8 +33,7 @@ from remask_lab.asked import (
 )
 from remask_lab.bench import answers
 from remask_lab.bench.bench import check_first_answers, run_bench
-from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender, variants
+from remask_lab.bench.contenders import Contender, LeftOut, at_depths, contender, every_contender, variants
 from remask_lab.bench.fewer_steps import OFF, asked_step_baselines
 from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
 from remask_lab.bench.plot import plot_bench
@@ -129,7 +128,6 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Worklo
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
-    """The rows of the table and what is left out."""
     settings = object_option("--cache-config", args.cache_config)
     left_out: list[LeftOut] = []
     caches = ",".join(COMPARED_CACHES[llm.loaded.config.kind]) if args.caches is None else args.caches

@@ -44,7 +44,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "prompt_tokens": {"type": int, "metavar": "Q", "help": "random tokens after it"},
     "prompts": {"metavar": "FILE", "help": "JSONL of messages, prompt or prompt_token_ids a line"},
     "ratios": {"type": int, "nargs": "+", "metavar": "R", "help": "prefix ratios in percent"},
-    "refresh_interval": {"type": int, "metavar": "R", "help": "steps between refreshes"},
     "requests": {"type": int, "metavar": "N", "help": "questions"},
     "response": {"type": int, "metavar": "N", "help": "masks at the end of the canvas"},
     "rounds": {"type": int, "metavar": "K", "help": "turns of each policy"},
@@ -72,18 +71,13 @@ def add(parser: Any, *names: str, **defaults: Any) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", **own)
 
 
-def add_task(parser: Any) -> None:
-    """Which task the requests are drawn from, and how hard they are."""
-    add(parser, "task", "task_settings")
-
-
 def add_workload(parser: Any, requests: Any, more: Any = None) -> None:
     """Which task, how many requests, of what length, and how they are denoised; `requests` is the default number.
 
     `more` takes what few people need, by default `parser` too.
     """
     more = more or parser
-    add_task(more)
+    add(more, "task", "task_settings")
     add(parser, "max_tokens", "sampling", requests=requests)
     add(more, "prefixes", seed=2024)
     random = {name: OPTIONS[name]["help"] for name in ("prefix_tokens", "prompt_tokens")}

@@ -31,11 +31,11 @@ def main() -> None:
             points = [("first", form, False) for form in forms]
             points += [("second", "default", False), ("second", "default", True)]
             for half, form, calibrate in points:
-                asked = [each for each in parts[half] if each.question["type"] == kind]
+                items = [each for each in parts[half] if each.question["type"] == kind]
                 point = {"kind": kind, "half": half, "form": form, "calibrate": calibrate}
                 found = sweep.row(
                     point,
-                    lambda q=asked, f=forms[form], c=calibrate: measure(llm, q, f, calibrate=c),  # type: ignore[misc]
+                    lambda q=items, f=forms[form], c=calibrate: measure(llm, q, f, calibrate=c),  # type: ignore[misc]
                 )
                 right, low, high = found["accuracy"]
                 error, least, most = found["calibration_error"]

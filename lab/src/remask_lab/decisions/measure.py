@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from remask.llm import LLM
-from remask_lab.decisions.questions import Asked, draw
+from remask_lab.decisions.questions import KnownQuestion, draw
 from remask_lab.records.interval import by_cluster, estimate
 
 BINS: Final = 10
@@ -23,16 +23,16 @@ FORMS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
 """The ways to write a question that are compared on the first half: fields beside its own."""
 
 
-def halves(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
+def halves(items: Sequence[KnownQuestion]) -> dict[str, list[KnownQuestion]]:
     """Questions by halves of the states: on the first a prompt is chosen, and the second is reported."""
-    first = [each for each in asked if each.about // 2 % 2 == 0]
-    return {"first": first, "second": [each for each in asked if each.about // 2 % 2]}
+    first = [each for each in items if each.about // 2 % 2 == 0]
+    return {"first": first, "second": [each for each in items if each.about // 2 % 2]}
 
 
-def measure(llm: LLM, asked: Sequence[Asked], fields: Mapping[str, Any], *, calibrate: bool) -> dict[str, Any]:
+def measure(llm: LLM, items: Sequence[KnownQuestion], fields: Mapping[str, Any], *, calibrate: bool) -> dict[str, Any]:
     """Accuracy, calibration and label mass of questions, those of a state in one body; each with its 95 % interval."""
     sure, right, lost, mass = [list[float]() for _ in range(4)]
-    for _, group in groupby(asked, key=lambda each: each.about):
+    for _, group in groupby(items, key=lambda each: each.about):
         body = list(group)
         questions = {str(number): {**each.question, **fields} for number, each in enumerate(body)}
         found = llm.decide(body[0].state, questions, calibrate=calibrate)
@@ -41,12 +41,12 @@ def measure(llm: LLM, asked: Sequence[Asked], fields: Mapping[str, Any], *, cali
             right.append(float(decision.choice == each.answer))
             lost.append(-math.log(max(decision.probabilities[each.answer], 1e-9)))
             mass.append(decision.label_mass)
-    states = [each.about for each in asked]
+    states = [each.about for each in items]
     verdicts = [value > 0 for value in right]
     return {
-        "questions": len(asked),
+        "questions": len(items),
         "accuracy": estimate(verdicts, states),
-        "chance": sum(1 / len(each.question.get("criteria") or (0, 1)) for each in asked) / len(asked),
+        "chance": sum(1 / len(each.question.get("criteria") or (0, 1)) for each in items) / len(items),
         "calibration_error": [calibration_error(sure, right), *resampled(sure, right, states)],
         "log_loss": sum(lost) / len(lost),
         "label_mass": sum(mass) / len(mass),
@@ -61,8 +61,8 @@ def calibration_error(sure: Sequence[float], right: Sequence[float]) -> float:
     """
     total = 0.0
     for number in range(BINS):
-        held = [place for place, share in enumerate(sure) if min(int(share * BINS), BINS - 1) == number]
-        total += abs(sum(sure[place] - right[place] for place in held))
+        places = [place for place, share in enumerate(sure) if min(int(share * BINS), BINS - 1) == number]
+        total += abs(sum(sure[place] - right[place] for place in places))
     return total / len(sure)
 
 
@@ -84,13 +84,13 @@ def resampled(sure: Sequence[float], right: Sequence[float], states: Iterable[in
 
 def speed(llm: LLM, kind: str, seed: int) -> dict[str, float]:
     """Questions a second about one page: each in a body of its own, and all in one."""
-    asked = [each for each in draw(2 * TIMED, seed, apiece=TIMED) if each.question["type"] == kind]
-    questions = {str(number): each.question for number, each in enumerate(asked)}
-    llm.decide(asked[0].state, {"0": questions["0"]})  # makes what a first pass makes
+    items = [each for each in draw(2 * TIMED, seed, apiece=TIMED) if each.question["type"] == kind]
+    questions = {str(number): each.question for number, each in enumerate(items)}
+    llm.decide(items[0].state, {"0": questions["0"]})  # makes what a first pass makes
     began = time.perf_counter()
     for name, question in questions.items():
-        llm.decide(asked[0].state, {name: question})
+        llm.decide(items[0].state, {name: question})
     alone = time.perf_counter()
-    llm.decide(asked[0].state, questions)
+    llm.decide(items[0].state, questions)
     done = time.perf_counter()
-    return {"alone": len(asked) / (alone - began), "together": len(asked) / (done - alone)}
+    return {"alone": len(items) / (alone - began), "together": len(items) / (done - alone)}

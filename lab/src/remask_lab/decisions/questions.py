@@ -53,7 +53,7 @@ _MONTHS: Final = ("January", "March", "May", "August", "October")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KnownQuestion:
     """A question of `Decisions`, the state that it is about, and its answer: the name of a choice, or yes or no."""
 
     about: int
@@ -62,17 +62,17 @@ class Asked:
     answer: str
 
 
-def draw(count: int, seed: int, apiece: int = A_PAGE) -> list[Asked]:
+def draw(count: int, seed: int, apiece: int = A_PAGE) -> list[KnownQuestion]:
     """`count` questions, of which yes or no and choices take turns; `apiece` of each about one state."""
-    rng, asked = random.Random(seed), list[Asked]()
+    rng, questions = random.Random(seed), list[KnownQuestion]()
     about = 0
-    while len(asked) < count:
+    while len(questions) < count:
         state, makers = (_page, _message)[about % 2](rng)
         for place in range(2 * apiece):
             question, answer = next(makers[place % 2])
-            asked.append(Asked(about, state, question, answer))
+            questions.append(KnownQuestion(about, state, question, answer))
         about += 1
-    return asked[:count]
+    return questions[:count]
 
 
 def _page(rng: random.Random) -> tuple[str, tuple[Iterator[tuple[dict[str, Any], str]], ...]]:

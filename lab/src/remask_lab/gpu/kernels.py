@@ -214,7 +214,6 @@ def compiled(variant: Variant, target: int) -> Compiled:
 
 
 def _compiled(work: tuple[Variant, int]) -> Compiled | str:
-    """What was compiled, or why it was not."""
     try:
         return compiled(*work)
     except Exception as error:  # of a compiler, whose errors are of many types

@@ -98,7 +98,7 @@ def _products(found: list[Mapping[str, Any]]) -> str:
 
 def _profile(found: Mapping[str, Any]) -> str:
     launches = ", ".join(f"{count:.0f} {name}" for name, count in found["launches_per_step"].items())
-    told = (
+    sentence = (
         f"{found['cell']}: {found['kernels_per_step']:.0f} kernels a step keep the device busy for "
         f"{found['busy_ms_per_step']:.3g} ms, {100 * found['busy_share']:.0f} % of the time under the profiler; the "
         f"host launches {launches or 'nothing'}, and waits for {found['wait_ms_per_step']:.3g} ms."
@@ -107,4 +107,4 @@ def _profile(found: Mapping[str, Any]) -> str:
         [f"`{each['name'][:90]}`", f"{each['ms_per_step']:.3g}", f"{each['per_step']:.1f}"]
         for each in found["kernels"][:SHOWN]
     ]
-    return told + "\n\n" + markdown_table(["kernel", "ms a step", "times a step"], rows)
+    return sentence + "\n\n" + markdown_table(["kernel", "ms a step", "times a step"], rows)

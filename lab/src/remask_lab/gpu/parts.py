@@ -54,8 +54,7 @@ class Setting:
     """What the parts of a run share.
 
     Attributes:
-        device: the device that is proven and measured.
-        shape: the model and its requests.
+        device, shape: what is proven and measured, and the model and its requests.
         folder: where results go.
         ends: when the part must be over, on the clock of `time.monotonic`, which all processes of a machine share.
         tests: a pytest expression (`-k`) that the names of tests must match; empty: all run.
@@ -79,7 +78,7 @@ class Part:
 
     Attributes:
         about: what it shows, as a heading says it.
-        work: yields the part's finding, each time as far as it has come. Raises `PartError` on a finding that is wrong.
+        work: yields the part's finding, each time as far as it has come. Raises `PartError` on one that is wrong.
         share: of the time that is left when it begins, what it may take.
         needs: packages that other parts do without, by the names of their imports.
     """
@@ -214,7 +213,6 @@ class _Bench:
         return f"{executor} {cell.name}", partial(measure_cell, self.llm, self.shape, cell, self.peaks, executor)
 
     def profile(self, cell: Cell) -> tuple[str, Measure]:
-        """How it is profiled."""
         return cell.name, partial(profile_cell, self.llm, self.shape, cell, self.attention)
 
 

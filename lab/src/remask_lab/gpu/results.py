@@ -19,14 +19,9 @@ from remask_lab.records.markdown import markdown_table
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a part has come to.
+    """What a part has come to: its figures so far, whether it ran to its end, and why not.
 
-    Attributes:
-        part: its name.
-        found: its figures, as far as it has come.
-        done: it ran to its end.
-        error: why it did not. None while it runs, too.
-        commit: of the checkout that ran it.
+    `error` is None while it runs, too; `commit` is that of the checkout that ran it.
     """
 
     part: str
@@ -94,7 +89,7 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
             row += [f"{best['tok_s']:.0f}{_mark(best, gpu)}" if best else "-" for best in found]
             share = None if found[1] is None else found[1].get("share_of_roof")
             row.append("-" if share is None else f"{100 * share:.0f} %")
-    told = "; ".join(
+    machines = "; ".join(
         f"{gpu['gpu']}, commit {gpu['commit'][:8]}, {gpu['date']}, PyTorch {gpu['versions']['torch']}, Triton "
         f"{gpu['versions']['triton']}"
         for gpu in gpus
@@ -104,7 +99,7 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
         f"settings: the shape of {shape['preset']} with random weights, {shape['dtype']}, canvas of {shape['canvas']}, "
         f"{shape['response']} new tokens in blocks of {shape['block']}, a shared prefix of {shape['prefix']}, depth "
         f"{shape['depth']}, a refresh every 16 steps. `roof` is the share of the speed that the card's measured peaks "
-        f"allow. The cells of `scripts/gpu OUTPUT`, on {told}.{_told(rows)}"
+        f"allow. The cells of `scripts/gpu OUTPUT`, on {machines}.{_note(rows)}"
     )
 
 
@@ -127,7 +122,7 @@ def benchmark_table(gpu: Mapping[str, Any], questions: int, steps: int) -> str:
         f"{markdown_table(header, rows)}\n\nMinutes, **computed** from steps that were measured with random weights: "
         f"{questions} times {steps} steps of {TOKENS} tokens; at a token a step twice as many. {shape['preset']}, "
         f"{prompt} tokens of prompt, {shape['prefix']} of them shared, {shape['response']} of answer; {gpu['gpu']}, "
-        f"commit {gpu['commit'][:8]}, {gpu['date']}.{_told(rows)}"
+        f"commit {gpu['commit'][:8]}, {gpu['date']}.{_note(rows)}"
     )
 
 
@@ -145,5 +140,5 @@ def _mark(best: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
     return "*" if bare and any(row["settings"].get("graphs") for row in gpu["rows"]) else ""
 
 
-def _told(rows: Sequence[Sequence[str]]) -> str:
+def _note(rows: Sequence[Sequence[str]]) -> str:
     return " * Without graphs." if any(cell.endswith("*") for row in rows for cell in row) else ""

@@ -102,7 +102,6 @@ def _done(folder: Path, name: str) -> bool:
 
 
 def _missing(name: str) -> list[str]:
-    """Packages that the part needs and that are not installed."""
     return [package for module, package in PARTS[name].needs.items() if find_spec(module) is None]
 
 
@@ -127,5 +126,5 @@ def _start(name: str, setting: Setting) -> None:
         why = "was ended, as its time was over" if status is None else f"ended with status {status}"
         result = replace(result, error=f"its process {why}; {output.name} holds what it printed")
         result.save(setting.folder)
-    told = "no result" if result is None else "done" if result.done else result.error
-    print(f"{name}: {told} after {time.monotonic() - began:.0f} s", flush=True)
+    outcome = "no result" if result is None else "done" if result.done else result.error
+    print(f"{name}: {outcome} after {time.monotonic() - began:.0f} s", flush=True)

@@ -14,8 +14,8 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.checks import AttentionName
+from remask.checks.values import one_of
 from remask.engine.engine import Engine
-from remask.errors import UnknownNameError
 from remask.plan.cost import PassCost
 from remask.plan.pass_cost import ExecutedPlan
 from remask_lab.bench.workload import random_workload
@@ -28,8 +28,6 @@ class Shape:
     """A preset with random weights, and requests for it.
 
     Attributes:
-        name: of the shape.
-        preset: the model's shape.
         dtype: of weights, activations and K/V.
         canvas: tokens of a request, its response included.
         prefix: of the prompt's tokens, those that all requests share.
@@ -72,22 +70,17 @@ def find_shape(name: str, device: torch.device) -> Shape:
     Raises `UnknownNameError`.
     """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    for each in SHAPES:
-        if each.name == name or (name == "auto" and each.memory <= free):
-            return each
-    raise UnknownNameError("shape", name, ["auto", *(each.name for each in SHAPES)])
+    shapes = {"auto": next(shape for shape in SHAPES if shape.memory <= free)}
+    shapes |= {shape.name: shape for shape in SHAPES}
+    one_of("shape", name, shapes)
+    return shapes[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement.
+    """One measurement: so many requests at a time under a cache, and engine settings that differ from the defaults.
 
-    Attributes:
-        cache: the cache policy's name.
-        settings: its settings.
-        requests: how many run at a time.
-        tokens_per_step: tokens that a step settles in each request.
-        engine: settings of the engine that differ from the defaults.
+    `tokens_per_step` are those that a step settles in each request.
     """
 
     cache: str
@@ -106,12 +99,7 @@ class Cell:
 
 @dataclass(slots=True)
 class RoofMeter(CostMeter):
-    """Adds up the seconds that the passes would take if each stood at the machine's roof.
-
-    Attributes:
-        peaks: the machine's rates of products and of copies.
-        seconds: of all passes noted, the larger of the time of the FLOPs and that of the bytes of each.
-    """
+    """Adds up the seconds that the passes would take if each stood at the roof of a machine with these `peaks`."""
 
     peaks: Peaks = field(default_factory=lambda: Peaks(1.0, 1.0))
     seconds: float = 0.0

@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
+from remask.checks.values import one_of
 from remask.depth.requests import read_system_prompt
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.text.prompts import Message
 from remask_lab.harness.formats import FORMATS, Doc, Format
 from remask_lab.records.jsonl import read_lines
@@ -23,7 +24,6 @@ class Benchmark:
     """One of our own tasks.
 
     Attributes:
-        task: its name.
         rules: the second part of the system prompt, which defines the form of the answer.
         max_tokens: response positions.
         format: how the data set's records are read.
@@ -37,10 +37,7 @@ class Benchmark:
     data: str
 
     def messages(self, role: str, doc: Doc, shots: Sequence[Doc] = ()) -> list[Message]:
-        """The conversation of one question: both parts of the shared system prompt, worked examples, the user's turn.
-
-        `shots` are the examples.
-        """
+        """The conversation of a question: both parts of the shared system prompt, worked examples, the user's turn."""
         system: Message = {"role": "system", "content": f"{role}\n\n{self.rules}"}
         return [system, *turns_of(shots), {"role": "user", "content": doc.asked}]
 
@@ -66,8 +63,7 @@ def is_own(task: str) -> bool:
 @cache
 def benchmark(task: str) -> Benchmark:
     """Returns our own task of that name. Raises `UnknownNameError` where there is none."""
-    if task not in task_names():
-        raise UnknownNameError("task", task, task_names())
+    one_of("task", task, task_names())
     config = _read(FOLDER / f"{task}.yaml")
     name = task.removeprefix(PREFIX)
     source = config.get("dataset_path", "SaylorTwift/bbh")

@@ -19,13 +19,7 @@ from remask_lab.records.jsonl import Line
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """One question; lm-eval calls it a doc.
-
-    Attributes:
-        asked: the user's turn.
-        right: the right answer.
-        solution: a response that is right, in the form that the task asks for.
-    """
+    """One question, as the user's turn, its right answer, and a `solution` in the form that the task asks for."""
 
     asked: str
     right: str

@@ -14,8 +14,9 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from remask.checks.values import one_of
 from remask.engine.request import Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.request.sampling_params import layered
@@ -38,8 +39,6 @@ class RemaskLM(LM):
     the shared prefix. `loglikelihood` returns a Monte-Carlo estimate, which uses no cache.
 
     Args:
-        llm: the model.
-        policy: the cache policy of generation.
         sampling: sampling parameters, which override those of a task.
         seed: request i of a task has the seed `seed` + i, unless `sampling` has one.
         estimator: estimates likelihoods. None refuses tasks that need them.
@@ -125,8 +124,7 @@ class RemaskLM(LM):
 
     def _request(self, identity: str, context: str, asked: Mapping[str, Any]) -> Request:
         for name in asked:
-            if name not in _GENERATION:
-                raise UnknownNameError("generation parameter", name, _GENERATION)
+            one_of("generation parameter", name, _GENERATION)
         until = asked.get("until") or ()
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         own: dict[str, Any] = {}

@@ -8,20 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from remask.checks.values import one_of
-from remask.errors import UnknownNameError
 
 _FOLDER = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How one task is run.
-
-    Attributes:
-        sampling: sampling parameters.
-        shots: the number of worked examples before each question.
-        caches: settings of cache policies by name.
-    """
+    """How one task is run: sampling parameters, worked examples before each question, and caches' settings by name."""
 
     sampling: Mapping[str, Any]
     shots: int = 0
@@ -37,8 +30,7 @@ def preset_names() -> tuple[str, ...]:
 def task_settings(preset: str, task: str) -> TaskSettings:
     """The settings of `task` in `preset`. Raises `UnknownNameError` where there is no such preset, or task in it."""
     one_of("--preset", preset, preset_names())
-    told = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))
-    tasks = told["tasks"]
-    if task not in tasks:
-        raise UnknownNameError(f"task of preset {preset}", task, list(tasks))
-    return TaskSettings(**{**tasks[task], "caches": {**told.get("caches", {}), **tasks[task].get("caches", {})}})
+    content = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))
+    tasks, caches = content["tasks"], content.get("caches", {})
+    one_of(f"task of preset {preset}", task, tasks)
+    return TaskSettings(**{**tasks[task], "caches": {**caches, **tasks[task].get("caches", {})}})

@@ -8,7 +8,7 @@ import numpy as np
 from remask_lab.bench.workload import token_agreement
 from remask_lab.harness.score import METRICS
 from remask_lab.records.interval import percent_text
-from remask_lab.records.markdown import markdown_table
+from remask_lab.records.markdown import NONE, markdown_table, percent, shown
 
 EvalRow = Mapping[str, Any]
 """Holds `task`, `cache`, `settings`, and `result` as the sweep keeps it."""
@@ -37,7 +37,7 @@ def by_agreement(rows: Sequence[EvalRow]) -> str:
     lines, base = [], rows[0]["result"]
     for row in rows:
         result = row["result"]
-        loss = "-" if result["loss"] is None else f"{result['loss']:.3f}"
+        loss = shown(".3f", result["loss"])
         work, speed = base["row_layers"] / result["row_layers"], base["seconds"] / result["seconds"]
         lines.append(
             [row["cache"], _agreement(result, base), loss, f"{work:.2f}x", f"{speed:.2f}x", str(result["prefix_hits"])]
@@ -70,7 +70,7 @@ def _score(metrics: Mapping[str, Any]) -> str:
 
 def _share(metric: Mapping[str, Any] | None) -> str:
     if metric is None:
-        return "-"
+        return NONE
     if metric["interval"] is None:
         return f"{metric['value']:.4g}"
     return percent_text(metric["value"], metric["interval"])
@@ -79,4 +79,4 @@ def _share(metric: Mapping[str, Any] | None) -> str:
 def _agreement(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
     pairs = zip(result["samples"], baseline["samples"], strict=True)
     shares = [token_agreement(one["token_ids"], other["token_ids"]) for one, other in pairs if "token_ids" in one]
-    return f"{100 * float(np.mean(shares)):.1f} %" if shares else "-"
+    return percent(float(np.mean(shares))) if shares else NONE

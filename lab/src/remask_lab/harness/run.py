@@ -36,17 +36,13 @@ class Generation:
     row_layers: int
     prefix_hits: int
 
-    @property
-    def completion_tokens(self) -> int:
-        """Response tokens, each response up to its end token."""
-        return sum(output.usage.completion_tokens for output in self.outputs)
-
     def costs(self) -> dict[str, Any]:
-        """The costs as a row of results holds them."""
+        """As a row of results holds them; a response counts up to its end token."""
+        tokens = sum(output.usage.completion_tokens for output in self.outputs)
         return {
             "seconds": self.seconds,
-            "completion_tokens": self.completion_tokens,
-            "throughput_tok_s": self.completion_tokens / self.seconds,
+            "completion_tokens": tokens,
+            "throughput_tok_s": tokens / self.seconds,
             "forwards": sum(output.usage.forwards for output in self.outputs),
             "row_layers": self.row_layers,
             "prefix_ratio": self.prefix_ratio,
@@ -95,15 +91,6 @@ def sampling_of(llm: LLM, sampling: Mapping[str, Any], max_tokens: int, stop: Se
     return llm.session.params({"max_tokens": max_tokens, "stop": tuple(stop), **sampling})
 
 
-def with_losses(
-    llm: LLM, generation: Generation, references: Sequence[Reference], policy: CachePolicy, seed: int
-) -> dict[str, Any]:
-    """A row of results whose answers are not judged: costs, texts, and the loss of the references under `policy`."""
-    texts = [{"text": output.text, "token_ids": list(output.token_ids)} for output in generation.outputs]
-    read, reason = measured_loss(llm, references, policy, seed)
-    return {**generation.costs(), **mean_loss(read), "no_loss": reason, "samples": texts}
-
-
 def chat_tokenizer(llm: LLM, task: str) -> Tokenizer:
     """Returns the tokenizer that renders the chats of `task`. Raises `ConfigError` where it has no chat template."""
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
@@ -128,10 +115,9 @@ def run_local(
 ) -> dict[str, Any]:
     """Ask all of `docs` under the shared system prompt, score the responses, and return one row of results.
 
-    `shots` are worked examples that stand before every question, and are shared like the system prompt. With `losses`
-    the loss of the solutions is measured in place of scores.
-
-    Raises `ConfigError`, before anything runs, where the model has no chat template, and where a question is too long.
+    `shots` are worked examples before every question, and shared too. With `losses` the loss of the solutions is
+    measured in place of scores. Raises `ConfigError`, before anything runs, where the model has no chat template, and
+    where a question is too long.
     """
     tokenizer = chat_tokenizer(llm, own.task)
     params = sampling_of(llm, sampling, own.max_tokens)
@@ -141,21 +127,15 @@ def run_local(
         tokens = tokenizer.apply_chat(messages)
         requests.append(Request(str(number), tokens, params, tokenizer.shared_prefix(messages)))
     generation = generate(llm, requests, policy, seed, llm.session.progress)
+    samples: list[dict[str, Any]]
+    samples = [{"text": output.text, "token_ids": list(output.token_ids)} for output in generation.outputs]
     if losses:
         known = [Reference(request, doc.solution) for request, doc in zip(requests, docs, strict=True)]
-        return with_losses(llm, generation, known, policy, seed)
-    samples = []
-    for doc, output in zip(docs, generation.outputs, strict=True):
-        found = judge(output.text or "", doc.right)
-        samples.append(
-            {
-                "text": output.text,
-                "token_ids": list(output.token_ids),
-                "right": doc.right,
-                "answer": found.answer,
-                **found.metrics,
-            }
-        )
+        read, reason = measured_loss(llm, known, policy, seed)
+        return {**generation.costs(), **mean_loss(read), "no_loss": reason, "samples": samples}
+    for doc, sample in zip(docs, samples, strict=True):
+        verdict = judge(sample["text"] or "", doc.right)
+        sample |= {"right": doc.right, "answer": verdict.answer, **verdict.metrics}
     return {**generation.costs(), "metrics": shares(samples), "samples": samples}
 
 

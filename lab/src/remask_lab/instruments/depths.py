@@ -44,9 +44,8 @@ def run_depth(similarity: Sequence[float], tau: float) -> int:
 def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
     """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
 
-    Arithmetic (GSM8K) for a tokenizer that reads it; the kinds of questions of the task tariff,
-    the task relay, or rides of one, two and three hops, for those of the bundled models; random token ids for every
-    model.
+    Arithmetic (GSM8K) for a tokenizer that reads it; the kinds of questions or hops of a bundled model's task; random
+    token ids for every model.
     """
     sets: dict[str, PromptSet] = {}
     tokenizer, default = model.tokenizer, default_prompts(model)
@@ -111,7 +110,7 @@ class Shift:
         depth: leading layers that read the prefix from the store.
         nats: KL divergence of the position that moves most, from depth 0 to this one; mean over requests.
         mean_nats: the same of the mean over a request's positions.
-        same: share of positions whose most probable token is the same, mean over requests.
+        same: share of positions whose most probable token is the same.
     """
 
     depth: int

@@ -35,9 +35,8 @@ class Likelihood:
     """The estimate for one response.
 
     Attributes:
-        log_likelihood: in nats, summed over the response's tokens. Its expectation is a lower bound.
+        log_likelihood: in nats, summed over the response's `tokens`. Its expectation is a lower bound.
         standard_error: of the estimate, over its draws. 0 where nothing was drawn.
-        tokens: of the response.
         draws: number of draws. 0 where the expectation itself was computed.
     """
 
@@ -53,8 +52,7 @@ class MaskDraws:
 
     Attributes:
         samples: draws for a response: a multiple of `strata`, and at least twice as many.
-        strata: draws whose numbers of masks are spread evenly. Each number by itself is still uniform. 1 makes all
-            draws independent.
+        strata: draws whose numbers of masks are spread evenly; each by itself is still uniform. 1: independent draws.
         seed: the draws depend on it, on the response's length and on the pair's group, and on nothing else.
         exact: compute all sets of masks where that takes no more passes than `samples`.
     """
@@ -102,9 +100,9 @@ class MaskLikelihoods:
     ) -> list[Likelihood]:
         """Return the log-likelihood of every response after its prompt.
 
-        Pairs of one group share what is drawn where their responses are equally long, which takes noise out of their
-        comparison: the choices of a question form a group. By default all pairs are in one group. A result does not
-        depend on the other pairs. Raises `ConfigError`, before anything runs, on a pair that cannot run.
+        Pairs of one group, by default all, share what is drawn where their responses are equally long, which takes
+        noise out of their comparison. A result does not depend on the other pairs. Raises `ConfigError`, before
+        anything runs, on a pair that cannot run.
         """
         for pair in pairs:
             self.check(pair)
@@ -124,7 +122,7 @@ class MaskLikelihoods:
     def are_greedy(self, pairs: Sequence[Pair]) -> list[bool]:
         """Return whether greedy decoding, the most confident token a step, would give each response.
 
-        A pair ends at the first token that differs, so it takes from one pass to as many as it has tokens.
+        A pair ends at the first token that differs.
         """
         for pair in pairs:
             self.check(pair)
@@ -152,12 +150,9 @@ class MaskLikelihoods:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The different sets of masks of one pair.
+    """The different sets of masks of one pair, and the factor of each set's log-probability.
 
-    Attributes:
-        masked: the pair with each set.
-        weights: the factor of each set's log-probability.
-        which: the set of each draw. None where all sets are computed.
+    `which` is the set of each draw; None where all sets are computed.
     """
 
     masked: list[MaskedPair]
@@ -165,7 +160,6 @@ class _Drawn:
     which: NDArray[np.intp] | None
 
     def estimate(self, found: Floats, draws: MaskDraws) -> Likelihood:
-        """Returns the estimate from the summed log-probability of each set."""
         length, weighted = len(self.masked[0][0].response), found * self.weights
         if self.which is None:
             return Likelihood(float(weighted.sum()), 0.0, length, 0)

@@ -33,10 +33,9 @@ class Pair:
 
 
 def encode_pair(llm: LLM, prompt: str, response: str) -> Pair:
-    """Encode two texts apart, so that no token spans both.
+    """Encode two texts apart, so that no token spans both. Raises `ConfigError` without a tokenizer.
 
-    White space at the end of the prompt goes to the response, whose tokens mostly begin with it. Raises `ConfigError`
-    without a tokenizer.
+    White space at the end of the prompt goes to the response, whose tokens mostly begin with it.
     """
     if llm.tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, so there are no texts to score; give a model with one")

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from remask.errors import CheckpointError, ConfigError
 from remask.llm import LLM, Output
-from remask.policies import CachePolicy, name_of, settings_of
 from remask.request.sampling_params import SamplingParams
 from remask_lab.likelihood.passes import encode_open
 from remask_lab.records.jsonl import Line, read_lines
@@ -55,10 +54,9 @@ class Judge:
     def score(self, prompt: str, response: str) -> tuple[float, int]:
         """Returns the negative log-likelihood of `response` after `prompt` in nats, and the number of scored tokens.
 
-        Prompt and response are encoded apart, so that no token spans both. The judge's begin token stands first, where
-        it has one. The first token of a response is scored only where a token stands before it.
-
-        Raises `ConfigError` where both together exceed the judge's positions.
+        Both are encoded apart, so that no token spans them, behind the judge's begin token, where it has one. The first
+        token of a response is scored only where a token stands before it. Raises `ConfigError` where both together
+        exceed the judge's positions.
         """
         begin = self._tokenizer.bos_token_id
         before = ([] if begin is None else [begin]) + self._encode(prompt)
@@ -109,12 +107,9 @@ def _loading(what: str, name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class JudgedResponse:
-    """One response and its score.
+    """One response and its score: negative log-likelihood in nats, summed over the judge's `tokens`.
 
-    Attributes:
-        nll: negative log-likelihood in nats, summed over its tokens.
-        tokens: the judge's tokens.
-        dropped: generated tokens that are no text, such as PAD and other special tokens.
+    `dropped` counts generated tokens that are no text, such as PAD and other special tokens.
     """
 
     nll: float
@@ -189,33 +184,26 @@ def measure(
     llm: LLM,
     judge: Judge,
     prompts: Sequence[Sequence[int]],
-    policies: Sequence[Policy | CachePolicy],
+    policies: Sequence[Policy],
     params: SamplingParams,
     seed: int = 0,
     progress: bool = False,
 ) -> list[Perplexity]:
-    """Generate from all prompts under every policy, a name or an object, and have the judge score the responses.
+    """Generate from all prompts under every policy, and have the judge score the responses.
 
-    Request i has the seed `seed` + i under every policy, so that all policies begin with the same noise. The intervals
-    are bootstrapped over responses, with the same `seed`. The judge reads the responses without the model's special
-    tokens, such as PAD.
+    Request i has the seed `seed` + i under every policy, so that all begin with the same noise. The intervals are
+    bootstrapped over responses, with the same `seed`. The judge reads responses without the model's special tokens.
 
     Raises `ConfigError`, before anything runs, where a policy or a parameter cannot be used, and where no response has
     any text.
     """
-    each = [replace(params, seed=seed + number) for number in range(len(prompts))]
-    named = [
-        policy if isinstance(policy, Policy) else Policy(name_of(policy), settings_of(policy)) for policy in policies
-    ]
-    parsed = [
-        llm.session.policy(policy.name, policy.settings) if isinstance(policy, Policy) else policy
-        for policy in policies
-    ]
-    work = [llm.session.requests(list(prompts), each, policy=policy) for policy in parsed]
+    seeded = [replace(params, seed=seed + number) for number in range(len(prompts))]
+    parsed = [llm.session.policy(policy.name, policy.settings) for policy in policies]
+    work = [llm.session.requests(list(prompts), seeded, policy=policy) for policy in parsed]
     for item in (item for items in work for item in items):
         llm.engine.check(item)
     rows = []
-    for policy, items in zip(named, work, strict=True):
+    for policy, items in zip(policies, work, strict=True):
         outputs = sorted(llm.session.run(items), key=lambda output: int(output.id))
         pairs = zip(prompts, outputs, strict=True)
         shown = tqdm(pairs, total=len(outputs), desc=f"judging {policy.name}", unit="resp", disable=not progress)
@@ -239,11 +227,11 @@ def bootstrap(
 
 
 def _text(line: Line) -> str:
-    given = [name for name in FIELDS if line.has(name)]
-    text = line.get(given[0]) if len(given) == 1 else None
+    names = [name for name in FIELDS if line.has(name)]
+    text = line.get(names[0]) if len(names) == 1 else None
     if not isinstance(text, str):
-        held = ", ".join(line.record) or "none"
-        raise line.error(f"a line needs one text as {' or '.join(map(repr, FIELDS))}; its fields: {held}")
+        fields = ", ".join(line.record) or "none"
+        raise line.error(f"a line needs one text as {' or '.join(map(repr, FIELDS))}; its fields: {fields}")
     return text
 
 

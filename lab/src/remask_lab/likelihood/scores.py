@@ -40,7 +40,7 @@ def read_items(lines: Sequence[Line], encode: Encode) -> list[Question] | list[R
 
     `choices` is a list of texts, or an object of `text` and `label` as in ARC. `answer` is the label or letter of a
     choice, its index from 0 (MMLU), or its text. Raises `ConfigError`, which names the line and the field, on an
-    invalid line, on a mix of both kinds, and where `encode` raises it.
+    invalid line or a mix of both kinds, and where `encode` raises it.
     """
     several = lines[0].has("choices")
     for line in lines:
@@ -97,8 +97,7 @@ def score_responses(estimator: MaskLikelihoods, items: Sequence[Response], progr
 def score_questions(estimator: MaskLikelihoods, items: Sequence[Question], progress: bool = False) -> dict[str, Any]:
     """Returns the most likely choice of every question, and the share of right ones with Wilson's 95 % interval.
 
-    `accuracy` compares log-likelihoods, `accuracy_norm` log-likelihoods a character of the choice. All choices of a
-    question are scored with the same draws where they are equally long.
+    `accuracy` compares log-likelihoods, `accuracy_norm` log-likelihoods a character of the choice.
     """
     pairs = [pair for item in items for pair in item.pairs]
     groups = [number for number, item in enumerate(items) for _ in item.choices]

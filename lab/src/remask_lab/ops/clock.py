@@ -28,7 +28,7 @@ class Clock:
         self._rest = rest
         cuda = device.type == "cuda"
         self._now: Callable[[], Any] = _event if cuda else time.perf_counter
-        self._between: Callable[[Any, Any], float] = _elapsed if cuda else _difference
+        self._between: Callable[[Any, Any], float] = _elapsed if cuda else lambda begin, end: end - begin
         self._stack: list[str] = []
         self._marks: list[tuple[Any, str]] = []  # a time, and the operation that runs from then on
 
@@ -94,10 +94,6 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def _difference(begin: float, end: float) -> float:
-    return end - begin
 
 
 def _event() -> Any:

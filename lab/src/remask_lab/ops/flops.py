@@ -1,8 +1,6 @@
 """FLOPs of passes, as PyTorch counts them and as the plans ask for them, and the padding between the two."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,21 +13,10 @@ from remask.model.work_list import WorkList
 from remask_lab.observe import CostMeter, observe_costs, replace_attention
 
 
-@dataclass(slots=True)
-class Counted:
-    """FLOPs of matrix products, as PyTorch's profiler counts them."""
-
-    flops: int = 0
-
-
-@contextmanager
-def counted_flops() -> Iterator[Counted]:
-    """Count the FLOPs of the block. The number is valid after the block, which runs many times slower."""
+def flop_counter() -> FlopCounterMode:
+    """A context that counts the FLOPs of matrix products (`get_total_flops`), and runs many times slower."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    found = Counted()
-    with FlopCounterMode(display=False, custom_mapping={fused: _fused}) as counter:
-        yield found
-    found.flops = counter.get_total_flops()
+    return FlopCounterMode(display=False, custom_mapping={fused: _fused})
 
 
 def _fused(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
@@ -52,7 +39,6 @@ class PairCount:
         self.pairs = self.flops = 0
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """See `Attention`."""
         self.pairs += work.pairs
         # A pair is two products, of query and key and of weight and value. The sink's value is added elementwise.
         self.flops += 2 * q.shape[1] * q.shape[2] * (2 * work.pairs + len(q) * (sink is not None))

@@ -14,7 +14,7 @@ from remask.plan.cost import OPERATIONS as COSTED
 from remask.plan.cost import PassCost
 from remask.policies import CachePolicy
 from remask_lab.ops.clock import OPERATIONS, Clock, time_call, time_operations
-from remask_lab.ops.flops import Executed, counted_flops
+from remask_lab.ops.flops import Executed, flop_counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StepProfile:
     Attributes:
         row_layers: rows computed in it, times layers.
         seconds: its time without instruments.
-        parts: seconds by operation, with instruments. They add up to the step.
+        parts: seconds by operation, with instruments; they add up to the step.
         flops, bytes: by operation, as the plans ask for them.
         executed: FLOPs that the machine ran, padding and repeated projections included.
     """
@@ -39,23 +39,19 @@ class StepProfile:
     @property
     def intensity(self) -> float:
         """FLOPs a byte."""
-        moved = sum(self.bytes.values())
-        return sum(self.flops.values()) / moved if moved else 0.0
+        return _ratio(sum(self.flops.values()), sum(self.bytes.values()))
 
     @property
     def flops_s(self) -> float:
         """FLOPs a second, without instruments."""
-        return sum(self.flops.values()) / self.seconds
+        return _ratio(sum(self.flops.values()), self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class OperationProfile:
-    """One operation over all steps.
+    """One operation over all steps: seconds with instruments, and their `share` of all.
 
-    Attributes:
-        seconds: with instruments.
-        share: of all time.
-        flops, bytes: as the plans ask for them. 0 for operations that are no matrix products.
+    `flops` and `bytes` are those that the plans ask for, 0 for operations that are no matrix products.
     """
 
     seconds: float
@@ -66,12 +62,16 @@ class OperationProfile:
     @property
     def intensity(self) -> float:
         """FLOPs a byte."""
-        return self.flops / self.bytes if self.bytes else 0.0
+        return _ratio(self.flops, self.bytes)
 
     @property
     def flops_s(self) -> float:
         """FLOPs a second."""
-        return self.flops / self.seconds if self.seconds else 0.0
+        return _ratio(self.flops, self.seconds)
+
+
+def _ratio(work: float, over: float) -> float:
+    return work / over if over else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ def profile_operations(
 ) -> Profile:
     """Run the requests of `work` together, and time the operations of the first `steps` steps (None: of all).
 
-    An engine with instruments and one without take turns, step by step, so that the profile can report what the
-    instruments cost. The parts of a step are those of the round whose time is the median. An earlier run counts FLOPs
-    and warms up. `llm` stays unchanged, and its own engine does not run.
+    An engine with instruments and one without take turns, step by step, which tells what the instruments cost. The
+    parts of a step are those of the round whose time is the median. An earlier run counts FLOPs and warms up. `llm`
+    stays unchanged.
 
     Raises `ConfigError`, before anything runs, where a request cannot run or takes no step.
     """
@@ -162,7 +162,6 @@ def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
 
 
 def _engine(llm: LLM, work: Sequence[Request]) -> Engine:
-    """Return a new engine with the requests queued."""
     engine = llm.session.new_engine()
     touch_memory(engine, [item.policy for item in work])
     for item in work:
@@ -182,18 +181,17 @@ def _costs(llm: LLM, work: Sequence[Request], steps: int | None) -> tuple[list[_
     """The cost of each of the first `steps` steps, and the FLOPs of all of them as PyTorch counts them."""
     engine = _engine(llm, work)
     executed, costs, before = Executed(engine), list[_StepCost](), 0
-    with counted_flops() as counted:
+    with flop_counter() as counter:
         while engine.busy and (steps is None or len(costs) < steps):
             row_layers = engine.stats.row_layers
             engine.step()
             costs.append(_StepCost(engine.stats.row_layers - row_layers, executed.meter.last, executed.flops - before))
             before = executed.flops
     _end(engine, work)
-    return costs, counted.flops
+    return costs, counter.get_total_flops()
 
 
 def _parts(engine: Engine, clock: Clock) -> Mapping[str, float]:
-    """Seconds of one step by operation."""
     clock.start()
     engine.step()
     spent = clock.stop()

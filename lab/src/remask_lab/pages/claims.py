@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from remask_lab.papers.definition import load_table
 from remask_lab.papers.show import results_of
-from remask_lab.records.interval import MARGIN, Estimate, Shown, accuracy_over, judged, percent_text
-from remask_lab.records.markdown import markdown_table
+from remask_lab.records.interval import MARGIN, Estimate, Shown, accuracy_over, judged
+from remask_lab.records.markdown import markdown_table, percent
 from remask_lab.records.record import Record
 
 Result: TypeAlias = Mapping[str, Any]
@@ -47,7 +47,6 @@ class Claim:
 
 
 def read_claims() -> list[Claim]:
-    """All claims."""
     return [Claim(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["claims"]]
 
 
@@ -114,7 +113,6 @@ def claims_table(claims: Iterable[Claim], records: Iterable[Record]) -> str:
 
 
 def _judged(claim: Claim, records: Mapping[str, Record]) -> list[str]:
-    """The verdict, the scale and the figures of a claim."""
     if claim.table is None:
         return [claim.instead, "-", claim.because]
     record = records.get(claim.table)
@@ -132,7 +130,7 @@ def _judged(claim: Claim, records: Mapping[str, Record]) -> list[str]:
 
 
 def _right(row: Result) -> str:
-    return percent_text(row["accuracy"], row["accuracy_interval"])
+    return percent(row["accuracy"])
 
 
 def _points(over: Estimate) -> str:

@@ -64,7 +64,6 @@ PROMPTS: Final = tuple(Path(__file__).with_name("prompts.txt").read_text(encodin
 
 
 def parts(size: Size) -> tuple[str, ...]:
-    """The names of all that is measured."""
     return (
         *HELD_OUT,
         PUBLISHED,
@@ -76,7 +75,6 @@ def parts(size: Size) -> tuple[str, ...]:
 
 
 def possible(part: str, source: Source) -> bool:
-    """Whether what a part reads is given."""
     if part == PUBLISHED:
         return source.published is not None
     return not part.startswith(DOCUMENTS) or bool(source.documents)
@@ -159,7 +157,6 @@ def _outputs(source: Source, size: Size) -> tuple[dict[str, Any], LLM]:
 
 
 def _first_steps(llm: LLM, workload: Workload, depths: Sequence[int]) -> dict[str, Any]:
-    """What first steps of a workload tell of depths."""
     curves: dict[str, list[Any]] = {"rule": [], "rule_by_rows": []}
 
     def compare(alone: KV, within: KV) -> None:

@@ -1,15 +1,12 @@
-"""Where the generated pages stand, and what their commands and templates share."""
+"""Where the generated pages stand, and what their templates share."""
 
-import argparse
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from remask.errors import RemaskError
 from remask_lab.records.machine import processor_text
 from remask_lab.records.record import Record
 
@@ -21,28 +18,6 @@ PAGES: Mapping[str, Path] = {
     **{name: ROOT / NOTEBOOK / f"{name}.md" for name in ("results", "real-weights")},
     "when-bicache": ROOT / "docs" / "when-bicache.md",
 }
-
-
-def page_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """The parser of a page's command; `doc` is its module's docstring."""
-    return argparse.ArgumentParser(
-        prog=f"python -m remask_lab pages {name}",
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def run_page(
-    run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> int:
-    """Run a page's command. Returns 0, or 2 after printing an error that the user can mend."""
-    args = parser.parse_args(argv)
-    try:
-        run(args)
-    except RemaskError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def fill(template: str, **values: Any) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from remask_lab.pages.measure_real_weights import (
     parts,
     possible,
 )
-from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import PAGES, RESULTS, fill
 from remask_lab.pages.page import made as machine_of
 from remask_lab.pages.real_weights_benches import DEEP, DOCUMENTS, EARNED, LOOKUPS, SHOTS, is_bench
 from remask_lab.pages.real_weights_losses import CANVAS
@@ -42,6 +43,7 @@ from remask_lab.records.interval import judged
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, number_format, read_record, write_record
+from remask_lab.speed.command import command_parser, run_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +65,7 @@ WORK, TIME = "work saved", "time saved"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is asked for, and write the page. Returns 0, or 2 after printing an error that the user can mend."""
-    parser = page_parser("real-weights", __doc__)
+    parser = command_parser(__doc__, "pages real-weights")
     parser.add_argument("--measure", choices=tuple(SIZES), metavar="SIZE", help=f"how much: {', '.join(SIZES)}")
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="measure these alone (default: all)")
     parser.add_argument("--published", metavar="FILE", help=f"GSM8K's test.jsonl, which the part {PUBLISHED} reads")
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=str(PAGES["real-weights"]),
         help="the page; its picture goes into images beside it",
     )
-    return run_page(_run, parser, argv)
+    return run_command(partial(_run, parser.parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -119,7 +121,6 @@ def read_training(folder: Path) -> list[dict[str, Any]]:
 
 
 def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -> str:
-    """The page, of the parts that are there."""
     solved = [(name.removeprefix(SHOTS), each) for name, each in records.items() if name.startswith(SHOTS)]
     reuse = [
         (f"{shots} shots, {record.about['settings']['requests']} questions:", rows_by_cache(record)["reuse"])
@@ -149,7 +150,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         share=_share,
         number=_number,
         verdict=_verdict,
-        held=_held,
+        bound=_bound,
         loses=lambda row, none: judged(row, none).loses,
         made=_made,
         decoded=decoding_text,
@@ -158,7 +159,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         similarities=_similarities,
         towns=_towns,
         solutions=_solutions,
-        left_out=_left_out,
+        left_out=partial(_left_out, set[str]()),
         losses=_losses,
         passes=_passes,
         outputs=_outputs,
@@ -166,12 +167,11 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
     )
     answers = records["answers"].data["answers"] if "answers" in records else []
     # As they are, indented: what they hold is then neither markup nor a fenced block of the page's own.
-    told = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
-    return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, told, strict=True))
+    blocks = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
+    return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, blocks, strict=True))
 
 
 def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
-    """The title and the subject of each record of losses."""
     found = []
     for name, record in sorted(records.items()):
         if name.startswith(DOCUMENTS):
@@ -188,14 +188,13 @@ def _verdict(row: Row, none: Row) -> str:
     return f"`{row['cache']}` {judged(row, none).value} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
 
 
-def _held(data: Mapping[str, Any]) -> str:
+def _bound(data: Mapping[str, Any]) -> str:
     """Where the loss of the published answers lies beside `PROMISED`, by its interval."""
     low, high = data["loss_interval"]
     return "at most" if high <= PROMISED else "above" if low > PROMISED else "about"
 
 
 def rows_by_cache(record: Record) -> dict[str, Row]:
-    """The rows of a bench by cache."""
     return {row["cache"]: row for row in record.data["results"]}
 
 
@@ -232,13 +231,9 @@ def _made(record: Record) -> str:
     return f"{number_format(record.about)} {machine_of(record)}" + (f" {busy}" if busy else "")
 
 
-def _on_gpu(record: Record) -> bool:
-    return "gpu" in record.about["machine"]
-
-
 def _timed(record: Record) -> bool:
     """Whether a bench's times say something: those of many that share a GPU do not."""
-    return not (_on_gpu(record) and record.data.get("conditions", {}).get("busy"))
+    return not ("gpu" in record.about["machine"] and record.data.get("conditions", {}).get("busy"))
 
 
 def _cost_titles(record: Record) -> list[str]:
@@ -344,13 +339,21 @@ def _name(row: Row) -> str:
     return (row["cache"] if " " in row["cache"] else f"`{row['cache']}`") + beside
 
 
-def _left_out(record: Record) -> str:
-    return "\n".join(f"- Left out: `{each['name']}`: {each['reason']}." for each in record.data["left_out"])
+def _left_out(told: set[str], record: Record) -> str:
+    """Which caches were left out of a bench, and why, unless that is among the reasons that were `told`."""
+    lines = []
+    for policy in record.data["left_out"]:
+        name, reason = policy["name"], policy["reason"]
+        lines.append(
+            f"- Left out: `{name}`" + (", for the same reason as above." if reason in told else f": {reason}.")
+        )
+        told.add(reason)
+    return "\n".join(lines)
 
 
-def _losses(held: Sequence[Record]) -> str:
+def _losses(records: Sequence[Record]) -> str:
     rows = []
-    for record in held:
+    for record in records:
         data = record.data
         part = record.about["settings"]["part"]
         source = "as published" if part == PUBLISHED else "as packaged, no annotations"
@@ -364,13 +367,13 @@ def _losses(held: Sequence[Record]) -> str:
 
 def _training(training: Sequence[Mapping[str, Any]]) -> str:
     """The held-out losses of the training's log, a column a phase; empty without any."""
-    told = [event for event in training if event["event"] == "held out"]
-    if not told:
+    events = [event for event in training if event["event"] == "held out"]
+    if not events:
         return ""
     phases = (event["name"] for event in training if event["event"] == "phase")
-    columns = ["at first", *(f"after the {name}" for name in phases)][: len(told)]
-    rows = [[KINDS[kind], *(f"{event[kind]['loss']:.3f}" for event in told)] for kind in KINDS]
-    reuse = [event["reuse"]["other"]["loss"] for event in told]
+    columns = ["at first", *(f"after the {name}" for name in phases)][: len(events)]
+    rows = [[KINDS[kind], *(f"{event[kind]['loss']:.3f}" for event in events)] for kind in KINDS]
+    reuse = [event["reuse"]["other"]["loss"] for event in events]
     rows.append(["added by reuse", *(f"{mean:+.3f} ± {half:.3f}" for mean, half in reuse)])
     return markdown_table(["held out", *columns], rows)
 

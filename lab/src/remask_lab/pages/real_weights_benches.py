@@ -11,8 +11,7 @@ from remask.tasks import gsm8k
 from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.town import TownSettings
 from remask_lab.bench.bench import run_bench
-from remask_lab.bench.by_depth import at_depths
-from remask_lab.bench.contenders import COMPOSITIONS, contender, every_contender
+from remask_lab.bench.contenders import COMPOSITIONS, at_depths, contender, every_contender
 from remask_lab.bench.documents import document_workload, read_documents
 from remask_lab.bench.lookup import BY_HAND, GENERATED, LookupSettings
 from remask_lab.bench.workload import Task, TaskChoice, Workload, usual_workload
@@ -50,7 +49,6 @@ def is_bench(part: str) -> bool:
 
 
 def bench(part: str, size: Size, source: Source) -> Record:
-    """Measure a part that compares caches."""
     sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
     if part == "town":
         draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
@@ -108,8 +106,8 @@ def _compare(
         rows += at_depths(llm, workload, depths)
     if earned:
         rows.append(replace(contender(llm, "bicache", None, workload), name=EARNED))
-    asked = (task.request for task in workload.tasks)
-    longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in asked)
+    requests = (task.request for task in workload.tasks)
+    longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in requests)
     tokens = max(DEFAULT_STORE_TOKENS, size.at_once * longest)
     engine = EngineConfig(size.at_once, longest, store_budget_tokens=tokens)
     divided, losses = rounds > 1, not by_answers
@@ -121,15 +119,13 @@ def _compare(
     return record
 
 
-def town(size: Size, asked: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
-    """Questions about pages of so many shops."""
-    requests, pages = asked
+def town(size: Size, counts: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
+    requests, pages = counts
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
 def lookups(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
-    """Questions of the look-up task."""
     requests, pages = size.lookups[written]
     task = TaskChoice("lookup", LookupSettings(written=written))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)

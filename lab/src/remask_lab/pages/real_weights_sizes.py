@@ -1,7 +1,7 @@
 """How much of pretrained weights is measured, and on what."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -58,60 +58,29 @@ class Size:
     lookups: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {GENERATED: (100, 50), BY_HAND: (100, 25)})
 
 
+_FEW: Final = {GENERATED: (2, 1), BY_HAND: (2, 1)}
+_USUAL: Final = Size(
+    (8, 512), 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 640, 48), (30, 128)
+)
 SIZES: Final[Mapping[str, Size]] = {
     "tiny": Size(
-        (1, 128),
-        2,
-        2,
-        {0: 2},
-        8,
-        2,
-        (4, 2),
-        (2, 1),
-        (2, 2),
-        4,
-        2,
-        (2, 60, 4),
-        (2, 8),
-        (2,),
-        (1, 30),
-        (16,),
-        1,
-        {GENERATED: (2, 1), BY_HAND: (2, 1)},
+        (1, 128), 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (2, 2), 4, 2, (2, 60, 4), (2, 8), (2,), (1, 30), (16,), 1, _FEW
     ),
     "small": Size(
         (4, 512), 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (60, 60), (10, 10), 8, 12, (12, 320, 24), (30, 48)
     ),
-    "usual": Size(
-        (8, 512),
-        200,
-        1000,
-        {0: 24, 4: 12, 8: 6},
-        64,
-        8,
-        (200, 40),
-        (200, 40),
-        (30, 30),
-        16,
-        40,
-        (30, 640, 48),
-        (30, 128),
-    ),
-    "large": Size(
-        (8, 512),
-        200,
-        1000,
-        {0: 64, 4: 64, 8: 32},
-        64,
-        32,
-        (400, 200),
-        (400, 200),
-        (400, 200),
-        8,
-        24,
-        (96, 640, 48),
-        (30, 128),
-        (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
+    "usual": _USUAL,
+    "large": replace(
+        _USUAL,
+        solved={0: 64, 4: 64, 8: 32},
+        solved_steps=32,
+        town=(400, 200),
+        town_depths=(400, 200),
+        town_caches=(400, 200),
+        shops=8,
+        outputs=24,
+        documents=(96, 640, 48),
+        depths=(1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
         at_once=64,
     ),
 }

@@ -9,7 +9,9 @@ with its model and machine. The README quotes a file of `remask bench` between `
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +21,26 @@ from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.gpu.results import read_kept, speed_table
 from remask_lab.pages.claims import claims_table, read_claims
-from remask_lab.pages.page import PAGES, README, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import PAGES, README, RESULTS, fill
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
-from remask_lab.papers.show import beside, published
+from remask_lab.papers.show import beside, notes, published
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
+from remask_lab.speed.command import command_parser, run_command
 
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+SEVERAL = 4  # records of which a note is not repeated in each table's section
 BENCH, DEPTH, GPU = "bench", "analyze depth", "gpu"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and the README's tables. Returns 0, or 2 where a result file cannot be used."""
-    parser = page_parser("results", __doc__)
+    parser = command_parser(__doc__, "pages results")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES["results"]), metavar="FILE", help="default docs/lab/results.md")
     parser.add_argument("--readme", default=str(README), metavar="FILE", help="default README.md")
-    return run_page(_run, parser, argv)
+    return run_command(partial(_run, parser.parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -78,17 +82,42 @@ def page(records: Mapping[str, Record]) -> str:
     for name, record in of_tables.items():
         if record.about["settings"]["table"] not in known:
             raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
+    common = _common(of_tables)
     shown = []
     for table in map(load_table, known):
         own = {name: each for name, each in of_tables.items() if each.about["settings"]["table"] == table.name}
-        shown.append((f"{table.name}: {table.title}", _measured(table, own)))
+        shown.append((f"{table.name}: {table.title}", _measured(table, own, common)))
     return fill(
         "results",
         claims=claims_table(read_claims(), of_tables.values()),
+        common=_grouped(common, list(of_tables)),
         tables=shown,
         variants=[_variants(record) for record in depths.values()],
         benches=[(Path(name).stem, _bench(record, detailed=True)) for name, record in benches.items()],
     )
+
+
+def _common(records: Mapping[str, Record]) -> dict[str, list[str]]:
+    """What `SEVERAL` records of tables and more say alike, by the files that do."""
+    said: dict[str, list[str]] = {}
+    for name, record in records.items():
+        for text in notes(load_table(record.about["settings"]["table"]), record):
+            said.setdefault(text, []).append(name)
+    return {text: names for text, names in said.items() if len(names) >= SEVERAL}
+
+
+def _grouped(common: Mapping[str, Sequence[str]], known: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Notes in `common` by the files of tables that have them, which are named, or all but the others."""
+    tables = Counter(name.partition(".")[0] for name in known)
+    texts: dict[str, list[str]] = {}
+    for text, names in common.items():
+        others = [name for name in known if name not in names]
+        few = others if len(others) < len(names) else names
+        files = (name if tables[(table := name.partition(".")[0])] > 1 else table for name in few)
+        listed = ", ".join(f"`{file}`" for file in files)
+        where = listed if few is names else f"All but {listed}" if few else "All"
+        texts.setdefault(where, []).append(f"{text.rstrip('.')}.")
+    return list(texts.items())
 
 
 def _variants(record: Record) -> dict[str, Any]:
@@ -133,8 +162,11 @@ def quoted(text: str, records: Mapping[str, Record], gpus: Sequence[Mapping[str,
     return QUOTED.sub(fill_in, text)
 
 
-def _measured(table: PaperTable, records: Mapping[str, Record]) -> str:
-    """The published numbers beside those of `records`, each under a heading of its own where there are several."""
+def _measured(table: PaperTable, records: Mapping[str, Record], known: Collection[str]) -> str:
+    """The published numbers beside those of `records`, each under a heading of its own where there are several.
+
+    Notes that are `known` are left out.
+    """
     if not records:
         command = f"python -m remask_lab papers {table.name}"
         return f"{published(table)}\n\nNo results of ours are kept: `{command}` makes them."
@@ -144,7 +176,7 @@ def _measured(table: PaperTable, records: Mapping[str, Record]) -> str:
         if len(records) > 1:
             parts.append(f"### {model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
         try:
-            parts.append(_marked(record, beside(table, record)))
+            parts.append(_marked(record, beside(table, record, known)))
         except RecordError as error:
             raise RecordError(f"{name}: {error}") from error
     return "\n\n".join(parts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from remask.policies.earned import BOUND
 from remask_lab.bench.plot import Row, quality_bars
 from remask_lab.drawing import PointLabel, label, legend_below, new_figure, place_labels, save_figure
 from remask_lab.gpu.results import benchmark_table, read_kept
-from remask_lab.pages.page import PAGES, RESULTS, fill, page_parser, run_page
+from remask_lab.pages.page import PAGES, RESULTS, fill
 from remask_lab.pages.real_weights import FOLDER, read_all, read_training, rows_by_cache
 from remask_lab.pages.real_weights_benches import DEPTHS
 from remask_lab.records.interval import judged, percent_text
@@ -31,6 +32,7 @@ from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 from remask_lab.similarity.probe import limits_of
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at
+from remask_lab.speed.command import command_parser, run_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +63,6 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """The model and its task."""
         return f"`{self.model}`, {self.title}"
 
     @property
@@ -72,13 +73,12 @@ class Kind:
         return next(lost, None)
 
     @property
-    def held(self) -> int:
+    def deepest(self) -> int:
         """The deepest depth that was measured before `broken`; 0 where none was."""
         return max((depth for depth in self.depths if self.broken is None or depth < self.broken), default=0)
 
     @property
     def verdict(self) -> str:
-        """The rule's depth beside the depths that were measured."""
         if self.broken is None:
             return "no depth loses answers"
         if self.broken <= self.said:
@@ -88,19 +88,19 @@ class Kind:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and its picture. Returns 0, or 2 where a result file cannot be used."""
-    parser = page_parser(NAME, __doc__)
+    parser = command_parser(__doc__, f"pages {NAME}")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES[NAME]), help="the page; its picture goes into images beside it")
+    args = parser.parse_args(argv)
+    return run_command(partial(_run, Path(args.results), Path(args.output)))
 
-    def run(args: Any) -> None:
-        results, output = Path(args.results), Path(args.output)
-        found = kinds(results)
-        caches = read_all(results / FOLDER.name)["town-caches"]
-        (output.parent / "images").mkdir(exist_ok=True)
-        save_figure(picture(found, caches), output.parent / "images" / PICTURE, "a shared prefix")
-        write_whole("the page", output, page(results, found))
 
-    return run_page(run, parser, argv)
+def _run(results: Path, output: Path) -> None:
+    measured = kinds(results)
+    caches = read_all(results / FOLDER.name)["town-caches"]
+    (output.parent / "images").mkdir(exist_ok=True)
+    save_figure(picture(measured, caches), output.parent / "images" / PICTURE, "a shared prefix")
+    write_whole("the page", output, page(results, measured))
 
 
 def kinds(results: Path) -> list[Kind]:
@@ -136,7 +136,6 @@ def _kind(record: Record, title: str, said: float) -> Kind:
 
 
 def page(results: Path, found: Sequence[Kind]) -> str:
-    """The page, of the kept results."""
     gpu = next((each for each in read_kept(results / "gpu") if "H200" in each["gpu"]), None)
     if gpu is None:
         raise RecordError(f"{results / 'gpu'} holds nothing of an H200, whose steps the page counts")
@@ -184,14 +183,14 @@ def _over(row: Row) -> str:
 
 def judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
     """How many layers each way to judge allows, beside what answers said where they were compared."""
-    held = {(kind.model, kind.task): str(kind.held) for kind in found}
+    answers = {(kind.model, kind.task): str(kind.deepest) for kind in found}
     rows = []
     for case in cases:
         model, task = case["model"], case["task"]
         nats = {int(depth): moved["nats"] for depth, moved in case["depths"].items()}
         said = [min(case["rule"]), min(case["rule_by_rows"]), _deepest(nats)]
-        ratio, answers = f"{100 * case['prefix_ratio']:.0f} %", held.get((model, task), "-")
-        rows.append([f"`{model}`, {task}", ratio, *map(str, said), answers])
+        ratio, deepest = f"{100 * case['prefix_ratio']:.0f} %", answers.get((model, task), "-")
+        rows.append([f"`{model}`, {task}", ratio, *map(str, said), deepest])
     return markdown_table(
         ["weights, task", "prefix", "rule", "by rows", "first predictions", "answers hold up to"], rows
     )
@@ -208,14 +207,14 @@ def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
     Raises `RecordError` where the paper's rule does not allow all layers there, as the page says.
     """
-    told = []
+    phases = []
     for reuse in (event["reuse"] for event in training if event["event"] == "held out"):
         curve = (np.array(reuse["other"]["k"]) + reuse["other"]["v"]) / 2
         if depth_at(limits_of(DepthRule(), curve).tolist(), ProfileSettings().tau) < len(curve):
             raise RecordError("the training's log has documents on which the paper's rule does not allow all layers")
         (added, half), (alone, wide) = reuse["other"]["loss"], reuse["alone"]
-        told.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
-    return told
+        phases.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
+    return phases
 
 
 def picture(found: Sequence[Kind], caches: Record) -> Figure:

@@ -8,11 +8,12 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from remask.checkpoint.settings import LoadFormat
+from remask.checks.values import one_of
 from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_params import SamplingParams, layered
 from remask_lab.bench.fewer_steps import with_steps
@@ -33,7 +34,6 @@ class Metric:
     show: str | None = None
 
     def text(self, value: float) -> str:
-        """Format `value` for a table."""
         return (f"{{:,}} {self.unit}" if self.show is None else self.show).format(value)
 
 
@@ -124,8 +124,8 @@ class PaperRow:
 class PaperTable:
     """One published table: where its numbers stand, under which `setting` they were measured, and its rows.
 
-    `metrics` are the numbers of a cell, in order; `rows` hold baselines too; `setting` is None without published
-    numbers; `notes` are facts that a reader needs for the comparison.
+    `metrics` are the numbers of a cell, in order; `setting` is None without published numbers; `notes` are facts that a
+    reader needs for the comparison.
     """
 
     name: str
@@ -142,10 +142,9 @@ class PaperTable:
 
     def row(self, name: str) -> PaperRow:
         """The row called `name`. Raises `UnknownNameError` where there is none."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise UnknownNameError(f"row of {self.name}", name, [row.name for row in self.rows])
+        rows = {row.name: row for row in self.rows}
+        one_of(f"row of {self.name}", name, rows)
+        return rows[name]
 
     def baseline(self, row: PaperRow) -> PaperRow:
         """The row that `row` is compared with. A baseline is compared with itself."""
@@ -174,8 +173,7 @@ def table_names() -> list[str]:
 
 def load_table(name: str) -> PaperTable:
     """Read a table by its name. Raises `UnknownNameError` where there is none, and `ConfigError` on an invalid file."""
-    if name not in table_names():
-        raise UnknownNameError("table", name, table_names())
+    one_of("table", name, table_names())
     return read_table(FOLDER / f"{name}.toml")
 
 
@@ -209,8 +207,7 @@ def _table(name: str, raw: dict[str, Any]) -> PaperTable:
 def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRow:
     cells = {}
     for column, values in raw["published"].items():
-        if column not in columns:
-            raise UnknownNameError(f"column in row {raw['name']!r}", column, columns)
+        one_of(f"column in row {raw['name']!r}", column, columns)
         if len(values) > metrics:
             raise ConfigError(f"row {raw['name']!r}: {column} has {len(values)} numbers for {metrics} metrics")
         cells[column] = tuple(None if math.isnan(value) else value for value in values)
@@ -219,21 +216,17 @@ def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRo
 
 
 def _check(table: PaperTable) -> None:
-    if table.kind not in KINDS:
-        raise UnknownNameError("kind", table.kind, KINDS)
+    one_of("kind", table.kind, KINDS)
     if set(table.scales) != set(SCALES):
         raise ConfigError(f"scales are {', '.join(table.scales)}; a table has {' and '.join(SCALES)}")
     for scale in table.scales.values():
-        if scale.workload["name"] not in WORKLOADS:
-            raise UnknownNameError("workload", scale.workload["name"], WORKLOADS)
+        one_of("workload", scale.workload["name"], WORKLOADS)
         for column in scale.counterparts:
-            if column not in table.columns:
-                raise UnknownNameError("counterpart", column, table.columns)
+            one_of("counterpart", column, table.columns)
     if len({row.name for row in table.rows}) != len(table.rows):
         raise ConfigError("two rows have one name")
     for row in table.rows:
-        if row.measure not in MEASURES:
-            raise UnknownNameError(f"measure of row {row.name!r}", row.measure, MEASURES)
+        one_of(f"measure of row {row.name!r}", row.measure, MEASURES)
         if (row.operation is None) is (row.measure == "operations"):
             raise ConfigError(f"row {row.name!r}: operation goes with the measure 'operations', and only with that")
         for name, scale in table.scales.items():
@@ -255,8 +248,7 @@ def _made(kind: Any, what: str, raw: Mapping[str, Any]) -> Any:
     """Make a dataclass from a TOML table. Unknown keys are errors."""
     known = [field.name for field in fields(kind)]
     for key in raw:
-        if key not in known:
-            raise UnknownNameError(f"key of {what}", key, known)
+        one_of(f"key of {what}", key, known)
     return kind(**raw)
 
 
@@ -266,10 +258,10 @@ def _plain(item: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRow:
-    """A row at a scale: one measurement, complete. Equal ones of several rows are measured once.
+    """A row at a scale: one measurement, complete, and the point of a sweep. Equal ones of several rows are measured
+    once.
 
-    `sampling` and `workload` include the scale's; `baseline` is the measurement to compare with, None for a baseline;
-    the rest is as in `PaperRow`.
+    `sampling` and `workload` include the scale's; `baseline` is the measurement to compare with, None for a baseline.
     """
 
     measure: str
@@ -283,13 +275,7 @@ class ResolvedRow:
 
     @property
     def params(self) -> SamplingParams:
-        """The checked sampling parameters."""
         return SamplingParams.from_mapping(dict(self.sampling))
-
-    @property
-    def point(self) -> dict[str, Any]:
-        """The point of the measurement in a sweep."""
-        return asdict(self)
 
 
 def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:

@@ -1,7 +1,7 @@
 """Measures a table: every row side by side with its baseline, into a result file that a later run resumes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Measurer:
         judge: scores the responses, where perplexities are wanted.
         ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
         divided: whether each turn asks its own share of the requests (`run_bench`).
-        similarities: what rows at a tau read their depths from; None where no row has one.
+        similarities: what rows at a tau read their depths from.
     """
 
     llm: LLM
@@ -111,8 +111,8 @@ class Measurer:
         names = (*KEPT, *DETAILS) if detail else KEPT
         own = _workload(ours)
         kept = {name: result[name] for name in names} | {"prefix_ratio": own.prefix_ratio}
-        asked = {"sampling": sampling_of([task.request.params for task in own.tasks])}
-        return kept | asked | {"busy": record.data["conditions"]["busy"]} | self._judged(row, own)
+        sampling = {"sampling": sampling_of([task.request.params for task in own.tasks])}
+        return kept | sampling | {"busy": record.data["conditions"]["busy"]} | self._judged(row, own)
 
     def _contender(self, row: ResolvedRow, name: str) -> Contender:
         workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)
@@ -245,11 +245,9 @@ def run_table(
 ) -> Record:
     """Measure all rows of `table`. With a `path`, each is written to that file at once, and is not measured again.
 
-    The record's data are {"rows": [{"point", "result"}]}, one row for each different measurement.
-
-    Raises `ConfigError` where the model is of another kind, similarities are missing, a baseline cannot run, or no row
-    without a cache answers more than hardly anything (`check_answers`), and `RecordError` where the file holds another
-    measurement.
+    The record's data are {"rows": [{"point", "result"}]}, one row for each different measurement. Raises `ConfigError`
+    where the model is of another kind, similarities are missing, a baseline cannot run, or no row without a cache
+    answers more than hardly anything, and `RecordError` where the file holds another measurement.
     """
     check_kind(table, measurer.llm)
     if measurer.similarities is None and any(row.tau is not None for row in table.rows):
@@ -278,7 +276,7 @@ def run_table(
     answered: list[tuple[float, ResolvedRow, str]] = []  # of those without a cache
     for row in tqdm(rows, desc=table.name, unit="row", disable=not progress):
         resolved = resolve(table, row, scale_name, scale)
-        result = sweep.row(resolved.point, lambda resolved=resolved: measurer.measure(resolved))  # type: ignore[misc]
+        result = sweep.row(asdict(resolved), lambda resolved=resolved: measurer.measure(resolved))  # type: ignore[misc]
         if row in uncached and result.get("accuracy") is not None:
             answered.append((result["accuracy"], resolved, row.name))
         # Some of them may be poor, as few steps are; where all are, the table says nothing of caches.

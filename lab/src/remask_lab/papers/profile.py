@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Sequence
 
 from remask.cli.logs import DEFAULTS
-from remask.cli.options import check_folder, open_llm
+from remask.cli.options import check_folder
 from remask.cli.parser import Parser
 from remask.cli.shared_options import add_model_options
-from remask.engine.config import EngineConfig
+from remask_lab.asked import open_without_pool
 from remask_lab.similarity.options import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
 from remask_lab.similarity.plot import depth_picture
 from remask_lab.similarity.profile import profile
@@ -33,17 +33,15 @@ def run(argv: Sequence[str]) -> None:
     settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **{name: getattr(args, name) for name in NAMES})
     draw = None if args.plot is None else depth_picture(args.plot)
     check_folder("--output", args.output)
-    # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
-    limits = EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0)
-    llm = open_llm(args, engine=limits, reads="tokens" if args.system_prompt is None else "text")
+    llm = open_without_pool(args, "tokens" if args.system_prompt is None else "text")
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
     if args.system_prompt is not None:
         prompts = under_system_prompt(args.system_prompt, prompts, llm.loaded)
     table = profile(llm.session, prompts, settings, progress=llm.session.progress)
     print(report(table))
     if args.output is not None:
-        asked = {name: getattr(args, name) for name in (*NAMES, "ratios") if name != "seed"}
-        table.save(args.output, llm, asked | {"rule": str(settings.rule)}, args.seed)
+        options = {name: getattr(args, name) for name in (*NAMES, "ratios") if name != "seed"}
+        table.save(args.output, llm, options | {"rule": str(settings.rule)}, args.seed)
         print(f"\nSaved as {args.output}")
     if draw is not None:
         draw(table)

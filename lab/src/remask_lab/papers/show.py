@@ -1,7 +1,7 @@
 """A paper's table in Markdown, with our results beside the published numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from remask.checks.fields import by_path
 from remask.errors import RecordError
@@ -9,14 +9,13 @@ from remask.request.sampling_params import SamplingParams
 from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale, resolve
 from remask_lab.records.interval import judged, percent_text
 from remask_lab.records.machine import processor_text
-from remask_lab.records.markdown import narrow_tables, percent
+from remask_lab.records.markdown import NONE, narrow_tables, percent
 from remask_lab.records.record import Record, as_json, number_format
 
 Result: TypeAlias = Mapping[str, Any]
 Cell: TypeAlias = Callable[[Result], str]
 
-NONE = "-"
-ASKED = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
+REQUESTS = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
 PREFIX = "prefix ratio"
 # Our columns: the key of a result that each shows, and how; a result without the key has no cell.
 OURS: Mapping[str, tuple[str, Cell]] = {
@@ -40,27 +39,52 @@ OURS: Mapping[str, tuple[str, Cell]] = {
     "reduction": ("ours_ms", lambda result: f"{result['baseline_ms'] / result['ours_ms']:.2f}x"),
 }
 BLANK_AT_0 = (PREFIX, "depth", "reduction")  # columns in which 0 says that there is nothing
+COLUMNS: Final = (
+    "Speed, work saved and agreement are against the row's baseline, measured beside it in the same run; throughput "
+    "counts tokens up to the end token."
+)
+UNRUN: Final = (
+    "No published column is run at this scale: ours answers other questions on another model. Compare directions and "
+    "ratios."
+)
 
 
 def published(table: PaperTable) -> str:
-    """Returns the published numbers alone, and their sources."""
-    names = [row.name for row in table.rows]
-    return "\n\n".join([narrow_tables(names, {"row": _columns(table, table.columns)}), *_sources(table)])
+    grid = narrow_tables([row.name for row in table.rows], {"row": _columns(table, table.columns)})
+    return "\n\n".join([grid, *_sources(table), *table.notes, *_missing(table)])
 
 
-def beside(table: PaperTable, record: Record) -> str:
+def beside(table: PaperTable, record: Record, known: Collection[str] = ()) -> str:
     """Returns the published numbers with the `record`'s beside them, and notes on how both were measured.
 
-    Raises `RecordError` where the record belongs to another version of the table, or lacks a row.
+    Of these, those `known` are left out: `notes` that stand elsewhere. Raises `RecordError` where the record belongs to
+    another version of the table, or lacks a row.
     """
     results = results_of(table, record)
     ours = [(header, [_shown(header, results.get(row.name, {})) for row in table.rows]) for header in OURS]
     ratios = set(dict(ours)[PREFIX]) - {NONE}
     kept = [(header, cells) for header, cells in ours if set(cells) != {NONE} and (header != PREFIX or len(ratios) > 1)]
-    headers, said = _compared(table, record.about["settings"]["scale"])
-    groups = {"published": _columns(table, headers), "ours": kept}
-    grids = narrow_tables([row.name for row in table.rows], groups)
-    return "\n\n".join([grids, *said, *_sources(table), *_conditions(table, record, results, ratios)])
+    headers, marked = _compared(table, record.about["settings"]["scale"])
+    grids = narrow_tables([row.name for row in table.rows], {"published": _columns(table, headers), "ours": kept})
+    paragraphs = [*marked, *_sources(table), *_texts(table, record), *_missing(table)]
+    paragraphs += _conditions(table, record, results, ratios, known)
+    return "\n\n".join([grids, *(text for text in paragraphs if text not in known)])
+
+
+def notes(table: PaperTable, record: Record) -> list[str]:
+    """What `beside` says of a record that it may say of others too: on rows, columns, machine and versions."""
+    return [*_texts(table, record), *_machine(record), COLUMNS]
+
+
+def _texts(table: PaperTable, record: Record) -> list[str]:
+    run = table.scales[record.about["settings"]["scale"]].counterparts
+    return [*([UNRUN] if table.columns and not run else []), *table.notes]
+
+
+def _machine(record: Record) -> list[str]:
+    about = record.about
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return [f"{number_format(about)} on {processor_text(about['machine'])}", versions]
 
 
 def _shown(header: str, result: Result) -> str:
@@ -70,7 +94,6 @@ def _shown(header: str, result: Result) -> str:
 
 
 def _columns(table: PaperTable, headers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The published columns under `headers`."""
     return [
         (header, [_published(table.metrics, row.published.get(column, ())) for row in table.rows])
         for header, column in zip(headers, table.columns, strict=True)
@@ -86,11 +109,8 @@ def _published(metrics: Sequence[Metric], values: Sequence[float | None]) -> str
 def _compared(table: PaperTable, scale: str) -> tuple[list[str], list[str]]:
     """Headers of the published columns, those that `scale` does not run marked, and a sentence that says so."""
     run = table.scales[scale].counterparts
-    if not table.columns or set(run) == set(table.columns):
+    if not run or set(run) == set(table.columns):
         return list(table.columns), []
-    if not run:
-        said = "No published column is run at this scale: ours answers other questions on another model."
-        return list(table.columns), [f"{said} Compare directions and ratios."]
     marked = [column if column in run else f"{column} *" for column in table.columns]
     return marked, [f"* Not run at this scale: ours is beside {' and '.join(run)}."]
 
@@ -107,11 +127,11 @@ def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
         raise RecordError(
             f"these results of table {table.name} were measured from another version of its definition; measure again"
         )
-    asked = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
-    known = Scale(record.about["model"], **asked)
+    own = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
+    known = Scale(record.about["model"], **own)
     results: dict[str, Result] = {}
     for row in _measured(table):
-        point = as_json(resolve(table, row, settings["scale"], known).point)
+        point = as_json(resolve(table, row, settings["scale"], known))
         found = [item["result"] for item in record.data["rows"] if item["point"] == point]
         if not found:
             raise RecordError(f"these results of table {table.name} lack {row.name!r}; run the same command again")
@@ -124,7 +144,6 @@ def _measured(table: PaperTable) -> list[PaperRow]:
 
 
 def _operation(result: Result, operation: str) -> Result:
-    """The times of one operation, from those of all."""
     if "left_out" in result:
         return result
     times = {name: spent[operation] for name, spent in result.items()}
@@ -133,26 +152,29 @@ def _operation(result: Result, operation: str) -> Result:
 
 def _sources(table: PaperTable) -> list[str]:
     if table.setting is None:
-        lines = [f"Ours alone; it belongs to {table.paper}, {table.source}."]
-    else:
-        cells = ", ".join(f"{metric.name} in {metric.unit}" for metric in table.metrics)
-        lines = [f"Published: {table.paper}, {table.source}; {table.setting}. In each cell: {cells}."]
-    lines += table.notes
-    lines += [f"{row.name}: nothing of ours. {row.missing}" for row in table.rows if row.missing is not None]
-    return lines
+        return [f"Ours alone; it belongs to {table.paper}, {table.source}."]
+    cells = ", ".join(f"{metric.name} in {metric.unit}" for metric in table.metrics)
+    return [f"Published: {table.paper}, {table.source}; {table.setting}. In each cell: {cells}."]
 
 
-def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result], ratios: set[str]) -> list[str]:
+def _missing(table: PaperTable) -> list[str]:
+    return [f"{row.name}: nothing of ours. {row.missing}" for row in table.rows if row.missing is not None]
+
+
+def _conditions(
+    table: PaperTable, record: Record, results: Mapping[str, Result], ratios: set[str], known: Collection[str]
+) -> list[str]:
     about, settings = record.about, record.about["settings"]
-    work, machine = settings["workload"], about["machine"]
+    work = settings["workload"]
     sampling = ", ".join(f"{name}={value}" for name, value in by_path(SamplingParams, settings["sampling"]).items())
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     shared = f", prefix ratio {next(iter(ratios))}" if len(ratios) == 1 else ""
     # Texts share no prefix; tables of other workloads without one write one of no tokens.
     prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
     over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     rounds = f"rounds {settings['rounds']}{', a share of the requests each' if settings['divided'] else ''}"
-    made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
+    commit = f"commit {about['commit'] or 'unknown'}, {about['date']}"
+    processor, versions = _machine(record)
+    conditions = "; ".join(text for text in (processor, commit, versions) if text not in known)
     batches = {row.concurrency or settings["concurrency"] for row in _measured(table)}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
     own = table.scales[settings["scale"]]
@@ -160,9 +182,8 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
-        f"{ASKED[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; "
-        f"{number_format(about)} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
-        "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token.",
+        f"{REQUESTS[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; {conditions}."
+        f"{'' if COLUMNS in known else f' {COLUMNS}'}",
         _failures(table, results),
     ]
     while_busy = [name for name, result in results.items() if result.get("busy")]
@@ -188,8 +209,9 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
         if row.measure != "operations" and baseline is not row:
             compared.setdefault(baseline.name, []).append(row.name)
     if not set(compared) <= {table.rows[0].name}:
-        baselines = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
-        lines.append(f"Baselines: {'; '.join(baselines)}.")
+        usual = max(compared, key=lambda name: len(compared[name]))
+        baselines = [f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items() if name != usual]
+        lines.append(f"Baselines: {'; '.join([*baselines, f'{usual!r} for all others'])}.")
     return lines
 
 

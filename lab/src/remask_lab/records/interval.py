@@ -17,12 +17,12 @@ MARGIN = 0.05
 """A loss, as a share of all questions, that is small: where it is excluded and no loss is certain, answers are kept."""
 
 
-def wilson(successes: float, trials: float, z: float = Z) -> tuple[float, float]:
-    """Wilson's score interval of a share, 95 % by default. It stays within [0, 1] and also holds for small counts."""
+def wilson(successes: float, trials: float) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share. It stays within [0, 1] and also holds for small counts."""
     share = successes / trials
-    centre = share + z * z / (2 * trials)
-    margin = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
+    centre = share + Z * Z / (2 * trials)
+    margin = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials * trials))
+    scale = 1 + Z * Z / trials
     return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
 
 
@@ -32,14 +32,12 @@ def clustered(verdicts: Sequence[bool], clusters: Sequence[Hashable]) -> tuple[f
     Clusters are what questions share, such as a prefix. The interval is the mid-P one (Lancaster, JASA 56, 1961; Berry
     and Armitage, The Statistician 44, 1995) of as many questions as these are worth: n questions in clusters of m are
     worth n / (1 + (m - 1) r) independent ones (Kish, Survey Sampling, 1965). The correlation r within a cluster follows
-    from how far the shares of clusters vary. What few clusters with a wrong answer say of it is little, and where they
-    are few, so are those without one: r is a mean over those clusters, as many as are not all right or as are not all
-    wrong, whichever is less, and one more in which it is 1. So all right, n questions are worth as many as there are
-    clusters, and no other outcome has an end nearer to 1 than that one. Of a single cluster the interval is over the
-    questions as if they were independent, and says nothing of other clusters.
+    from how far the shares of clusters vary. Few clusters that are not all right, or not all wrong, say little of it: r
+    is a mean over as many of them as there are of the rarer kind, and one more in which it is 1. So all right, n
+    questions are worth as many as there are clusters, and no other outcome has an end nearer to 1. Of a single cluster
+    the interval is over the questions as if they were independent.
 
-    Where nearly all are right it covers more than 95 %, as any method must that covers no share in less than 93.5 %:
-    few outcomes share all the probability, and what is all right does not tell the correlation.
+    Where nearly all are right it covers more than 95 %, as any method must that covers no share in less than 93.5 %.
     """
     own: dict[Hashable, list[bool]] = {}
     for verdict, cluster in zip(verdicts, clusters, strict=True):
@@ -182,8 +180,8 @@ def shown(over: Estimate) -> Shown:
 def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
     """Whether `result` keeps the right answers of `other`, both as `run_bench` reports them.
 
-    Where there are no answers, its tokens stand in for them: whether they are those of its baseline, but for `MARGIN`.
-    Tokens can only differ, so that they do is no loss by itself.
+    Where there are no answers, its tokens stand in for them: whether they are its baseline's, but for `MARGIN`. That
+    they differ is no loss by itself.
     """
     if result["accuracy"] is not None:
         return shown(accuracy_over(result, other))
@@ -197,8 +195,8 @@ def judged(result: Mapping[str, Any], other: Mapping[str, Any]) -> Shown:
 def accuracy_over(result: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate:
     """How much more of the questions `result` answers rightly than `other` does, both as `run_bench` reports them.
 
-    Of the same questions they are `paired`. Older results keep no verdicts: beside its own baseline the difference is
-    the one that was kept, otherwise it is of two shares.
+    Of the same questions they are `paired`. Without verdicts it is the difference to its own baseline that was kept,
+    otherwise that of two shares.
     """
     if result.get("verdicts") and other.get("verdicts"):
         clusters = [number for number, each in enumerate(result["verdicts"]) for _ in each]

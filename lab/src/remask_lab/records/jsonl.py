@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask.checks.values import json_object
-from remask.errors import ConfigError, UnknownNameError
+from remask.checks.values import json_object, one_of
+from remask.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Line:
         """The field's value. Raises `ConfigError`, which names the line and the field, where it is missing."""
         name = self.names.get(field, field)
         if name not in self.record:
-            held = ", ".join(self.record) or "none"
-            raise self.error(f"has no field {name!r}; its fields: {held}. --fields {field}=NAME says what it is called")
+            keys = ", ".join(self.record) or "none"
+            raise self.error(f"has no field {name!r}; its fields: {keys}. --fields {field}=NAME says what it is called")
         return self.record[name]
 
     def text(self, field: str) -> str:
@@ -59,13 +59,12 @@ class Line:
         """
         messages = self.get("messages")
         try:
-            asked, answered = messages
-            found = [(str(each["role"]), str(each["content"])) for each in (asked, answered)]
-        except (TypeError, ValueError, KeyError):
-            found = []
-        if [role for role, _ in found] != ["user", "assistant"]:
+            turns = {str(message["role"]): str(message["content"]) for message in messages}
+        except (TypeError, KeyError):
+            turns = {}
+        if list(turns) != ["user", "assistant"] or len(messages) != 2:
             raise self.error(f"field 'messages' must be a user's and an assistant's message, got {messages!r}")
-        return found[0][1], found[1][1]
+        return turns["user"], turns["assistant"]
 
     def error(self, what: str) -> ConfigError:
         """Returns an error about this line."""
@@ -103,7 +102,6 @@ def field_names(option: str, text: str | None, known: Collection[str]) -> dict[s
         field, separator, name = (piece.strip() for piece in part.partition("="))
         if not separator or not name:
             raise ConfigError(f"{option} takes FIELD=NAME,FIELD=NAME, got {part.strip()!r}")
-        if field not in known:
-            raise UnknownNameError("field", field, known)
+        one_of("field", field, known)
         names[field] = name
     return names

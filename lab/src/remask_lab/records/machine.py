@@ -63,8 +63,8 @@ def processor_text(facts: Mapping[str, Any]) -> str:
 def conditions(since: CpuReading | None) -> dict[str, object]:
     """What else the machine did during a measurement that began at `since`, as far as the system tells.
 
-    `others` holds the seconds watched, the cores, and how many of them other processes `used` and the host of a
-    virtual machine has `stolen`, on average. `busy` is a sentence on it where others used much, and else None.
+    `others` holds the seconds watched, the cores, and how many of them other processes `used` and the host of a virtual
+    machine has `stolen`, on average. `busy` is a sentence on it where others used much.
     """
     others, load = others_since(since), load_average()
     return {

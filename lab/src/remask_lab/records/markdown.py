@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 SCREEN = 120
 """Characters that a line of a wide window shows."""
+
+NONE = "-"
+"""A cell of which nothing is known."""
 
 Column: TypeAlias = tuple[str, Sequence[str]]
 """A header and the cells below it."""
@@ -43,8 +47,8 @@ def text_table(rows: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> 
 
 
 def shown(form: str, value: float | None) -> str:
-    """`value` in the format `form`, as ".2f"; "-" where there is none."""
-    return "-" if value is None or math.isnan(value) else format(value, form)
+    """`value` in the format `form`, as ".2f"; `NONE` where there is none."""
+    return NONE if value is None or math.isnan(value) else format(value, form)
 
 
 def percent(share: float) -> str:
@@ -56,7 +60,7 @@ def narrow_tables(rows: Sequence[str], groups: Mapping[str, Sequence[Column]], w
     """One table of all `groups` of columns beside the names of the `rows`; or several, where it is wider than `width`.
 
     In one table the headers of all groups but the first begin with the group's name. Else each group has tables of its
-    own, which its name heads, and of which only one that has a single column may be wider.
+    own, which its name heads, without the rows that are empty there; only one of a single column may be wider.
     """
     (_, first), *others = groups.items()
     joined = [*first, *((f"{name}: {header}", cells) for name, group in others for header, cells in group)]
@@ -64,8 +68,11 @@ def narrow_tables(rows: Sequence[str], groups: Mapping[str, Sequence[Column]], w
         return _table(names, *joined)
     tables: list[list[Column]] = []
     for name, group in groups.items():
-        shown = [names := (name, rows)]
-        for column in group:
+        filled = [any(cells[place] != NONE for _, cells in group) for place in range(len(rows))]
+        names = name, list(compress(rows, filled))
+        shown: list[Column] = [names]
+        for header, cells in group:
+            column = header, list(compress(cells, filled))
             if len(shown) > 1 and _width(*shown, column) > width:
                 tables.append(shown)
                 shown = [names]

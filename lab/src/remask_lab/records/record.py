@@ -25,8 +25,7 @@ class Record:
 
     Attributes:
         subject: what was measured, as the command's words: "analyze depth".
-        about: the model, its fingerprint, the identity of its depth table, settings, seed, commit, machine with dtype,
-            library versions, date.
+        about: the facts of `about`.
         data: the numbers. NaN and infinities become None in the file.
     """
 
@@ -126,10 +125,8 @@ def as_json(value: Any) -> Any:
 class Sweep:
     """The rows of one measurement, each identified by its `point` and written to the file as soon as it is measured.
 
-    Rows that the file holds are not measured again, so a sweep resumes after an interruption.
-
-    Raises `RecordError` where the file has another subject, model, machine or setting. Rows of different measurements
-    must not stand in one table.
+    Rows that the file holds are not measured again. Raises `RecordError` where the file has another subject, model,
+    machine or setting: rows of different measurements must not stand in one table.
     """
 
     def __init__(self, path: str | Path | None, subject: str, about: Mapping[str, Any]) -> None:

@@ -20,7 +20,6 @@ class Conversation:
     """A token sequence whose next turn is the assistant's.
 
     Attributes:
-        tokens: all of it.
         ends: the lengths at which a user's turn begins.
         system: how many leading tokens are the system prompt of all conversations; None where each has its own.
     """
@@ -36,21 +35,17 @@ class PromptSet(Protocol):
     @property
     def source(self) -> str:
         """A description of the prompts, for the table."""
-        ...
 
     @property
     def canvas(self) -> int:
         """Default length of the longest canvas, in tokens."""
-        ...
 
     @property
     def response(self) -> int:
         """Default number of masks at the end of a canvas."""
-        ...
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
         """Return a conversation of at least `length` tokens. The same state of `rng` gives the same conversation."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ class ChatPrompts:
         return _grown_chat(self.tokenizer, compose, length)
 
 
-Asked: TypeAlias = Iterator[tuple[str, str]]
+Questions: TypeAlias = Iterator[tuple[str, str]]
 """Questions with their right answers."""
 
 _Q = TypeVar("_Q", tariff.TariffQuestion, relay.RelayQuestion)
@@ -91,9 +86,7 @@ _Q = TypeVar("_Q", tariff.TariffQuestion, relay.RelayQuestion)
 class TaskPrompts:
     """A bundled model's task: a system prompt, then questions with their right answers.
 
-    Attributes:
-        task: its name.
-        begin: draws a system prompt, and returns with it what asks a number of questions about it.
+    `begin` draws a system prompt, and returns with it what asks a number of questions about it.
     """
 
     task: str
@@ -101,7 +94,7 @@ class TaskPrompts:
     canvas: int
     response: int
     tokenizer: Tokenizer
-    begin: Callable[[random.Random], tuple[str, Callable[[int], Asked]]]
+    begin: Callable[[random.Random], tuple[str, Callable[[int], Questions]]]
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
         """Return a new system prompt, and as many questions as give `length` tokens."""
@@ -119,12 +112,11 @@ class TaskPrompts:
 def tariff_prompts(tokenizer: Tokenizer, kind: str = "plan") -> TaskPrompts:
     """The task tariff, `kind` being the kind of every question.
 
-    A canvas of the usual length is the system prompt, one question and one response; the question is whole up to ratio
-    0.85.
+    A canvas of the usual length is the system prompt, one question, whole up to ratio 0.85, and one response.
     """
     settings = tariff.TariffSettings(orders=64)
 
-    def begin(rng: random.Random) -> tuple[str, Callable[[int], Asked]]:
+    def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
         prompt = tariff.draw_prompt(rng, settings)
         draw = partial(tariff.draw_question, prompt=prompt, kind=kind)
         return prompt.text, _asking(rng, draw, partial(tariff.reference_response, prompt))
@@ -141,7 +133,7 @@ def relay_prompts(tokenizer: Tokenizer) -> TaskPrompts:
     season would stand nowhere behind the prefix.
     """
 
-    def begin(rng: random.Random) -> tuple[str, Callable[[int], Asked]]:
+    def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
         prompt = relay.draw_prompt(rng, relay.RelaySettings())
         draw = partial(relay.draw_question, prompt=prompt)
         return prompt.text, _asking(rng, draw, partial(relay.reference_response, prompt))
@@ -157,11 +149,11 @@ def transit_prompts(tokenizer: Tokenizer, hops: int | None = None) -> TaskPrompt
     system prompts end at many ratios.
     """
 
-    def begin(rng: random.Random) -> tuple[str, Callable[[int], Asked]]:
+    def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
         seed, rows = rng.getrandbits(32), rng.randint(16, 64)
         line = transit.make_workload(1, 1, seed, rows)[0].prompt
 
-        def ask(turns: int) -> Asked:
+        def ask(turns: int) -> Questions:
             for number, request in enumerate(transit.make_workload(turns, 1, seed, rows)):
                 question = request.question
                 if hops is not None:
@@ -241,11 +233,11 @@ class RandomPrompts:
 
 def _asking(
     rng: random.Random, draw: Callable[[random.Random], _Q], answer: Callable[[_Q], str]
-) -> Callable[[int], Asked]:
+) -> Callable[[int], Questions]:
     """What asks a number of questions that `draw` draws; the first ones are always the same."""
     seed = rng.getrandbits(32)
 
-    def ask(turns: int) -> Asked:
+    def ask(turns: int) -> Questions:
         questions = random.Random(seed)
         for _ in range(turns):
             question = draw(questions)

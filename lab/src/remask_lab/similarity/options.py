@@ -28,27 +28,19 @@ def add_similarity_options(group: argparse._ActionsContainer) -> None:
 
 def add_rule_options(parser: argparse.ArgumentParser) -> None:
     """Add the three parts of the rule."""
-    rule = DepthRule()
+    usual = DepthRule()
     group = parser.add_argument_group("how depths follow from similarities")
-    group.add_argument(
-        "--over-layers",
-        choices=OVER_LAYERS,
-        default=rule.layers,
-        help=f"layers that must exceed tau: all up to the depth, or the last alone (default {rule.layers})",
-    )
-    group.add_argument(
-        "--over-requests",
-        choices=OVER_REQUESTS,
-        default=rule.requests,
-        help=f"the least depth of the requests, the mean of their depths, or that of their mean similarities (default "
-        f"{rule.requests})",
-    )
-    group.add_argument(
-        "--at-boundary",
-        choices=AT_BOUNDARY,
-        default=rule.boundary,
-        help=f"safe: the layer above the depth must exceed tau too (default {rule.boundary})",
-    )
+    parts = {
+        "layers": (OVER_LAYERS, "layers that must exceed tau: all up to the depth, or the last alone"),
+        "requests": (
+            OVER_REQUESTS,
+            "the least depth of the requests, the mean of their depths, or that of their mean similarities",
+        ),
+        "boundary": (AT_BOUNDARY, "safe: the layer above the depth must exceed tau too"),
+    }
+    for name, (values, text) in parts.items():
+        flag, default = f"--{'at' if name == 'boundary' else 'over'}-{name}", getattr(usual, name)
+        group.add_argument(flag, choices=values, default=default, help=f"{text} (default {default})")
 
 
 def rule_of(args: argparse.Namespace) -> DepthRule:

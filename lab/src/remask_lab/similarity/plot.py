@@ -38,7 +38,7 @@ def depth_picture(path: str | Path) -> Callable[[SimilarityTable], None]:
 def plot_depth(table: SimilarityTable, path: str | Path) -> None:
     """Draw b over r, and mean similarity over layers where the table has its curves, into a PNG or SVG file.
 
-    Raises `ConfigError` where the file name has another suffix or its folder does not exist.
+    Raises `ConfigError` as `check_target` does.
     """
     target, panels = check_target(path), 2 if table.curves else 1
     facts = f"tau = {table.tau:g}, {table.samples} requests per ratio, {table.definition} similarity; {table.rule}"

@@ -57,9 +57,9 @@ _MEASURES = {"flat": flat_cosine, "official": token_cosine}
 def layer_cosines(these: KV, those: KV, measure: Measure = "flat") -> NDArray[np.float64]:
     """Cosine similarity of K and V layer by layer, [2, layers]: K's row first, then V's.
 
-    "flat" takes one cosine of each, over all tokens; "official" one a token, and their mean; "joint" one cosine of both
-    together, which stands in both rows. Both sides carry RoPE, which turns them alike and leaves a cosine as it is.
-    Sums are taken in float32; the device is waited for once, at the end.
+    "flat" takes one cosine of each, over all tokens; "official" one a token, and their mean; "joint" one of both
+    together, which stands in both rows. Both sides carry RoPE, which leaves a cosine as it is. Sums are float32; the
+    device is waited for once, at the end.
     """
     pairs = [list(zip(these[side], those[side], strict=True)) for side in range(2)]
     if measure == "joint":
@@ -91,10 +91,9 @@ class PrefixProbe:
     ) -> NDArray[np.float64]:
         """Cosine similarity of the first `prefix` positions' K and V, [2, layers]: K's row first, then V's.
 
-        One side is the canvas at its first step, `prompt` followed by `response` masks, without any caching; the other
-        is the prefix alone, as the prefix store computes it. Only the first `layers` are computed; None: all.
-
-        Raises `ConfigError` where the prefix is empty, not a part of the prompt, or the canvas exceeds `max_tokens`.
+        One side is the canvas at its first step, `prompt` followed by `response` masks, without a cache; the other the
+        prefix alone, as the store computes it. Only the first `layers` are computed; None: all. Raises `ConfigError`
+        where the prefix is empty or no part of the prompt, or the canvas exceeds `max_tokens`.
         """
         if not 1 <= prefix <= len(prompt):
             raise ConfigError(f"prefix must be from 1 to the prompt's {len(prompt)} tokens, got {prefix}")

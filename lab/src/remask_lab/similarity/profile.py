@@ -5,16 +5,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.checkpoint.loaded import LoadedModel
 from remask.errors import ConfigError
-from remask.model.transformer import Transformer
 from remask.policies.bicache import DepthLookup, percent
+from remask.session import Session
 from remask_lab.similarity.conversations import Conversation, PromptSet, SystemPrompt
 from remask_lab.similarity.probe import Measure, PrefixProbe, limits_of, table_limits
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at, depth_entries
@@ -36,8 +34,8 @@ class Cut:
 def reachable(ratios: Sequence[int] | None, canvas: int, system: int | None = None) -> tuple[int, ...]:
     """Return the ratios to measure, ascending. None takes those of `RATIOS` that fit.
 
-    `system` is the length of the system prompt of all canvases. Raises `ConfigError` if a given ratio cannot be reached
-    exactly on a canvas of this length, or with so short a system prompt, or if none fits.
+    `system` is the length of the system prompt of all canvases. Raises `ConfigError` where a given ratio cannot be
+    reached exactly on a canvas of this length, or with so short a system prompt, or none fits.
     """
     if system is not None:
         return _behind(system, ratios, canvas)
@@ -78,8 +76,8 @@ def _longest(ratio: int, canvas: int) -> int:
 def cut_at(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
     """Cut a canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
 
-    The prefix ends with a turn of `first` if that makes it long enough. Where all conversations have one system prompt,
-    the prefix is as much of it as fits, however short the canvas gets.
+    The prefix ends with a turn of `first` if that makes it long enough. Where all have one system prompt, it is as much
+    of that as fits, however short the canvas gets.
     """
     longest = _longest(ratio, canvas)
     fitting = None if first.system is None else _behind_system(first.system, ratio, canvas)
@@ -108,37 +106,19 @@ FIRST_SAMPLES = 8
 STILL = 2  # doublings in a row that must leave the table unchanged
 
 
-class Subject(Protocol):
-    """The parts of an `LLM` that profiling needs."""
-
-    @property
-    def loaded(self) -> LoadedModel: ...
-
-    @property
-    def model(self) -> Transformer: ...
-
-    @property
-    def progress(self) -> bool: ...
-
-
 class Cuts:
     """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
 
     Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
-    and for models that are not masked.
-
-    Attributes:
-        ratios: in percent, ascending.
-        canvas, response: tokens of the longest canvas, and masks at its end.
-        definition: how similarity is computed.
-        probe: what computes it.
+    and for models that are not masked. `ratios` are in percent, ascending; `canvas` and `response` the tokens of the
+    longest canvas and the masks at its end.
     """
 
-    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
-        shape = llm.model.config
+    def __init__(self, session: Session, prompts: PromptSet, settings: ProfileSettings) -> None:
+        shape = session.model.config
         if shape.kind != "masked":
             raise ConfigError(
-                f"depths are for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
+                f"depths are for bicache, which runs on masked models; {session.loaded.name!r} ({shape.family}) is "
                 f"{shape.kind}: profile a masked model"
             )
         self.canvas = settings.canvas or min(prompts.canvas, shape.max_length)
@@ -149,7 +129,7 @@ class Cuts:
         self._prompts, self._seed = prompts, settings.seed
         system = len(prompts.tokens) if isinstance(prompts, SystemPrompt) else None
         self.ratios = reachable(settings.ratios, self.canvas, system)
-        self.probe = PrefixProbe(llm.model, self.canvas)
+        self.probe = PrefixProbe(session.model, self.canvas)
 
     def measure(
         self,
@@ -160,10 +140,9 @@ class Cuts:
     ) -> NDArray[np.float64]:
         """Return the similarities of one request, of K and V: [ratios, layers]. Calls `tick` once per ratio.
 
-        `layers` says how many leading ones are computed at each ratio; those above are NaN. None: all.
-
-        With `head` these tokens, a canvas long, are the prefix, cut to the same length wherever turns end. The question
-        stays that of request `number`.
+        `layers` says how many leading ones are computed at each ratio; those above are NaN. None: all. With `head`
+        these tokens, a canvas long, are the prefix, cut to the same length wherever turns end, before the question of
+        request `number`.
         """
         cuts, every = self.cut(number, head), self.probe.model.config.layers
         found = np.full((len(cuts), every), np.nan)
@@ -190,25 +169,20 @@ class Cuts:
 
 
 def profile(
-    llm: Subject, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
+    session: Session, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
 ) -> SimilarityTable:
     """Measure the depths that similarities give a model (BiCache section 5.1).
 
     For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
-    canvas; what is between them is left out. The prefix ends with a turn if one ends between half of the length that
-    the longest canvas allows and all of it. The same conversations serve all ratios. Depths follow from their
-    similarities by `settings.rule`.
+    canvas. The prefix ends with a turn if one ends between half of the length that the longest canvas allows and all of
+    it. Depths follow from similarities by `settings.rule`.
 
-    N starts at 8 and doubles. It is large enough when two doublings in a row leave the table within the tolerance.
-
-    With `settings.needed_layers` a least depth that some request has already set bounds what later ones compute: of
-    leading layers, those above it cannot change it.
-
-    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
-    and for models that are not masked: `bicache`, which depths are for, is not defined on them.
+    N starts at 8 and doubles, until two doublings in a row leave the table within the tolerance. With
+    `settings.needed_layers` a least depth that some request has already set bounds what later ones compute. Raises
+    `ConfigError` as `Cuts` does.
     """
     settings = settings or ProfileSettings()
-    cuts = Cuts(llm, prompts, settings)
+    cuts = Cuts(session, prompts, settings)
     measured: list[NDArray[np.float64]] = []  # [ratios, layers] each
     growth: list[Growth] = []
     before: DepthLookup | None = None
@@ -230,8 +204,8 @@ def profile(
             if settings.samples is None and still:
                 break
     return SimilarityTable(
-        model=llm.loaded.name,
-        layers=llm.model.config.layers,
+        model=session.loaded.name,
+        layers=session.model.config.layers,
         tau=settings.tau,
         definition=cuts.definition,
         samples=len(measured),

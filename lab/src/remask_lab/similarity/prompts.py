@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.checks.values import json_object
+from remask.checks.values import json_object, one_of
 from remask.depth.requests import read_system_prompt, readable_task
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.tasks import gsm8k
 from remask.text.tokenizer import ROLES, Tokenizer
 from remask_lab.similarity.conversations import (
@@ -28,8 +28,8 @@ KINDS = ("messages", "prompt", "prompt_token_ids")
 def default_prompts(model: LoadedModel) -> PromptSet:
     """Return the prompts on which `model` is profiled if none are given.
 
-    GSM8K for a tokenizer that reads English, or the task of a bundled model for one that has its small vocabulary;
-    random token ids without a tokenizer that reads any of them.
+    GSM8K for a tokenizer that reads English, the task of a bundled model for its small vocabulary, else random token
+    ids.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -100,8 +100,7 @@ def _line(text: str, model: LoadedModel) -> Any:
     """Return the prompt of one line: a tuple of messages, or a tuple of token ids."""
     line = json_object("a line", text)
     for key in line:
-        if key not in KINDS:
-            raise UnknownNameError("key", str(key), KINDS)
+        one_of("key", key, KINDS)
     if len(line) != 1:
         raise ConfigError(f"a line needs exactly one of {', '.join(KINDS)}, got {', '.join(line) or 'none'}")
     ((kind, value),) = line.items()

@@ -23,14 +23,12 @@ class DepthRule:
     is at least b. So a table can be read at any tau.
 
     Attributes:
-        layers: which layers must exceed tau. "leading": all up to the depth. "largest": the layer at the depth alone,
-            which is the paper's sentence taken literally.
-        requests: what is made of many requests. "least-depth": the least of their depths, so that all of them may use
-            it. "mean-depth": the mean of their depths, fractions floored (the paper). "mean-curve": the depth of their
-            mean similarities (the authors' code).
+        layers: which must exceed tau. "leading": all up to the depth. "largest": the layer at the depth alone, which is
+            the paper's sentence taken literally.
+        requests: what is made of many. "least-depth": the least of their depths. "mean-depth": the mean, fractions
+            floored (the paper). "mean-curve": the depth of their mean similarities (the authors' code).
         boundary: "safe" asks it of the layer above the depth too, because with a stored boundary the K/V there are
-            those of the prefix alone. Above the last layer there is none. "paper" does not, so that layer is never
-            looked at.
+            those of the prefix alone; above the last layer there is none. "paper" does not.
     """
 
     layers: OverLayers = "leading"

@@ -19,7 +19,7 @@ Definition: TypeAlias = Literal["flat", "joint", "official"]
 class Growth:
     """One step of the convergence check: after `samples` requests per ratio, how far the table moved.
 
-    `distance` is the L1 distance to the table of the step before, in layers, averaged over the ratios.
+    `distance` is L1, in layers, averaged over the ratios.
     """
 
     samples: int
@@ -31,12 +31,8 @@ class SimilarityTable:
     """The result of profiling one model (BiCache section 5.1).
 
     Attributes:
-        model: its name.
-        layers: of the model.
-        tau: similarity that a layer must exceed.
-        definition: how similarity is computed, as in `PrefixProbe`.
-        samples: requests measured per ratio.
-        source: what was measured on.
+        tau: similarity that a layer must exceed; `definition` of it as in `PrefixProbe`.
+        samples: requests measured per ratio, of the prompts `source`.
         rule: how depths follow from similarities.
         entries: prefix ratio in percent -> depth b in layers, increasing in both.
         limits: prefix ratio in percent -> for each depth from 1 to `layers` the tau below which the rule gives at least

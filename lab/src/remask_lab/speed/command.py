@@ -1,6 +1,7 @@
 """What the measurements share: how they are declared, how they end, and times of calls that take turns."""
 
 import argparse
+import importlib
 import inspect
 import json
 import statistics
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remask.checks.values import whole
@@ -33,19 +35,25 @@ class Shown:
     text: str
 
 
-def run_measurement(
-    run: Callable[[argparse.Namespace], Any], usage: str, words: Sequence[str], name: str, command: str = "speed"
-) -> None:
+def run_named(command: str, doc: str | None, measurements: Mapping[str, tuple[str, str]]) -> int:
+    """Run the one of a command's `measurements` that the first word names. Returns the exit status.
+
+    Each is the module of a function of its name, and its options with their defaults. Only that module is imported.
+    """
+    parser = command_parser(doc, command)
+    parser.add_argument("name", choices=measurements)
+    name = parser.parse_args(sys.argv[1:2]).name
+    return run_command(partial(run_measurement, command, name, *measurements[name], sys.argv[2:]))
+
+
+def run_measurement(command: str, name: str, module: str, usage: str, words: Sequence[str]) -> None:
     """Parse `words` by `usage` and `--json`, run, print what was found, and write it where `--json` says.
 
-    The docstring of `run` is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
+    The function's docstring is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
     numbers that are too small.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m remask_lab {command} {name}",
-        description=inspect.getdoc(run),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    run = getattr(importlib.import_module(module), name)
+    parser = command_parser(inspect.getdoc(run), f"{command} {name}")
     add_options(parser, f"{usage} --json STR".strip())
     args = parser.parse_args(words)
     for option, value in vars(args).items():
@@ -57,8 +65,8 @@ def run_measurement(
         return
     data, text = (found.data, found.text) if isinstance(found, Shown) else (found, None)
     if isinstance(data, Mapping):
-        asked = {option: value for option, value in vars(args).items() if option != "json"}
-        result = json.dumps({**asked, **data}, indent=2)
+        options = {option: value for option, value in vars(args).items() if option != "json"}
+        result = json.dumps({**options, **data}, indent=2)
         print(result if text is None else text)
         if args.json:
             write_whole("the result", args.json, result + "\n")
@@ -85,8 +93,8 @@ def add_options(parser: argparse.ArgumentParser, usage: str) -> None:
             several = len(words) > 1 or words[0].endswith("...")
             values = [_typed(word.removesuffix("...")) for word in words]
             many, default = ("*", values) if several else (None, values[0])
-            told = "default: %(default)s"
-            parser.add_argument(f"--{name}", nargs=many, type=type(values[0]), default=default, help=told)
+            text = "default: %(default)s"
+            parser.add_argument(f"--{name}", nargs=many, type=type(values[0]), default=default, help=text)
 
 
 def _typed(word: str) -> int | float | str:
@@ -98,9 +106,10 @@ def _typed(word: str) -> int | float | str:
     return word
 
 
-def command_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help begins with a module's docstring."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def command_parser(doc: str | None, words: str | None = None) -> argparse.ArgumentParser:
+    """A parser whose help begins with a docstring; `words` name the command behind `python -m remask_lab`."""
+    prog = None if words is None else f"python -m remask_lab {words}"
+    return argparse.ArgumentParser(prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -114,7 +123,6 @@ def run_command(main: Callable[[], None]) -> int:
 
 
 def report(llm: "LLM", **figures: Any) -> dict[str, Any]:
-    """The machine, the commit, and the figures."""
     return {"machine": machine(llm), "commit": commit(), **figures}
 
 
@@ -134,14 +142,10 @@ def in_turns(
     return times
 
 
-def median_and_range(values: Sequence[float], name: str, suffix: str = "_range") -> dict[str, Any]:
-    """The median of what the turns gave, as `name`, and their range."""
-    return {name: statistics.median(values), f"{name}{suffix}": [min(values), max(values)]}
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Of two that took turns, turn by turn."""
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
+def ratio_and_range(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """The median ratio of two that took turns, and its range."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {"ratio": statistics.median(ratios), "ratio_range": [min(ratios), max(ratios)]}
 
 
 def cpu_seconds(act: Callable[[], object]) -> float:

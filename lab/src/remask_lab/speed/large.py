@@ -9,8 +9,9 @@ from typing import Any
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.errors import ConfigError
-from remask_lab.speed.command import cpu_seconds, in_turns, median_and_range, ratios, report
-from remask_lab.speed.runs import bare_pass, random_requests
+from remask_lab.bench.workload import random_workload
+from remask_lab.speed.command import cpu_seconds, in_turns, ratio_and_range, report
+from remask_lab.speed.runs import bare_pass
 
 
 def large(args: argparse.Namespace) -> dict[str, Any]:
@@ -35,9 +36,9 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
     )
     started, peak, weights = time.process_time() - start, _peak_bytes(), llm.loaded.weights.nbytes
     params = SamplingParams(max_tokens=args.block, block_length=args.block, steps=args.block, ignore_eos=True)
-    engine = llm.engine
-    for request in random_requests(llm, 1, params, llm.session.policy("block-dual"), args.prompt):
-        engine.add(request)
+    engine, policy = llm.engine, llm.session.policy("block-dual")
+    for task in random_workload(llm, 1, 1, 0, params, 0, args.prompt).tasks:
+        engine.add(task.request.with_policy(policy))
     first, passed = cpu_seconds(engine.step), list[float]()
 
     def step() -> None:
@@ -61,7 +62,7 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
         first_pass_cpu_s=first,
         step_s=statistics.median(passed[1:]),
         **{f"{name}_cpu_s": statistics.median(seconds) for name, seconds in times.items()},
-        **median_and_range(ratios(times["step"], times["products"]), "ratio"),
+        **ratio_and_range(times["step"], times["products"]),
     )
 
 

@@ -105,7 +105,6 @@ def compare(
 
 
 def open_ours(path: Path, kind: Quantization | None, args: argparse.Namespace) -> LLM:
-    """The model of the file in this engine."""
     limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
     return LLM(str(path), dtype="float32", device="cpu", threads=args.threads, quantization=kind, engine=limits)
 

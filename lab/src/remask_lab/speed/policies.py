@@ -131,7 +131,6 @@ def _admitted(llm: LLM, name: str, workload: Workload) -> PolicySteps | None:
 
 
 def policies_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The results as a Markdown table."""
     header = ["cache", "settings", "ms a step (median)", "gain", "work gain", "rows a layer"]
     rows = []
     for row in results:
@@ -144,24 +143,12 @@ def policies_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The lengths of one block, in positions, and of the canvas around it.
-
-    Attributes:
-        prompt: all clean positions, completed blocks included.
-        block: positions of the block.
-        steps: steps of the block.
-        per_step: tokens settled in a step.
-        batch: requests that run together.
-        next_block: whether another block follows, which policies may refresh.
-    """
+    """The positions of a canvas, of its clean part and of a block behind that, and the block's steps."""
 
     canvas: int
     prompt: int
     block: int
     steps: int
-    per_step: int = 1
-    batch: int = 1
-    next_block: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +178,7 @@ def _whole(values: tuple[Any, ...], steps: int) -> float:
 def time_block(
     llm: LLM, shape: BlockShape, caches: Mapping[str, CachePolicy], full_steps: int, cached_steps: int
 ) -> dict[str, BlockTime]:
-    """Time one block of `shape.batch` requests under every cache, on engines that take turns step by step.
+    """Time one block of a request under every cache, on engines that take turns step by step.
 
     Steps that compute the same rows take the same time. So only the first `full_steps` run under `none` and
     `block-prefix`, whose steps compute nearly the whole canvas, and under `uniform-cache` the first and `cached_steps`
@@ -210,25 +197,22 @@ def time_block(
                 before = engine.stats.row_layers
                 seconds[name].append(on_device(llm)(engine.step))
                 computed = engine.stats.row_layers - before
-                rows[name].append(computed // (llm.loaded.config.layers * shape.batch))
+                rows[name].append(computed // llm.loaded.config.layers)
     return {name: BlockTime(tuple(seconds[name]), tuple(rows[name]), shape.steps) for name in caches}
 
 
 def block_engine(llm: LLM, shape: BlockShape, policy: CachePolicy) -> Engine:
-    """An engine whose next step is the first of the block, for `shape.batch` requests."""
+    """An engine whose next step is the first of the block, behind which another one follows, for one request."""
     params = SamplingParams(
-        max_tokens=(2 if shape.next_block else 1) * shape.block,
+        max_tokens=2 * shape.block,
         block_length=shape.block,
         steps_per_block=shape.steps,
-        uniform={"tokens_per_step": shape.per_step, "canvas_length": shape.canvas},
+        uniform={"tokens_per_step": 1, "canvas_length": shape.canvas},
         ignore_eos=True,
     )
-    workload = random_workload(llm, shape.batch, 1, 0, params, 0, shape.prompt).seeded
-    requests = [task.request.with_policy(policy) for task in workload.tasks]
-    engine = llm.session.new_engine(replace(llm.session.engine_config, max_num_seqs=shape.batch))
+    workload = random_workload(llm, 1, 1, 0, params, 0, shape.prompt).seeded
+    engine = engine_of(llm, [task.request.with_policy(policy) for task in workload.tasks])
     touch_memory(engine, [policy])
-    for request in requests:
-        engine.add(request)
     return engine
 
 
@@ -278,7 +262,6 @@ def uniform(args: argparse.Namespace) -> Shown:
 
 
 def uniform_table(found: Mapping[str, Any]) -> str:
-    """The gains, and the times of operations, as Markdown."""
     operations = found["operations_ms"]
     header = ["cache", "first step, ms", "later steps, ms", "gain over a block", "bound by rows"]
     rows = [

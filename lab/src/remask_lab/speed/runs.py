@@ -7,12 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from remask import LLM, EngineConfig, SamplingParams
+from remask import LLM, EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.policies import CachePolicy
-from remask_lab.bench.workload import random_workload
 from remask_lab.ops.clock import time_call
 
 
@@ -26,17 +24,8 @@ def on_device(llm: LLM) -> Callable[[Callable[[], object]], float]:
     return lambda call: time_call(call, llm.model.device)
 
 
-def random_requests(
-    llm: LLM, count: int, params: SamplingParams, policy: CachePolicy, prompt: int, shared: int = 0
-) -> list[Request]:
-    """Requests of `prompt` random tokens, the first `shared` of which are the same, and are their prefix."""
-    workload = random_workload(llm, count, 1, 0, params, shared, prompt - shared)
-    return [task.request.with_policy(policy) for task in workload.tasks]
-
-
-def engine_of(llm: LLM, requests: Sequence[Request], config: EngineConfig | None = None) -> Engine:
-    """A new engine to which the requests have been added."""
-    engine = llm.session.new_engine(config)
+def engine_of(llm: LLM, requests: Sequence[Request]) -> Engine:
+    engine = llm.session.new_engine()
     for request in requests:
         engine.add(request)
     return engine

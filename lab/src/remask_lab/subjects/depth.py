@@ -19,6 +19,7 @@ from tqdm import tqdm
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
+from remask.session import Session
 from remask_lab.asked import Outcome, open_without_pool
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
 from remask_lab.instruments.depths import RULES, run_depth, task_prompts
@@ -27,7 +28,7 @@ from remask_lab.records.markdown import text_table
 from remask_lab.records.record import about
 from remask_lab.similarity.conversations import Conversation, PromptSet
 from remask_lab.similarity.options import rule_of
-from remask_lab.similarity.profile import Cuts, Subject, rule_limits, table_distance
+from remask_lab.similarity.profile import Cuts, rule_limits, table_distance
 from remask_lab.similarity.prompts import read_prompts, under_system_prompt
 from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_entries
 
@@ -107,13 +108,9 @@ class Convergence:
 class PromptSpread:
     """The first task's depth under variants of one system prompt (BiCache D.1), with the same questions.
 
-    A variant has the length of the first request's prefix, and half of its tokens are those of another request, or as
-    many as differ.
-
-    Attributes:
-        prompts: how many, the first one included.
-        changed: share of their tokens that differ from the first one's, on average.
-        spread: per ratio, standard deviation over system prompts of the mean depth of their questions, in layers.
+    A variant has the length of the first request's prefix, and half of its tokens are those of another request.
+    `changed` is the share of tokens that differ from the first of so many `prompts`, on average; `spread`, per ratio,
+    the standard deviation over system prompts of the mean depth of their questions, in layers.
     """
 
     prompts: int
@@ -142,13 +139,13 @@ class DepthReport:
 
 
 def measure_depths(
-    llm: Subject,
+    session: Session,
     tasks: Mapping[str, PromptSet],
     settings: ProfileSettings | None = None,
     system_prompts: int = 8,
     progress: bool = False,
 ) -> DepthReport:
-    """Profile `llm` on each of `tasks` with the same settings, and on the first also under changed system prompts.
+    """Profile a model on each of `tasks` with the same settings, and on the first also under changed system prompts.
 
     Canvases are cut as `profile` cuts them, all to one length and one number of masks that every task has. Raises
     `ConfigError` where `Cuts` does, without tasks, and for fewer than two system prompts.
@@ -160,10 +157,10 @@ def measure_depths(
     settings = settings or ProfileSettings()
     samples = settings.samples or 16
     longest = min(prompts.canvas for prompts in tasks.values())
-    canvas = settings.canvas or min(longest, llm.model.config.max_length)
+    canvas = settings.canvas or min(longest, session.model.config.max_length)
     response = settings.response or min(prompts.response for prompts in tasks.values())
     settings = replace(settings, samples=samples, canvas=canvas, response=response)
-    cuts = {name: Cuts(llm, prompts, settings) for name, prompts in tasks.items()}
+    cuts = {name: Cuts(session, prompts, settings) for name, prompts in tasks.items()}
     first = next(iter(cuts.values()))
     total = len(first.ratios) * (samples * len(cuts) + system_prompts * QUESTIONS)
     found: list[TaskDepth] = []
@@ -181,7 +178,7 @@ def measure_depths(
     return DepthReport(
         tau=settings.tau,
         definition=first.definition,
-        layers=llm.model.config.layers,
+        layers=session.model.config.layers,
         samples=samples,
         ratios=first.ratios,
         tasks=tuple(found),

@@ -148,7 +148,6 @@ def _table(values: Floats) -> Table:
 
 
 def _mean(values: Floats) -> float:
-    """The mean, NaN of nothing."""
     return float(values.mean()) if values.size else float("nan")
 
 

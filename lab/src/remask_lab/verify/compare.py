@@ -16,7 +16,7 @@ from remask.llm import LLM
 from remask.outputs import Output
 from remask.text.prompts import Prompt
 from remask_lab.observe import ScoredPass, replace_logits
-from remask_lab.verify.reference import Asked, Canvas, serve
+from remask_lab.verify.reference import Canvas, Spec, serve
 
 LISTED = 3  # most places that are told of where tokens differ
 
@@ -80,7 +80,7 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
     Raises `ConfigError` where there is no reference, and `CheckpointError` where its process fails.
     """
     config = llm.loaded.config
-    asked = Asked(
+    spec = Spec(
         folder=str(source.weights),
         family=config.family,
         overrides=source.overrides,
@@ -90,7 +90,7 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
         windowed=config.sliding is not None,
     )
     (own,) = llm.generate([prompt], params)
-    with _process(asked) as connection:
+    with _process(spec) as connection:
         comparison = Comparison(*_received(connection))
 
         failed = list[Exception]()
@@ -98,7 +98,7 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
         def judge(scored: ScoredPass) -> Tensor:
             if not failed:
                 try:
-                    canvas = Canvas(scored.tokens, scored.rows, scored.sees, scored.block.start, scored.told)
+                    canvas = Canvas(scored.tokens, scored.rows, scored.sees, scored.block.start, scored.temperature)
                     theirs = torch.from_numpy(_received(connection, canvas))
                     comparison.note(scored, theirs)
                     return theirs
@@ -119,11 +119,10 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
 
 
 @contextmanager
-def _process(asked: Asked) -> Iterator[Connection]:
-    """A reference's process, which ends with the context."""
+def _process(spec: Spec) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there, asked), daemon=True)
+    process = context.Process(target=serve, args=(there, spec), daemon=True)
     process.start()
     there.close()
     try:
@@ -133,14 +132,14 @@ def _process(asked: Asked) -> Iterator[Connection]:
         process.join()
 
 
-def _received(connection: Connection, asked: Canvas | None = None) -> Any:
-    """What the process sends, of a canvas where one is `asked` for.
+def _received(connection: Connection, canvas: Canvas | None = None) -> Any:
+    """What the process sends, of a canvas where one is sent.
 
     Raises `ConfigError` on its errors, and `CheckpointError` where it has ended.
     """
     try:
-        if asked is not None:
-            connection.send(asked)
+        if canvas is not None:
+            connection.send(canvas)
         found = connection.recv()
     except (EOFError, OSError):
         raise CheckpointError(

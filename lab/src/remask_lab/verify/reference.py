@@ -30,10 +30,8 @@ class Base:
     """The class of transformers that computes what a family computes.
 
     Attributes:
-        model_type: of that class.
-        keys: the configuration's keys by those of the family's `config.json`.
+        keys: its configuration's keys by those of the family's `config.json`; `settings` are further ones.
         names: patterns of the family's names of tensors, and the class' names.
-        settings: further keys of the configuration.
     """
 
     model_type: str
@@ -89,14 +87,11 @@ BASES: Mapping[str, Base] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the process is to load.
+class Spec:
+    """What the process is to load, and what it computes in and on.
 
     Attributes:
-        folder: the checkpoint's.
-        family: its name.
-        overrides: keys that are laid over those of its `config.json`.
-        dtype, device: what it computes in and on.
+        overrides: keys that are laid over those of the checkpoint's `config.json`.
         trusted: the user allows the checkpoint's own code to be run.
         windowed: some layers attend to near positions alone.
     """
@@ -119,21 +114,21 @@ class Canvas:
         rows: the rows that are read, int64 [P].
         sees: how many leading positions each row attends to, int64 [T].
         start: where the block that is denoised begins.
-        told: the temperature of the last logits of this block, which its rows take in; None: they take in nothing.
+        temperature: that of the last logits of this block, which its rows take in; None: they take in nothing.
     """
 
     tokens: Ints
     rows: Ints
     sees: Ints
     start: int
-    told: float | None
+    temperature: float | None
 
 
 class ReferenceMissingError(Exception):
     """There is no reference: the message says why, and what to do."""
 
 
-def serve(connection: Connection, asked: Asked) -> None:
+def serve(connection: Connection, spec: Spec) -> None:
     """Load the model, send what it is, and answer each `Canvas` with float32 logits [P, V] until the pipe is closed.
 
     An exception is sent in place of an answer as text, and ends the process.
@@ -143,8 +138,8 @@ def serve(connection: Connection, asked: Asked) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model, name = load(asked)
-        logits = DenoiserLogits(model) if hasattr(model, "_prepare_denoiser_inputs") else MaskedLogits(model, asked)
+        model, name = load(spec)
+        logits = DenoiserLogits(model) if hasattr(model, "_prepare_denoiser_inputs") else MaskedLogits(model, spec)
         connection.send((name, f"transformers {transformers.__version__}"))
         while True:
             connection.send(logits(connection.recv()).float().cpu().numpy())
@@ -155,48 +150,48 @@ def serve(connection: Connection, asked: Asked) -> None:
         connection.send(text)
 
 
-def load(asked: Asked) -> tuple[Any, str]:
+def load(spec: Spec) -> tuple[Any, str]:
     """The model, and by which code it is computed. Raises `ReferenceMissingError` where none may be run."""
-    folder = Path(asked.folder)
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8")) | dict(asked.overrides)
+    folder = Path(spec.folder)
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8")) | dict(spec.overrides)
     classes, code = raw.get("architectures") or [], raw.get("auto_map") or {}
-    settings: dict[str, Any] = {"dtype": getattr(torch, asked.dtype), "attn_implementation": "eager"}
+    settings: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "attn_implementation": "eager"}
     own = next((name for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel") if name in code), None)
-    if own is not None and asked.trusted:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **asked.overrides)
+    if own is not None and spec.trusted:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **spec.overrides)
         model = getattr(transformers, own).from_pretrained(folder, config=config, trust_remote_code=True, **settings)
-        return _ready(model, asked), f"the checkpoint's own {type(model).__name__}"
+        return _ready(model, spec), f"the checkpoint's own {type(model).__name__}"
     if len(classes) == 1 and hasattr(transformers, classes[0]) and own is None:
         own_class = getattr(transformers, classes[0])
-        model, told = own_class.from_pretrained(folder, output_loading_info=True, **settings, **asked.overrides)
-        _check(told, classes[0])
-        return _ready(model, asked), f"transformers' {classes[0]}"
-    base = BASES.get(asked.family) or BASES.get(str(raw.get("model_type")).casefold())
+        model, report = own_class.from_pretrained(folder, output_loading_info=True, **settings, **spec.overrides)
+        _check(report, classes[0])
+        return _ready(model, spec), f"transformers' {classes[0]}"
+    base = BASES.get(spec.family) or BASES.get(str(raw.get("model_type")).casefold())
     if base is None:
         what = f"{own} in its folder" if own else "code, and config.json names none ('auto_map')"
         raise ReferenceMissingError(
-            f"transformers has no class that computes the family {asked.family!r}, and the checkpoint has {what}. "
+            f"transformers has no class that computes the family {spec.family!r}, and the checkpoint has {what}. "
             + ("Read it, and allow it to be run with --trust-remote-code" if own else "Download all files of it")
         )
     keys = {key: value for key, value in raw.items() if key not in ("architectures", "auto_map")}
     keys |= {new: raw[old] for old, new in base.keys.items() if raw.get(old) is not None}
     config = transformers.AutoConfig.for_model(**keys | dict(base.settings) | {"model_type": base.model_type})
     cls: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model, told = cls.from_pretrained(
+    model, report = cls.from_pretrained(
         folder, config=config, key_mapping=dict(base.names), output_loading_info=True, **settings
     )
-    _check(told, cls.__name__)
-    return _ready(model, asked), f"transformers' {cls.__name__}, under the model's mask"
+    _check(report, cls.__name__)
+    return _ready(model, spec), f"transformers' {cls.__name__}, under the model's mask"
 
 
-def _ready(model: Any, asked: Asked) -> Any:
-    return model.to(asked.device).eval()
+def _ready(model: Any, spec: Spec) -> Any:
+    return model.to(spec.device).eval()
 
 
-def _check(told: Mapping[str, Any], name: str) -> None:
+def _check(report: Mapping[str, Any], name: str) -> None:
     """Raise `ReferenceMissingError` where tensors of the files and of the class do not fit one another."""
     wrong = {
-        kind: sorted(name for name in map(str, told.get(kind) or ()) if not re.fullmatch(_UNREAD, name))
+        kind: sorted(name for name in map(str, report.get(kind) or ()) if not re.fullmatch(_UNREAD, name))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
     found = [f"{kind.replace('_', ' ')} {', '.join(names[:4])}" for kind, names in wrong.items() if names]
@@ -233,19 +228,19 @@ class DenoiserLogits:
         tokens = torch.from_numpy(canvas.tokens)[None].to(model.device)
         committed = model.model.encoder(input_ids=tokens[:, :start]).past_key_values
         before = None
-        if canvas.told is not None:
+        if canvas.temperature is not None:
             assert self._last is not None
-            before = (self._last / canvas.told)[None]
-        asked = {"past_key_values": committed, "decoder_input_ids": tokens[:, start:]}
-        self._last = model(**asked, self_conditioning_logits=before).logits[0]
+            before = (self._last / canvas.temperature)[None]
+        inputs = {"past_key_values": committed, "decoder_input_ids": tokens[:, start:]}
+        self._last = model(**inputs, self_conditioning_logits=before).logits[0]
         return self._last[torch.from_numpy(canvas.rows - start)]
 
 
 class MaskedLogits:
     """Logits of a model whose rows see what a mask says, or what its own code makes of the tokens."""
 
-    def __init__(self, model: Any, asked: Asked) -> None:
-        self._model, self._windowed = model, asked.windowed
+    def __init__(self, model: Any, spec: Spec) -> None:
+        self._model, self._windowed = model, spec.windowed
         model.config.use_cache = False
         self._ways: dict[str, Way] = {}  # by what rows see, as one that is causal by itself needs no mask where all are
 

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
     names = ("dtype", "device", "quantization", "load_format", "hf_overrides", "tensor_parallel", "force")
-    asked = {name: value for name, value in model_settings(args).items() if name in names}
-    model = ModelSettings(args.model, reads=None, progress=args.progress, **asked)
+    load_settings = {name: value for name, value in model_settings(args).items() if name in names}
+    model = ModelSettings(args.model, reads=None, progress=args.progress, **load_settings)
     announce_download(model, resolve_device(args.device))
     found = find_model(model)
     check_kind(args.model, found.config.kind)
