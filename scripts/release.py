@@ -3,12 +3,16 @@
 Steps are named in the order in which they are wanted; without a name all of them run:
 
     build     sdists of the commit that is checked out, and wheels of these sdists, into dist/
-    check     metadata, licences, and what is inside; the size of each file
+    check     metadata, licences, and what is inside; the size of each file; the host's workflows
     install   the wheels in empty environments, a Python each: messages without extras, then what the README's first
               screen shows, and the server with OpenAI's client
     sbom      what an installation brings with it, as CycloneDX, into out/release/sbom.cdx.json
     lowest    the quick tests with the lowest versions of dependencies that are declared
     newest    the quick tests with the newest versions that there are
+
+and what the host runs at the end of a release, and nobody else:
+
+    announce  a page of the release with its changes, its files and the bill of materials, by `gh`
 
 `pip` installs PyTorch, so its index is chosen as everywhere (PIP_EXTRA_INDEX_URL, docs/install.md).
 """
@@ -33,7 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from packaging.metadata import Metadata
@@ -171,17 +175,15 @@ class Artefact:
             elif needed.url:
                 yield f"it needs {needed}, which no index has"
         yield from (f"{name} is a leftover" for name in names if LEFTOVERS.search(name))
-        licences = {str(PurePosixPath(each)) for each in metadata.license_files or []}
+        licences = {str(file) for file in metadata.license_files or []}
         if "LICENSE" not in licences:
-            yield "its own licence is not named"
-        kept = {name.partition(".dist-info/licenses/")[2] for name in names} if self.is_wheel else set(names)
-        yield from (f"the licence {each} is named and not there" for each in licences - kept)
+            yield "the program's licence is not named"
+        present = {name.partition(".dist-info/licenses/")[2] for name in names} if self.is_wheel else set(names)
+        yield from (f"the licence {file} is named and not there" for file in licences - present)
         # What is vendored brings its licence, which must be named beside the program's.
-        for name in names:
-            own = name if not self.is_wheel else f"src/{name}"
-            inside = own.startswith(f"src/{package}/")
-            if inside and re.match(r"(LICEN[CS]E|COPYING|NOTICE)", PurePosixPath(name).name) and own not in licences:
-                yield f"the licence {own} is there and not named"
+        sources = {f"src/{name}" if self.is_wheel else name for name in names}
+        vendored = (name for name in sources if re.match(rf"src/{package}/(.*/)?(LICEN[CS]E|COPYING|NOTICE)", name))
+        yield from (f"the licence {name} is there and not named" for name in vendored if name not in licences)
         if self.is_wheel:
             yield from self._faults_of_a_wheel(package)
 
@@ -217,7 +219,8 @@ def check(publish: bool) -> None:
     tool("twine", "check", "--strict", *(str(artefact.path) for artefact in artefacts))
     # Each package has modules that are equal to others, such as empty `__init__.py`.
     wheels = [str(artefact.path) for artefact in artefacts if artefact.is_wheel]
-    tool("check_wheel_contents", "--ignore", "W002", *wheels)
+    tool("check-wheel-contents", "--ignore", "W002", *wheels)
+    tool("zizmor", "--offline", "--no-progress", "--quiet", ".github")
     faults = [f"{artefact.path.name}: {fault}" for artefact in artefacts for fault in artefact.faults()]
     if publish:
         faults += [f"{artefact.path.name}: {fault}" for artefact in artefacts for fault in artefact.unpublishable()]
@@ -231,7 +234,7 @@ def unready(version: str, changes: str) -> Iterator[str]:
     for name in PROJECTS:
         if project(name)["version"] != version:
             yield f"{name} has the version {project(name)['version']}, and remask {version}"
-    if not re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changes, re.MULTILINE):
+    if heading(version, changes) is None:
         yield f"CHANGELOG.md has no heading '## {version} (YEAR-MONTH-DAY)'"
     tag = os.environ.get("GITHUB_REF_NAME", f"v{version}")
     if tag != f"v{version}":
@@ -429,7 +432,7 @@ def serving(environment: Environment) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = environment.folder / "serve.log"
-    words = [environment.programs / "remask", "serve", "smollm2", "--port", str(port)]
+    words = [str(environment.programs / "remask"), "serve", "smollm2", "--port", str(port)]
     with log.open("w") as file:
         server = subprocess.Popen(words, cwd=environment.folder, env=environment.variables, stdout=file, stderr=file)
     try:
@@ -466,7 +469,7 @@ def sbom(python: str) -> None:
     file = OUT / "sbom.cdx.json"
     interpreter = str(environment.programs / "python")
     tool(
-        "cyclonedx_py",
+        "cyclonedx-py",
         "environment",
         "--output-reproducible",
         "--mc-type",
@@ -537,9 +540,39 @@ def with_tests(environment: Environment, *constraint: str | Path) -> None:
     (environment.folder / "installed").touch()
 
 
+NO_ANYIO: Final = ("-p", "no:anyio")  # a plugin of old versions, unused here, that a new pytest warns of
+
+
 def tests(environment: Environment, words: Sequence[str]) -> None:
     """Run the quick tests, or those that `words` name."""
-    run([ROOT / "scripts" / "test", *words], env=environment.variables | {"REMASK_BIN": str(environment.programs)})
+    variables = environment.variables | {"REMASK_BIN": str(environment.programs)}
+    run([ROOT / "scripts" / "test", *NO_ANYIO, *words], env=variables)
+
+
+# announce
+
+
+def heading(version: str, changes: str) -> re.Match[str] | None:
+    """The heading of a released version in the text of the changelog."""
+    return re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changes, re.MULTILINE)
+
+
+def notes(version: str, changes: str) -> str:
+    """What the changelog says of a version; raises `ReleaseError` where it has no such heading."""
+    found = heading(version, changes)
+    if found is None:
+        raise ReleaseError(f"CHANGELOG.md has no heading '## {version} (YEAR-MONTH-DAY)'")
+    return changes[found.end() :].split("\n## ")[0].strip() + "\n"
+
+
+def announce() -> None:
+    """Make the page of the release that is tagged."""
+    version = project("remask")["version"]
+    files = [*sorted(DIST.iterdir()), OUT / "sbom.cdx.json"]
+    text = OUT / "notes.md"
+    text.write_text(notes(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
+    words = ["--verify-tag", "--title", f"remask {version}", "--notes-file", str(text)]
+    run(["gh", "release", "create", f"v{version}", *words, *files])
 
 
 # command
@@ -551,9 +584,9 @@ def run(words: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
         raise ReleaseError(f"this failed with status {status}: {' '.join(map(str, words))}")
 
 
-def tool(module: str, *words: str) -> None:
+def tool(name: str, *words: str) -> None:
     """Run a tool of this environment."""
-    run([sys.executable, "-m", module, *words])
+    run([Path(sys.executable).with_name(name), *words])
 
 
 def interpreter(name: str) -> str:
@@ -588,7 +621,7 @@ def main(words: Iterable[str] | None = None) -> int:
     parser.add_argument("--tests", default="", metavar="WORDS", help="lowest, newest: arguments of scripts/test")
     args = parser.parse_args(None if words is None else [*words])
     steps = args.steps or STEPS
-    if unknown := set(steps) - {*STEPS}:
+    if unknown := set(steps) - {*STEPS, "announce"}:
         parser.error(f"there is no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
     declared = re.findall(r"Python :: (3\.\d+)", " ".join(project("remask")["classifiers"]))
     try:
@@ -609,6 +642,8 @@ def main(words: Iterable[str] | None = None) -> int:
                     lowest(interpreter(pythons[0]), chosen)
                 case "newest":
                     newest(interpreter(pythons[0]), chosen)
+                case "announce":
+                    announce()
     except ReleaseError as error:
         print(f"scripts/release: {error}", file=sys.stderr)
         return 1
