@@ -30,6 +30,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security-policy.md",
     "MAINTAINERS.md": "maintainers.md",
+    "RELEASING.md": "releases.md",
 }
 # The changes and the notebook hold every word, and a search is seldom for them.
 LAST_FOUND = re.compile(r"changelog\.md|lab/.*")
