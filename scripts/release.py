@@ -464,25 +464,25 @@ def ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 def sbom(python: str) -> None:
     """Write what the wheels bring with them at the tested versions, with what is vendored, as CycloneDX."""
+    # No test of the parts of this file needs them.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     environment = Environment.new("sbom", python)
     with_all(environment, "--constraint", ROOT / "constraints.txt")
     file = OUT / "sbom.cdx.json"
-    interpreter = str(environment.programs / "python")
-    tool(
-        "cyclonedx-py",
-        "environment",
-        "--output-reproducible",
-        "--mc-type",
-        "application",
-        "--pyproject",
-        str(ROOT / "pyproject.toml"),
-        "--output-file",
-        str(file),
-        interpreter,
-    )
+    options = ["--output-reproducible", "--mc-type", "application", "--pyproject", str(ROOT / "pyproject.toml")]
+    tool("cyclonedx-py", "environment", *options, "--output-file", str(file), str(environment.programs / "python"))
     bill = json.loads(file.read_text(encoding="utf-8"))
+    for component in bill["components"]:
+        places = [place for place in component.pop("externalReferences", []) if not place["url"].startswith("file:")]
+        if places:
+            component["externalReferences"] = places
     bill["components"] += vendored()
-    file.write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(bill, indent=1) + "\n"
+    if error := JsonStrictValidator(SchemaVersion.from_version(bill["specVersion"])).validate_str(text):
+        raise ReleaseError(f"the bill of materials is not as CycloneDX wants it: {error}")
+    file.write_text(text, encoding="utf-8")
     print(f"sbom: {file}: {len(bill['components'])} components")
 
 
