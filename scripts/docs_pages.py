@@ -3,10 +3,14 @@
 A hook of mkdocs (mkdocs.yml). Files keep one home: nothing is copied into docs/.
 """
 
+import html
+import os
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -26,11 +30,18 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security-policy.md",
     "MAINTAINERS.md": "maintainers.md",
+    "RELEASING.md": "releases.md",
 }
 # The changes and the notebook hold every word, and a search is seldom for them.
 LAST_FOUND = re.compile(r"changelog\.md|lab/.*")
 _ORDER: list[Page] = []
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Let readers choose between versions, where mike builds one of several."""
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config.extra["version"] = {"provider": "mike"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -72,10 +83,36 @@ def on_nav(nav: Navigation, **_: Any) -> None:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write `llms.txt`, which lists the pages for programs that read them: a line a page, with its first sentence."""
+    """Write `llms.txt`, which lists the pages for programs that read them: a line a page, with its first sentence.
+
+    Raises `PluginError` where anything of the site refers to what the site does not have.
+    """
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Manual", ""]
     for page in _ORDER:
         paragraphs = (each for each in (page.markdown or "").split("\n\n") if re.match(r"[A-Z`*\[]", each))
         said = re.sub(r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", " ".join(next(paragraphs, "").split()))
         lines.append(f"- [{page.title}]({page.url}): {re.split(r'(?<=[.:?]) ', said)[0]}")
-    Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if broken := list(broken_links(site)):
+        raise PluginError("\n".join(broken))
+
+
+def broken_links(site: Path) -> Iterator[str]:
+    """What the pages in a folder refer to, as links, pictures, scripts and styles, and the folder does not have.
+
+    Markdown's links are known to mkdocs; this sees the theme's and those of HTML in a page as well.
+    """
+    pages = {file: file.read_text(encoding="utf-8") for file in sorted(site.rglob("*.html")) if file.name != "404.html"}
+    anchors = {file: set(re.findall(r'\s(?:id|name)="?([^"\s>]+)', text)) for file, text in pages.items()}
+    for file, text in pages.items():
+        for link in sorted(set(re.findall(r'<[^>]*\s(?:href|src)="?([^"\s>]+)', text))):
+            address = urlsplit(html.unescape(link))
+            if address.scheme or address.netloc:
+                continue
+            target = Path(os.path.normpath(file.parent / unquote(address.path))) if address.path else file
+            if target.is_dir():
+                target /= "index.html"
+            anchor = unquote(address.fragment)
+            if not target.is_file() or (anchor and target in pages and anchor not in anchors[target]):
+                yield f"{file.relative_to(site)} refers to {link}, which is not there"

@@ -76,7 +76,7 @@ def test_all_that_left_is_listed_here() -> None:
     assert {*FIELDS, *TERMS, *TASKS, *PACKAGED, "SlowFastKnobs", *of_lab} == LEFT.keys()
 
 
-OF_CACHES = "install remask-caches (pip install ./caches), which provides it"
+OF_CACHES = "install remask-caches, which provides it (pip install remask-caches, in a checkout ./caches)"
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_policy_of_a_package_says_how_to_install_it(name: str, capsys: pytest.
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("remasking", ["slowfast", {"rule": "slowfast", "config": {"window": 3}}])
 def test_a_rule_of_a_package_says_how_to_install_it(remasking: Any) -> None:
-    with pytest.raises(UnknownNameError, match=r"The remasking.rule 'slowfast' left after .* install remask-caches "):
+    with pytest.raises(UnknownNameError, match=r"The remasking.rule 'slowfast' left after .* install remask-caches, "):
         SamplingParams(remasking=remasking)
 
 

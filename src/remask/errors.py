@@ -43,7 +43,7 @@ class FormError(ConfigError):
 
 LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
 _RULE: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
-_CACHES: Final = "install remask-caches (pip install ./caches), which provides it"
+_CACHES: Final = "install remask-caches, which provides it (pip install remask-caches, in a checkout ./caches)"
 _OF_SIMILARITY: Final = (
     *("tau", "ratios", "samples", "max-samples", "official", "joint", "needed-layers", "canvas", "response"),
     *("over-layers", "over-requests", "at-boundary", "plot"),

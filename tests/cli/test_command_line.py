@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from remask.checks import plugins
 from remask.cli import main
 from remask.cli.commands import LABORATORY, MOVED, OWN, all_commands
 from remask.cli.main import parse
@@ -90,6 +93,25 @@ def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(
     told = capsys.readouterr().err
     install = "pip install './lab' (in remask's repository)"
     assert told == f"remask: error: the command {name!r} is part of remask-lab; install it with: {install}\n"
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        (None, "pip install 'remask[lab]'"),
+        ({"archive_info": {}, "url": "file:///dist/remask-0.1.0-py3-none-any.whl"}, "pip install 'remask[lab]'"),
+        ({"dir_info": {"editable": True}, "url": "file:///remask"}, "pip install './lab' (in remask's repository)"),
+        ({"vcs_info": {"vcs": "git"}, "url": "https://x.org"}, "pip install './lab' (in remask's repository)"),
+    ],
+)
+def test_what_installs_an_extra_follows_from_where_remask_came_from(
+    monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, line: str
+) -> None:
+    """pip leaves a note of what is not from an index (PEP 610)."""
+    note = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(plugins, "distribution", lambda _: SimpleNamespace(read_text=lambda _: note))
+    monkeypatch.setattr(plugins, "requires", lambda _: ["torch>=2.8", "remask-lab ; extra == 'lab'"])
+    assert plugins.install_line("lab") == line
 
 
 def test_abbreviations_and_values_are_no_misspellings() -> None:

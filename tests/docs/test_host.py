@@ -2,6 +2,8 @@
 
 import json
 import re
+import runpy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +19,53 @@ HOST = ROOT / ".github"
 WORKFLOWS = sorted((HOST / "workflows").glob("*.yml"))
 
 
+# Jobs that may do more than read, and the actions that are not the host's own, all named here.
+RIGHTS = {
+    "attest": {"attestations": "write", "contents": "read", "id-token": "write"},
+    "publish": {"id-token": "write"},
+    "announce": {"contents": "write"},
+    "version": {"contents": "write"},
+    "scorecard": {"contents": "read", "id-token": "write"},
+    "analyze": {"contents": "read", "security-events": "write"},
+}
+OF_OTHERS = {"pypa/gh-action-pypi-publish": "publish", "ossf/scorecard-action": "scorecard"}
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_run_what_anybody_can_run(path: Path) -> None:
     """Steps are targets of the Makefile, or scripts; actions are named by commits; rights are those that are needed."""
     workflow: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for job in workflow["jobs"].values():
-        assert job["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert job["permissions"] == RIGHTS.get(name, {"contents": "read"})
         assert job["timeout-minutes"] <= 90
         for step in job["steps"]:
             if "uses" in step:
-                assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", step["uses"])
-                assert step["uses"].startswith("actions/"), "the host's own"
+                action, _, commit = step["uses"].partition("@")
+                assert re.fullmatch(r"[0-9a-f]{40}", commit)
+                assert action.startswith(("actions/", "github/")) or OF_OTHERS[action] == name
             else:
-                command, _, target = step["run"].partition(" ")
-                assert (command == "make" and f"\n{target}:" in makefile) or (ROOT / command).is_file()
+                command, *words = shlex.split(step["run"])
+                assert (command == "make" and f"\n{words[0]}:" in makefile) or (ROOT / command).is_file()
+                assert "${{" not in step["run"], "a shell would run what an event says"
 
 
-def test_versions_of_python_are_those_that_the_project_names() -> None:
-    tested = yaml.safe_load((HOST / "workflows" / "test.yml").read_text(encoding="utf-8"))
-    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert tested["jobs"]["check-and-test"]["strategy"]["matrix"]["python"] == named
+def test_a_release_is_published_when_all_else_has_passed() -> None:
+    jobs = yaml.safe_load((HOST / "workflows" / "release.yml").read_text(encoding="utf-8"))["jobs"]
+    steps = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    called = {*steps.split(), *jobs["versions"]["strategy"]["matrix"]["step"]}
+    assert {*runpy.run_path(str(ROOT / "scripts" / "release.py"))["STEPS"], "announce"} <= called
+    assert jobs["publish"]["needs"] == "attest"
+    assert {*jobs["attest"]["needs"]} == {*jobs} - {"attest", "publish", "announce"}
+
+
+def test_versions_of_python_are_those_that_the_projects_name() -> None:
+    for name, job in (("test", "check-and-test"), ("release", "install")):
+        workflow = yaml.safe_load((HOST / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        for folder in (ROOT, ROOT / "lab", ROOT / "caches"):
+            named = re.findall(r"Python :: (3\.\d+)", (folder / "pyproject.toml").read_text(encoding="utf-8"))
+            assert workflow["jobs"][job]["strategy"]["matrix"]["python"] == named
 
 
 def test_forms_ask_for_what_a_report_needs() -> None:

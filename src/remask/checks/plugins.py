@@ -1,13 +1,14 @@
 """Names that other installed packages add, found by their entry points; and modules in files."""
 
 import importlib.util
+import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, requires, version
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar, cast
@@ -164,14 +165,28 @@ def module_in(path: str, option: str) -> ModuleType:
 
 
 def install_line(extra: str) -> str:
-    """The command that installs what is missing of the packages that `extra` names; all of them where none is."""
+    """The command that installs what `extra` brings.
+
+    Where an index or a wheel brought remask it names the extra. In a repository, which pip would install anew, it names
+    the packages that are missing; all of them where none is.
+    """
+    if not _from_repository():
+        return f"pip install 'remask[{extra}]'"
     named = _packages(extra)
     if not named:  # the code runs without being installed
         return f"pip install '.[{extra}]' (in the folder of remask's pyproject.toml)"
     wanted = [name for name in named if not _installed(name)] or named
-    # No index has remask's other packages yet.
     local = [re.sub(r"^remask-", "./", name) for name in wanted]
     return f"pip install {' '.join(map(repr, local))}" + (" (in remask's repository)" if local != wanted else "")
+
+
+def _from_repository() -> bool:
+    """Whether remask runs from a repository: installed from its folder, as pip notes (PEP 610), or not at all."""
+    try:
+        origin = json.loads(distribution("remask").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return True
+    return "dir_info" in origin or "vcs_info" in origin
 
 
 def _packages(extra: str, project: str = "remask") -> list[str]:

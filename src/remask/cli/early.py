@@ -58,18 +58,16 @@ def check(args: argparse.Namespace) -> None:
         check_adapter(args.adapter)
 
 
-def check_extra(*needed: str) -> None:
-    """Raise `ConfigError` if packages of the `server` or the `ray` extra are missing."""
+def check_extra(extra: str, *needed: str) -> None:
+    """Raise `ConfigError` if packages of an extra are missing."""
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        extra = "ray" if missing == ["ray"] else "server"
         raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
 
 
 def check_fleet(args: argparse.Namespace) -> None:
     """As `check`, and the packages and the settings of servers behind Ray Serve."""
-    check_extra(*_SERVED)
-    check_extra("ray")
+    check_extra("ray", *_SERVED, "ray")
     if args.port == 0:
         raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
     _check_served(args)
@@ -77,7 +75,7 @@ def check_fleet(args: argparse.Namespace) -> None:
 
 def check_server(args: argparse.Namespace) -> None:
     """As `check`, and the packages and the settings of a server, and whether it can listen on its address."""
-    check_extra(*_SERVED, "yaml")
+    check_extra("server", *_SERVED, "yaml")
     whole("--port", args.port, low=0, high=options.MAX_PORT)
     with closing(bind(args.host, args.port)):
         pass  # it is bound again, once all is imported
