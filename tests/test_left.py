@@ -66,9 +66,9 @@ def test_a_class_that_left_says_what_to_use() -> None:
 def test_a_keyword_that_left_says_what_to_use() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu")
     with pytest.raises(UnknownNameError, match=re.escape(sentence("argument", "segments"))):
-        llm.generate([[5, 6]], segments=[[5]])  # type: ignore[arg-type]
+        llm.generate([[5, 6]], segments=[[5]])  # type: ignore[call-arg]
     with pytest.raises(UnknownNameError, match=r"Unknown argument 'cash'. Did you mean 'cache'\?"):
-        llm.generate([[5, 6]], cash="none")  # type: ignore[arg-type]
+        llm.generate([[5, 6]], cash="none")  # type: ignore[call-arg]
 
 
 def test_all_that_left_is_listed_here() -> None:

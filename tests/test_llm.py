@@ -1,6 +1,7 @@
 """The Python interface."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import pytest
@@ -10,6 +11,11 @@ from remask.checkpoint.settings import Loading, LoadSettings
 from remask.checks.fields import declared
 from remask.engine.engine import Engine
 from remask.errors import UnknownNameError
+from remask.policies.dense import Dense
+from remask.readers.logprobs import Logprobs
+from remask.request.forms import StructuredOutputs
+from remask.request.terms import TermKeywords, Terms
+from remask.session import RequestKeywords
 from tests.goldens import model_dir, request_line, runs
 from tests.sampling_fields import flat_params
 
@@ -143,6 +149,40 @@ def test_settings_of_loading_are_keywords_of_their_types() -> None:
         LLM("llada-tiny", quantisation="int8")  # type: ignore[call-arg]
     assert "max_num_seqs: Canvases that run at a time" in str(EngineConfig.__doc__)
     assert "quantization: Quantize the weights" in str(LoadSettings.__doc__)
+
+
+def test_terms_are_keywords_of_their_types() -> None:
+    terms, keywords = get_type_hints(Terms), get_type_hints(TermKeywords)
+    apart = {"cache", "canvas", "return_trace", "return_step_maps"}
+    assert list(keywords) == [name for name in declared(Terms) if name not in apart]
+    form = keywords.pop("structured_outputs")
+    assert form == StructuredOutputs | Mapping[str, Any] | None
+    assert {name: terms[name] for name in keywords} == keywords
+    assert "priority: Requests of lower priority numbers" in str(Terms.__doc__)
+
+
+def test_every_method_takes_the_terms(bundled: LLM) -> None:
+    """They reach the request, and what is no term is refused by its name."""
+    terms: RequestKeywords = {"priority": 3, "cache_salt": "a", "deadline_s": 60.0, "top_logprobs": 1}
+    terms |= {"prefix_length": 0, "suffix": " , abbey ;", "control_tokens": False, "cache": Dense()}
+    request = bundled.session.streamed("go 1", {"max_tokens": 2}, **terms)
+    asked = (request.priority, request.cache_salt, request.deadline_s, request.prefix_length, request.find_prefix)
+    assert asked == (3, "a", 60.0, 0, False)
+    assert request.reader(Logprobs) is not None
+    assert len(request.response) > 2 == request.response.open_places
+    (output,) = bundled.generate("go 1", {"max_tokens": 2}, **terms)
+    *_, last = bundled.stream("go 1", {"max_tokens": 2}, **terms)
+    assert last.output is not None
+    assert output.text == last.output.text
+    assert output.logprobs is not None
+    with pytest.raises(RemaskError, match="a response with fixed parts takes a mapping"):
+        bundled.generate("go 1", SAMPLING, suffix="x")
+    with pytest.raises(RemaskError, match="canvas and suffix both say"):
+        bundled.infill("go 1", [{"mask": 2}], suffix="x")
+    for method in (bundled.generate, bundled.chat, bundled.infill, bundled.session.streamed):
+        call: Any = method
+        with pytest.raises(UnknownNameError, match=r"Unknown argument 'prioriti'. Did you mean 'priority'"):
+            call([{"role": "user", "content": "go"}], [{"mask": 2}], prioriti=1)
 
 
 def test_a_new_engine_shares_the_weights_alone(golden: LLM) -> None:

@@ -4,12 +4,13 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from remask.engine.async_engine import AsyncEngine
 from remask.engine.request import PendingRequest
 from remask.errors import ConfigError
 from remask.llm import LLM, Output, Sampling, StreamedOutput
+from remask.session import RequestKeywords
 from remask.text.prompts import Prompt
 
 
@@ -44,15 +45,14 @@ class AsyncLLM:
             self.llm.close()
 
     async def stream(
-        self, prompt: Prompt, params: Sampling | None = None, **options: Any
+        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
     ) -> AsyncGenerator[StreamedOutput, None]:
         """Answer one prompt, and yield its text as it settles, left to right, as `LLM.stream` does.
 
-        `options` are keyword arguments of `LLM.stream`. The last item alone has an `output`. A consumer that stops
-        early cancels the request. Raises `ConfigError`, `QueueFullError`, and `EngineDeadError` where the engine has
-        stopped.
+        The last item alone has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`,
+        `QueueFullError`, and `EngineDeadError` where the engine has stopped.
         """
-        pending = await asyncio.to_thread(self._checked, prompt, params, options)
+        pending = await asyncio.to_thread(self._checked, prompt, params, terms)
         answer = self.llm.session.answer(pending)
         ticket = self._engine.submit([pending])
         try:
@@ -62,14 +62,16 @@ class AsyncLLM:
         finally:
             ticket.cancel()
 
-    async def generate(self, prompt: Prompt, params: Sampling | None = None, **options: Any) -> Output:
+    async def generate(
+        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
+    ) -> Output:
         """Answer one prompt; all else is as in `stream`. Prompts that are awaited together are batched together."""
         output = None
-        async for piece in self.stream(prompt, params, **options):
+        async for piece in self.stream(prompt, params, **terms):
             output = piece.output or output
         assert output is not None
         return output
 
-    def _checked(self, prompt: Prompt, params: Sampling | None, options: dict[str, Any]) -> PendingRequest:
-        request = self.llm.session.streamed(prompt, params, **options)
+    def _checked(self, prompt: Prompt, params: Sampling | None, terms: RequestKeywords) -> PendingRequest:
+        request = self.llm.session.streamed(prompt, params, **terms)
         return self.llm.engine.check(replace(request, id=f"stream-{next(self._numbers)}"))

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, Never, Unpack
+from typing import Any, Literal, Unpack
 
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import Loading, LoadSettings, ModelSettings
@@ -16,7 +16,7 @@ from remask.depth.table import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.errors import ConfigError, DecisionError, UnknownNameError
+from remask.errors import DecisionError, UnknownNameError
 from remask.loading import announce_download, open_model
 from remask.machine.cpu import read_cpu
 from remask.machine.device import resolve_device
@@ -29,14 +29,11 @@ from remask.policies.bicache import DepthLookup
 from remask.policies.registry import from_file
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
-from remask.readers.logprobs import Logprobs
-from remask.request.forms import StructuredOutputs
 from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Usage
-from remask.request.terms import Terms
-from remask.session import NO_DEPTHS, Canvas, Sampling, Session, check_idle, events_of
-from remask.text.prompts import Message, Prompt, as_prompts, conversations, encode
+from remask.session import NO_DEPTHS, Canvas, RequestKeywords, Sampling, Session, check_idle, events_of
+from remask.text.prompts import Message, Prompt, as_prompts, conversations
 from remask.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "StreamedOutput"]
@@ -189,43 +186,22 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Sampling | Sequence[Sampling] | None = None,
         *,
-        prefix_length: int | None = None,
-        cache: str | CachePolicy | None = None,
-        cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
-        top_logprobs: int | None = None,
-        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
         readers: Sequence[Reader] = (),
-        control_tokens: bool | None = None,
-        adapter: str | None = None,
-        **unknown: Never,
+        **terms: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
         A prompt is text, token ids, chat messages, or as in vLLM an object: `{"prompt": ...}` or `{"prompt_token_ids":
-        [...]}`. `prefix_length` leading tokens are shared with other requests;
-        by default everything before the last user turn with messages, and nothing with text or token ids. `params` as
-        `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
-        checkpoint's own defaults, as `Session.params` resolves them. `cache` and
-        `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
-        log-probability of each token, and of so many of the most probable ones in the same step. `structured_outputs`
-        is the form of all answers, as in `docs/sampling.md`. What `readers` of one's own find in each step is in
-        `Output.reads`, by their names. Names of special tokens become these tokens in prompts
-        that are text, and not in chat messages; `control_tokens` says that they do in both, or in neither. `adapter`
-        is the name of one of the `adapters` of `LLM`. Raises `ConfigError`, before anything runs, where a prompt or a
-        setting cannot be used.
+        [...]}`. `params` as `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves
+        the rest to the checkpoint's own defaults, as `Session.params` resolves them. What `readers` of one's own find
+        in each step is in `Output.reads`, by their names. `terms` are those of `remask.request.terms.Terms`, for all of
+        the prompts; `cache` may be an object, too, as in `LLM`. Outputs have what a step wrote with `trace`, and
+        log-probabilities with `top_logprobs`. Raises `ConfigError`, before anything runs, where a prompt or a setting
+        cannot be used.
         """
-        for name in unknown:
-            raise UnknownNameError("argument", name, signature(LLM.generate).parameters.keys() - {"self", "unknown"})
-        requests = self.session.requests(
-            prompts,
-            params,
-            prefix_length=prefix_length,
-            policy=self.session.chosen_policy(cache, cache_config, adapter),
-            control_tokens=control_tokens,
-            adapter=adapter,
-        )
-        return self._answered(requests, trace, top_logprobs, structured_outputs, readers)
+        asked = self.session.terms(terms, LLM.generate)
+        return self._answered(self.session.requests(prompts, params, *asked, readers=readers), trace)
 
     def chat(
         self,
@@ -235,47 +211,30 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        cache: str | CachePolicy | None = None,
-        cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
-        top_logprobs: int | None = None,
-        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
         readers: Sequence[Reader] = (),
-        control_tokens: bool | None = None,
-        adapter: str | None = None,
+        **terms: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Answer a conversation, or several of them batched together, in their order.
 
         As `generate` with conversations: a list of messages, or a list of such lists. With `continue_final_message`,
         which as in vLLM needs `add_generation_prompt` to be false, the last message is the beginning of the answer, and
-        outputs are what follows it; a form is that of both together. `chat_template_kwargs` are
-        variables of the chat template, such as `tools`. Raises `ConfigError`, before anything runs, where a
-        conversation or a setting cannot be used.
+        outputs are what follows it; a form is that of both together. `chat_template_kwargs` are variables of the chat
+        template, such as `tools`.
         """
-        asked = conversations(messages)
         requests = self.session.requests(
-            asked,
+            conversations(messages),
             params,
-            policy=self.session.chosen_policy(cache, cache_config, adapter),
-            control_tokens=control_tokens,
-            adapter=adapter,
+            *self.session.terms(terms, LLM.chat),
+            readers=readers,
             variables=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        given = [each[-1]["content"] for each in asked] if continue_final_message else None
-        return self._answered(requests, trace, top_logprobs, structured_outputs, readers, given)
+        return self._answered(requests, trace)
 
     def stream(
-        self,
-        prompt: Prompt,
-        params: Sampling | None = None,
-        *,
-        cache: str | CachePolicy | None = None,
-        cache_config: Mapping[str, Any] | None = None,
-        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
-        control_tokens: bool | None = None,
-        adapter: str | None = None,
+        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
     ) -> Generator[StreamedOutput, None, None]:
         """Answer one prompt, and yield its text as it settles, left to right.
 
@@ -284,9 +243,7 @@ class LLM:
         cannot be used.
         """
         check_idle(self.engine)
-        request = self.session.streamed(
-            prompt, params, cache, cache_config, structured_outputs, control_tokens, adapter
-        )
+        request = self.session.streamed(prompt, params, **terms)
         answer = self.session.answer(self.engine.check(request))
         with closing(events_of([request], self.engine)) as steps:
             for events in steps:
@@ -298,57 +255,25 @@ class LLM:
         canvas: Canvas | Sequence[Canvas],
         params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         *,
-        prefix_length: int | None = None,
-        cache: str | CachePolicy | None = None,
-        cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
-        top_logprobs: int | None = None,
-        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
-        control_tokens: bool | None = None,
-        adapter: str | None = None,
+        readers: Sequence[Reader] = (),
+        **terms: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Fill the holes of responses with fixed parts, batched together, in the order of the prompts.
 
         `canvas` is a list of parts, for all prompts or one for each: `{"text": ...}` and `{"token_ids": [...]}` stand
         as they are, `{"mask": n}` is a hole of n tokens, and `{"mask": {"min": a, "max": b}}` one of a to b tokens.
         Its parts say how long a response is, so `params` are mappings without `max_tokens`. Outputs have the text of
-        each hole in `holes`, and all of the response in `text`. `structured_outputs` is the form of a canvas' one hole.
-        All else is as in `generate`. Raises `ConfigError`, before anything runs, where something cannot be used.
+        each hole in `holes`, and all of the response in `text`. All else is as in `generate`.
         """
-        items = as_prompts(prompts)
-        canvases = [canvas] * len(items) if canvas and isinstance(canvas[0], Mapping | Part) else list(canvas)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(items)
-        for name, given in (("canvas", canvases), ("params", each)):
-            if len(given) != len(items):
-                raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(given)}")
-        policy, requests = self.session.chosen_policy(cache, cache_config, adapter), []
-        for index, (prompt, parts, own) in enumerate(zip(items, canvases, each, strict=True)):
-            tokens, shared = encode(prompt, self.tokenizer, control_tokens)
-            length = shared if prefix_length is None else prefix_length
-            terms = Terms(canvas=parts, control_tokens=control_tokens)  # type: ignore[arg-type]
-            chosen, template = self.session.response(terms, own or {}, len(tokens))
-            requests.append(Request(str(index), tokens, chosen, length, policy, template=template, adapter=adapter))
-        return self._answered(requests, trace, top_logprobs, structured_outputs)
+        items, asked = as_prompts(prompts), self.session.terms(terms, LLM.infill)
+        one = bool(canvas) and isinstance(canvas[0], Mapping | Part)
+        canvases: Any = [canvas] * len(items) if one else list(canvas)
+        return self._answered(self.session.requests(items, params, *asked, canvases=canvases, readers=readers), trace)
 
-    def _answered(
-        self,
-        requests: Sequence[Request],
-        trace: bool,
-        top_logprobs: int | None,
-        form: StructuredOutputs | Mapping[str, Any] | None,
-        readers: Sequence[Reader] = (),
-        given: Sequence[str] | None = None,
-    ) -> list[Output]:
-        """Run `requests` under these terms. Returns their outputs in their order.
-
-        The prompt of each ends with a text that is `given`, if they continue any.
-        """
-        logprobs = None if top_logprobs is None else Logprobs(top_logprobs)
-        asked = [
-            each.with_readers(logprobs, self.session.constraint(form, text), *readers)
-            for each, text in zip(requests, given or [""] * len(requests), strict=True)
-        ]
-        outputs = {output.id: output for output in self.session.run(asked, trace=trace)}
+    def _answered(self, requests: Sequence[Request], trace: bool) -> list[Output]:
+        """Run `requests`. Returns their outputs in their order."""
+        outputs = {output.id: output for output in self.session.run(requests, trace=trace)}
         return [outputs[request.id] for request in requests]
 
     def decide(
@@ -382,8 +307,7 @@ class LLM:
         policy = self.session.chosen_policy(cache, cache_config, adapter)
         numbers = range(len(plan.asks))
         requests = [plan.request(number, str(number), policy=policy, adapter=adapter) for number in numbers]
-        outputs = {output.id: output for output in self.session.run(requests)}
-        ordered = [outputs[str(number)] for number in range(len(plan.asks))]
+        ordered = self._answered(requests, trace=False)
         failed = next((output.error for output in ordered if output.error is not None), None)
         if failed is not None:
             raise DecisionError(f"a question could not be read: {failed}")

@@ -2,10 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final, Literal, TypeAlias
+from inspect import signature
+from typing import Any, Final, Literal, TypeAlias, Unpack
 
 from remask.answers.answer import ResponseCollector
 from remask.answers.decisions import DecisionPlan
@@ -16,7 +17,7 @@ from remask.depth.find import find_table, keep_earned, load_earned
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.request import PendingRequest, Request
+from remask.engine.request import PendingRequest, Request, request_of
 from remask.errors import ConfigError, FormError, UnknownNameError
 from remask.machine.progress import Progress
 from remask.model.transformer import Transformer
@@ -25,6 +26,7 @@ from remask.plan.canvas import Template
 from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.registry import Depths, from_file
+from remask.readers.base import Reader
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.request.forms import StructuredOutputs
@@ -32,7 +34,7 @@ from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Event
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import Terms, check_sampling
+from remask.request.terms import TermKeywords, Terms, check_sampling
 from remask.sampling.defaults import fit, of_mode, overlaid
 from remask.text.prompts import Prompt, as_prompts, encode
 from remask.text.tokenizer import Tokenizer
@@ -48,6 +50,12 @@ NO_TABLE = (
     "each request. Leave audits on, or measure a table with 'remask profile --model %s --output FILE', from prompts "
     "like yours, and give it as --depth-table FILE"
 )
+
+
+class RequestKeywords(TermKeywords, total=False):
+    """The terms of requests as keywords of methods of `LLM`."""
+
+    cache: str | CachePolicy | None
 
 
 class Session:
@@ -262,20 +270,26 @@ class Session:
             )
         return known
 
-    def streamed(
-        self,
-        prompt: Prompt,
-        params: Sampling | None = None,
-        cache: str | CachePolicy | None = None,
-        cache_config: Mapping[str, Any] | None = None,
-        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
-        control_tokens: bool | None = None,
-        adapter: str | None = None,
-    ) -> Request:
+    def terms(self, keywords: RequestKeywords, method: Callable[..., Any]) -> tuple[Terms, CachePolicy]:
+        """The terms that are keywords of `method`, and the cache policy that they name.
+
+        Raises `UnknownNameError` on other keywords, and `ConfigError` on values that cannot be used.
+        """
+        values: dict[str, Any] = dict(keywords)
+        known = {*RequestKeywords.__optional_keys__, *signature(method).parameters} - {"self", "terms"}
+        for name in values:
+            if name not in known:
+                raise UnknownNameError("argument", name, known)
+        cache = values.pop("cache", None)
+        if isinstance(form := values.get("structured_outputs"), Mapping):
+            values["structured_outputs"] = StructuredOutputs.from_mapping(form)
+        terms = Terms.from_mapping(values)
+        return terms, self.chosen_policy(cache, terms.cache_config, terms.adapter)
+
+    def streamed(self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]) -> Request:
         """The request of `stream`. Safe on any thread. Raises `ConfigError`."""
-        policy = self.chosen_policy(cache, cache_config, adapter)
-        (request,) = self.requests([prompt], params, policy=policy, control_tokens=control_tokens, adapter=adapter)
-        return request.with_readers(self.constraint(structured_outputs))
+        (request,) = self.requests([prompt], params, *self.terms(terms, self.streamed))
+        return request
 
     def answer(self, pending: PendingRequest) -> ResponseCollector:
         """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
@@ -296,7 +310,7 @@ class Session:
     def response(
         self,
         terms: Terms,
-        own: Mapping[str, Any],
+        own: Sampling,
         prompt_tokens: int,
         *,
         defaults: Mapping[str, Any] | None = None,
@@ -305,11 +319,18 @@ class Session:
     ) -> tuple[SamplingParams, Template | None]:
         """The sampling parameters of a request, as `params` resolves them, and its template, if it has one.
 
-        `terms` hold its canvas or its suffix. What it leaves out and the `command` sets is taken as it is,
-        too; but the parts of a canvas say its length. `around` are texts before and behind the response that are part
-        of it and not shown. Raises `ConfigError` where these and the parameters contradict each other.
+        `own` ones that are `SamplingParams` are complete. `terms` hold its canvas or its suffix. What it leaves out
+        and the `command` sets is taken as it is, too; but the parts of a canvas say its length. `around` are texts
+        before and behind the response that are part of it and not shown. Raises `ConfigError` where these and the
+        parameters contradict each other.
         """
-
+        if isinstance(own, SamplingParams):
+            if terms.canvas is not None or terms.suffix is not None:
+                raise ConfigError(
+                    "params: a response with fixed parts takes a mapping, such as {'temperature': 0.5}, which leaves "
+                    "the rest to it; SamplingParams are complete"
+                )
+            return own, None
         if self.loaded.config.causal_prefix:
             command = of_mode(command or {}, own.get("mode"))
 
@@ -348,6 +369,12 @@ class Session:
             return self.policy(*self.default_cache(adapter, settings or None), adapter=adapter)
         return self.policy(*from_file(cache, settings), adapter=adapter)
 
+    def policy_of(self, terms: Terms) -> CachePolicy:
+        """The policy of a request in JSON, which names no file with one. Raises `ConfigError`."""
+        if terms.cache is None:
+            return self.policy(*self.default_cache(terms.adapter, terms.cache_config), adapter=terms.adapter)
+        return self.policy(terms.cache, terms.cache_config, adapter=terms.adapter)
+
     def decisions(self, asked: Decisions, most: int | None = None) -> DecisionPlan:
         """The passes that answer decisions, and what follows from them. Safe on any thread.
 
@@ -362,41 +389,55 @@ class Session:
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Sampling | Sequence[Sampling] | None = None,
-        *,
-        prefix_length: int | None = None,
+        params: Sampling | Sequence[Sampling | None] | None = None,
+        terms: Terms | None = None,
         policy: CachePolicy | None = None,
-        control_tokens: bool | None = None,
+        *,
+        canvases: Sequence[Canvas] | None = None,
+        readers: Sequence[Reader] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        adapter: str | None = None,
     ) -> list[Request]:
-        """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0".
+        """Requests for `run`, as `generate` and `infill` make them; their ids are their numbers, from "0".
 
-        `variables` are those of the chat template, and conversations end as in `chat`.
+        The `terms` are those of all of them, in which `canvases`, one for each, stand. `variables` are those of the
+        chat template, and conversations end as in `chat`. Raises `ConfigError`.
         """
-        items = as_prompts(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(items)
-        if len(each) != len(items):
-            raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
-        chosen = policy or self.policy(*self.default_cache(adapter), adapter=adapter)
+        items, terms = as_prompts(prompts), terms or Terms()
+        sampling = list(params) if isinstance(params, Sequence) else [params] * len(items)
+        for name, values in (("canvas", canvases), ("params", sampling)):
+            if values is not None and len(values) != len(items):
+                raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(values)}")
+        policy = policy or self.policy(*self.default_cache(terms.adapter), adapter=terms.adapter)
         requests = []
-        for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
+        for index, (prompt, own) in enumerate(zip(items, sampling, strict=True)):
             tokens, shared = encode(
                 prompt,
                 self.tokenizer,
-                control_tokens,
+                terms.control_tokens,
                 variables,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
-            if not isinstance(own, SamplingParams):
-                own = self.params(own, prompt_tokens=len(tokens))
-            length = shared if prefix_length is None else prefix_length
-            request = Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None)
-            continues = continue_final_message and bool(prompt[-1]["content"])  # type: ignore[index]
-            requests.append(replace(request, adapter=adapter, continues=continues))
+            if canvases is not None:
+                parts: Any = canvases[index]
+                terms = replace(terms, canvas=parts)
+            resolved, template = self.response(terms, own or {}, len(tokens))
+            begun: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
+            request = request_of(
+                str(index),
+                tokens,
+                resolved,
+                policy,
+                terms,
+                self.loaded.config,
+                shared=shared,
+                constraint=self.constraint(terms.structured_outputs, begun),
+                template=template,
+                continues=bool(begun),
+            )
+            requests.append(request.with_readers(*readers))
         return requests
 
     def run(

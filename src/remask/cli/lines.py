@@ -13,7 +13,6 @@ from remask.cli.options import open_text
 from remask.engine.request import Request, request_of
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy
 from remask.policies.registry import check_setting
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import SAMPLING, Terms, flat
@@ -38,9 +37,17 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Map
     tokens, shared = _tokens(llm, given[0], line[given[0]], terms.control_tokens)
     own = {name: line[name] for name in declared(SamplingParams) if line.get(name) is not None}
     params, template = llm.session.response(terms, own, len(tokens), command=sampling)
-    policy = _policy(llm, terms)
-    more: dict[str, Any] = {"constraint": llm.session.constraint(terms.structured_outputs), "template": template}
-    return request_of(request_id, tokens, params, policy, terms, llm.loaded.config, shared=shared, **more)
+    return request_of(
+        request_id,
+        tokens,
+        params,
+        llm.session.policy_of(terms),
+        terms,
+        llm.loaded.config,
+        shared=shared,
+        constraint=llm.session.constraint(terms.structured_outputs),
+        template=template,
+    )
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:
@@ -59,14 +66,6 @@ def _tokens(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tup
     if kind == "messages" and (not isinstance(value, list) or all(isinstance(item, int) for item in value)):
         raise ConfigError(f"messages must be a list of {{role, content}}, got {shown(value)}")
     return encode(value, llm.tokenizer, control_tokens)
-
-
-def _policy(llm: LLM, terms: Terms) -> CachePolicy:
-    cache: str | CachePolicy | None
-    cache, settings = terms.cache, terms.cache_config
-    if cache is None:
-        cache, settings = llm.session.default_cache(terms.adapter, settings)
-    return llm.session.policy(cache, settings, adapter=terms.adapter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from remask.checks.fields import check, declare, parse
+from remask.checks.fields import check, declare, documented, parse
 from remask.checks.values import Flag, ListOf, Settings, Text
 from remask.errors import ConfigError
 from remask.request.json_schema import escaped, expression_of
@@ -16,6 +16,7 @@ MAX_PATTERN = 2**14
 """Characters of a regular expression, a schema as it is sent, or all choices together."""
 
 
+@documented
 @dataclass(frozen=True)
 class StructuredOutputs:
     """The form of an answer; one of the fields is set. Raises `ConfigError` when made, naming the field."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remask.checks.fields import Nested, check, declare
+from remask.checks.fields import Nested, check, declare, documented
 from remask.checks.values import LIST, POSITIONS, AnyOf, ListOf, Text, Whole
 from remask.errors import ConfigError
 
@@ -11,6 +11,7 @@ MAX_PARTS = 4096
 """Most parts of a canvas."""
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class MaskLength:
     """The length of a hole. Raises `ConfigError` when made, naming the field and what is allowed."""
@@ -26,6 +27,7 @@ class MaskLength:
             raise ConfigError(f"canvas.mask: min={self.min} is more than max={self.max}; lower it")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a response: one of its fields is set. Raises `ConfigError` when made, naming the field."""

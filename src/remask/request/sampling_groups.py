@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.checks.fields import check, declare, parse
+from remask.checks.fields import check, declare, documented, parse
 from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Settings, Whole
 from remask.denoising.rules import RULES
 from remask.errors import ConfigError
@@ -29,6 +29,7 @@ UNIFORM_PRESETS = {
 PRESET_FIELDS = ("steps_per_block", "block_length", "uniform.tokens_per_step")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class RemaskingParams:
     """Which noisy positions become final in a step, beside `threshold`. `None` leaves a choice to the model family."""
@@ -142,6 +143,7 @@ class RemaskingParams:
         return parse(own, self.config or {}, "remasking.config", item, "remasking.config.")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class BlockParams:
     """How blocks follow each other, and end. `None` leaves a choice to the model family."""
@@ -171,6 +173,7 @@ class BlockParams:
         check(self, "blocks.")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
     """How mode `linear_speculation` drafts."""
@@ -195,6 +198,7 @@ class SpeculationParams:
         check(self, "speculation.")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class RenoisingParams:
     """How a canvas of noise is denoised by a model that writes one after the other (DiffusionGemma)."""
@@ -229,6 +233,7 @@ class RenoisingParams:
         check(self, "renoising.")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class UniformParams:
     """How uniform models, whose tokens may change again, are sampled. `None` leaves a choice to the model family."""

@@ -13,6 +13,7 @@ from remask.checks.fields import (
     check,
     declare,
     declared,
+    documented,
     grouped,
     parse,
     paths,
@@ -72,6 +73,7 @@ class _KnownNames:
         return object.__new__(cls)
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_KnownNames):
     """How one request is denoised. `None` leaves a choice to the model family.

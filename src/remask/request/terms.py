@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
-from remask.checks.fields import Nested, check, declare, declared, parse, unknown_name
+from remask.checks.fields import Nested, check, declare, declared, documented, parse, unknown_name
 from remask.checks.values import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole, shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
@@ -16,6 +16,7 @@ SAMPLING = "sampling"  # the object of a request in which its sampling parameter
 PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The terms of one request, in a JSONL line and in a body alike. `None` leaves a choice to the command or server.
@@ -106,6 +107,25 @@ class Terms:
     def from_mapping(cls, values: object) -> "Terms":
         """Terms from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
         return parse(cls, values, "a request", "term")
+
+
+class TermKeywords(TypedDict, total=False):
+    """The types of `Terms`, for those who give them as keywords.
+
+    `cache` and `canvas` are left out, which methods of `LLM` take in forms of their own, and what says that an answer
+    in JSON reports more.
+    """
+
+    prefix_length: int | None
+    cache_config: Mapping[str, Any] | None
+    adapter: str | None
+    cache_salt: str
+    priority: int
+    deadline_s: float | None
+    top_logprobs: int | None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None
+    control_tokens: bool | None
+    suffix: str | None
 
 
 def flat(request: Mapping[str, Any], beside: Iterable[str]) -> Mapping[str, Any]:

@@ -285,11 +285,7 @@ class Intake:
 
     def policy(self, terms: Terms) -> CachePolicy:
         """The cache policy of a request. Raises `ConfigError` where its terms name none that can be."""
-        cache: str | CachePolicy | None
-        cache, settings = terms.cache, terms.cache_config
-        if cache is None:
-            cache, settings = self.session.default_cache(terms.adapter, settings)
-        return self.session.policy(cache, settings, adapter=terms.adapter)
+        return self.session.policy_of(terms)
 
     def _seeded(self, params: SamplingParams, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed, its own or a default one, gives the same ones again."""
