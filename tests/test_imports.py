@@ -118,7 +118,7 @@ ENGINE_DOORS = {
     "remask.engine.audit_report",
 }
 # Names of classes that stand in two modules of `remask` still: those of the API's document stand elsewhere too.
-SHARED_NAMES = {"BlockStart", "Ranked", "Usage"}
+SHARED_NAMES = {"Usage"}
 UNDESCRIBED = ("remask_lab.papers", "remask_lab.pages", "remask_lab.speed")
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {"__future__", "abc", "collections", "dataclasses", "difflib", "enum", "functools", "hashlib", "inspect"}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from remask.denoising.rules import RULES, BlockStart, Knobs, Step
+from remask.denoising.rules import RULES, BlockFacts, Knobs, Step
 from remask.denoising.select import above, by_factor, entropy_bounded, top, within_budget
 
 # Sixteenths are exact in float32, so limits are met exactly and ties are frequent.
@@ -97,7 +97,7 @@ def test_what_a_pass_leaves_of_its_budget_is_the_next_ones(
     """Fast-dLLM's rule for Dream (`_WithinBudget`), worked out by hand with a threshold of one half."""
     begin = RULES.get("confidence_threshold").begin
     assert begin is not None
-    choose = begin(BlockStart(masks, steps, Knobs(threshold=0.5)))
+    choose = begin(BlockFacts(masks, steps, Knobs(threshold=0.5)))
     for number, (confidence, chosen) in enumerate(passes):
         positions = np.arange(len(confidence))
         step = Step(positions, np.array(confidence, dtype=np.float32), number, 0, None, None, np.zeros)

@@ -10,7 +10,7 @@ import pytest
 
 from remask.checks import fields
 from remask.checks import values as checks
-from remask.denoising.rules import BlockStart, Knobs, Remasking, Step
+from remask.denoising.rules import BlockFacts, Knobs, Remasking, Step
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
@@ -55,7 +55,7 @@ def test_the_rule_of_the_example_decodes_a_canvas(apart: Remasking) -> None:
 
 
 def test_the_rule_of_the_example_chooses_no_neighbours(apart: Remasking) -> None:
-    choose = apart.begin(BlockStart(4, 1, Knobs()))
+    choose = apart.begin(BlockFacts(4, 1, Knobs()))
     positions, confidence = np.array([3, 4, 5, 9]), np.array([0.9, 0.8, 0.7, 0.1], dtype=np.float32)
     step = Step(positions, confidence, 0, 4, None, None, lambda count: np.zeros(count, dtype=np.float32))
     assert choose(step).tolist() == [0, 2, 3]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from remask.denoising.select import Ranked, top
+from remask.denoising.select import RankRule, top
 from remask.engine import runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -105,7 +105,7 @@ def chosen(turn: Turn, decoder: Decoder, confidence: NDArray[np.float32]) -> NDA
     """What the host would choose of the positions that are still noisy when a pass is read."""
     candidates, noisy = runner._candidates(turn, decoder), turn.member.canvases[0].canvas.noisy
     known, positions = candidates.chosen, candidates.positions
-    if not isinstance(known, Ranked):
+    if not isinstance(known, RankRule):
         return np.isin(positions, [] if known is None else known)
     rows = np.flatnonzero((candidates.ways() == RANKED) & noisy[positions])
     passing = int((confidence[rows] >= known.threshold).sum())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from remask.denoising import select
-from remask.denoising.select import Ranked
+from remask.denoising.select import RankRule
 from remask.engine.canvas_state import TokenBuffer
 from remask.sampling.choice import Candidates
 from tests.device import device
@@ -15,17 +15,17 @@ from tests.engine.executors import NEEDS_TRITON
 
 LEVELS = np.linspace(0, 1, 6, dtype=np.float32)  # few, so that many are equal
 RULES = st.one_of(
-    st.integers(0, 6).map(Ranked),
-    st.sampled_from([*LEVELS.tolist(), 0.3]).map(Ranked.above),
-    st.tuples(st.sampled_from([*LEVELS.tolist(), 0.3]), st.integers(1, 3)).map(lambda each: Ranked.beyond(*each)),
-    st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]).map(lambda factor: Ranked(1, factor=factor)),
-    st.integers(1, 4).map(lambda count: Ranked(count, changes=True)),
+    st.integers(0, 6).map(RankRule),
+    st.sampled_from([*LEVELS.tolist(), 0.3]).map(RankRule.above),
+    st.tuples(st.sampled_from([*LEVELS.tolist(), 0.3]), st.integers(1, 3)).map(lambda each: RankRule.beyond(*each)),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]).map(lambda factor: RankRule(1, factor=factor)),
+    st.integers(1, 4).map(lambda count: RankRule(count, changes=True)),
     st.just("known"),
     st.none(),
 )
 
 
-def by_host(rule: Ranked, confidence: NDArray[np.float32]) -> NDArray[np.int64]:
+def by_host(rule: RankRule, confidence: NDArray[np.float32]) -> NDArray[np.int64]:
     """By the functions that the host uses, not by ranks."""
     if not len(confidence):
         return np.empty(0, dtype=np.int64)
@@ -44,16 +44,16 @@ ASKED = st.lists(st.tuples(RULES, st.integers(0, 40)), min_size=1, max_size=5)
 @NEEDS_TRITON
 @given(ASKED, st.integers(0, 2**32 - 1))
 @settings(max_examples=25)
-def test_many_requests_at_once_by_a_kernel(asked: list[tuple[Ranked | str | None, int]], seed: int) -> None:
+def test_many_requests_at_once_by_a_kernel(asked: list[tuple[RankRule | str | None, int]], seed: int) -> None:
     check_many(asked, seed, kernels=True)
 
 
 @given(ASKED, st.integers(0, 2**32 - 1))
-def test_many_requests_at_once(asked: list[tuple[Ranked | str | None, int]], seed: int) -> None:
+def test_many_requests_at_once(asked: list[tuple[RankRule | str | None, int]], seed: int) -> None:
     check_many(asked, seed, kernels=False)
 
 
-def check_many(asked: list[tuple[Ranked | str | None, int]], seed: int, *, kernels: bool) -> None:
+def check_many(asked: list[tuple[RankRule | str | None, int]], seed: int, *, kernels: bool) -> None:
     """What is chosen, and what the buffer holds then."""
     rng = np.random.default_rng(seed)
     buffer = TokenBuffer(PLACES, torch.device(device()))
@@ -76,7 +76,7 @@ def check_many(asked: list[tuple[Ranked | str | None, int]], seed: int, *, kerne
         requests.append(Candidates(chosen, positions, block, places))
         value = values[places[0][positions]]
         rows = np.flatnonzero((value % 2 == 1) & np.isin(positions, block))
-        if isinstance(chosen, Ranked):
+        if isinstance(chosen, RankRule):
             best = rows[by_host(chosen, confidence[rows])]
             new = value[best] // 2 != token[best]
             taken = positions[best[new & (confidence[best] > 0)] if chosen.changes else best]
@@ -84,7 +84,7 @@ def check_many(asked: list[tuple[Ranked | str | None, int]], seed: int, *, kerne
             taken = known if chosen is not None else positions[:0]
         hit = np.isin(positions, taken)
         for each in places:
-            after[each[taken]] = 2 * token[hit] + (isinstance(chosen, Ranked) and chosen.changes)
+            after[each[taken]] = 2 * token[hit] + (isinstance(chosen, RankRule) and chosen.changes)
         expected += hit.tolist()
         scores += [[float(one), float(other)] for one, other in zip(token, confidence, strict=True)]
     buffer.values.copy_(torch.from_numpy(values))
@@ -99,9 +99,9 @@ def check_many(asked: list[tuple[Ranked | str | None, int]], seed: int, *, kerne
 def test_what_is_certain_of_a_choice(count: int, seed: int, threshold: float | None, least: int) -> None:
     """As many as it says are chosen in any case, and where it says that these are all, they are."""
     confidence = np.random.default_rng(seed).choice(LEVELS, count)
-    rules = [Ranked(least), Ranked(1, factor=1.0)]
+    rules = [RankRule(least), RankRule(1, factor=1.0)]
     if threshold is not None:
-        rules = [Ranked.above(threshold), Ranked.beyond(threshold, max(1, least))]
+        rules = [RankRule.above(threshold), RankRule.beyond(threshold, max(1, least))]
     for rule in rules:
         chosen = len(by_host(rule, confidence))
         assert chosen >= rule.sure(count)
@@ -113,8 +113,8 @@ def test_a_threshold_is_compared_as_float32() -> None:
     """0.7 is no float32: as the host compares, the next smaller one passes."""
     third = np.float32(0.7)
     below = np.nextafter(third, np.float32(0))
-    assert Ranked.above(0.7).threshold == third
-    assert Ranked.beyond(0.7, 1).threshold > third
+    assert RankRule.above(0.7).threshold == third
+    assert RankRule.beyond(0.7, 1).threshold > third
     rows = np.array([third, below], dtype=np.float32)
-    assert (rows >= Ranked.above(0.7).threshold).tolist() == (rows >= 0.7).tolist()
-    assert (rows >= Ranked.beyond(0.7, 1).threshold).tolist() == (rows > 0.7).tolist()
+    assert (rows >= RankRule.above(0.7).threshold).tolist() == (rows >= 0.7).tolist()
+    assert (rows >= RankRule.beyond(0.7, 1).threshold).tolist() == (rows > 0.7).tolist()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from remask.checks.fields import check, declare
 from remask.checks.values import POSITIONS, Flag, Real, Whole
-from remask.denoising.rules import BlockStart, Choose, Remasking, Step
+from remask.denoising.rules import BlockFacts, Choose, Remasking, Step
 from remask.denoising.select import Chosen, Confidence, above, top
 
 
@@ -104,7 +104,7 @@ class SlowFast:
         return int(np.mean(ends[-config.window :])) if last else None
 
 
-def begin(block: BlockStart) -> Choose:
+def begin(block: BlockFacts) -> Choose:
     """The choice in the steps of one block."""
     sampler = SlowFast(block.knobs.config)
 

@@ -75,11 +75,11 @@ class Knobs:
 
 
 def _nothing_left_out(tail: int | None) -> None:
-    """`BlockStart.leave_out` of a decoder that never leaves out a tail."""
+    """`BlockFacts.leave_out` of a decoder that never leaves out a tail."""
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStart:
+class BlockFacts:
     """Facts about a block when it begins.
 
     Attributes:
@@ -101,7 +101,7 @@ def scheduled(step: Step) -> select.Chosen:
     return select.top(step.confidence, step.count)
 
 
-def every_block(choose: Choose) -> Callable[[BlockStart], Choose]:
+def every_block(choose: Choose) -> Callable[[BlockFacts], Choose]:
     """`Remasking.begin` of a rule without a state of its own: the same function for every block."""
     return lambda _: choose
 
@@ -142,7 +142,7 @@ class Remasking:
     name: str
     meaning: str
     kinds: tuple[ModelKind, ...] = ("masked",)
-    begin: Callable[[BlockStart], Choose] = _BY_SCHEDULE
+    begin: Callable[[BlockFacts], Choose] = _BY_SCHEDULE
     config: type[Any] | None = None
     measure: RowMeasure | None = None
     filtered: bool = False
@@ -172,12 +172,12 @@ def _leftmost(step: Step) -> select.Chosen:
     return np.flatnonzero(step.positions < step.positions[0] + step.count)
 
 
-def _entropy_bounded(block: BlockStart) -> Choose:
+def _entropy_bounded(block: BlockFacts) -> Choose:
     bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
     return lambda step: select.entropy_bounded(-step.confidence, bound)
 
 
-def _joint_threshold(block: BlockStart) -> Choose:
+def _joint_threshold(block: BlockFacts) -> Choose:
     knobs = block.knobs
     threshold = JOINT_THRESHOLD if knobs.threshold is None else knobs.threshold
     least = MIN_TRANSFER if knobs.min_transfer is None else knobs.min_transfer
@@ -189,12 +189,12 @@ def _joint_threshold(block: BlockStart) -> Choose:
     return choose
 
 
-def _bounded(block: BlockStart) -> Choose:
+def _bounded(block: BlockFacts) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
     return lambda step: select.bounded(step.confidence, threshold)
 
 
-def _cumulative(block: BlockStart) -> Choose:
+def _cumulative(block: BlockFacts) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
     return lambda step: select.cumulative(step.confidence, threshold)
 
@@ -205,7 +205,7 @@ class _WithinBudget:
     Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
     """
 
-    def __init__(self, block: BlockStart) -> None:
+    def __init__(self, block: BlockFacts) -> None:
         assert block.knobs.threshold is not None
         if block.masks % block.steps:
             raise ConfigError(

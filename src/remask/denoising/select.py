@@ -15,7 +15,7 @@ DRAWN = 4  # weight of a row that is not read greedily: draws, filters and forms
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankRule:
     """A choice that depends on confidences alone, so that the device can make it (`remask.sampling.choice`).
 
     As many of the most confident are chosen as have at least `threshold` (float32), and `least` of them at least. With
@@ -29,12 +29,12 @@ class Ranked:
     changes: bool = False
 
     @classmethod
-    def above(cls, threshold: float) -> "Ranked":
+    def above(cls, threshold: float) -> "RankRule":
         """As the function `above`."""
         return cls(1, float(np.float32(threshold)))
 
     @classmethod
-    def beyond(cls, threshold: float, least: int) -> "Ranked":
+    def beyond(cls, threshold: float, least: int) -> "RankRule":
         """Every one above `threshold`, and the `least` most confident."""
         return cls(least, float(np.nextafter(np.float32(threshold), np.float32(np.inf))))
 

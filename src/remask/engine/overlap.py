@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remask.denoising.select import Ranked
+from remask.denoising.select import RankRule
 from remask.engine.lifecycle import PASS_FAILED, POLICY_FAILED, Lifecycle
 from remask.engine.member import Member, Tally, Turn
 from remask.engine.runner import LaunchedPass
@@ -110,7 +110,7 @@ def _following(turn: Turn) -> Turn | None:
     canvas, block = state.canvas, decoder.block
     noisy = block.start + canvas.noisy[block.start : block.stop].nonzero()[0]
     final = noisy[:0]
-    if not isinstance(known, Ranked):
+    if not isinstance(known, RankRule):
         counted = final = known
     elif known.changes:  # what is final follows from step clocks
         counted = final = decoder.outcome(final).final
@@ -121,9 +121,9 @@ def _following(turn: Turn) -> Turn | None:
         return Turn(running, (), _FREE, after, final)
     open_ = canvas.ahead(final, decoder.step).noisy if len(final) else canvas.noisy
     plan = running.planner.repeated(after, open_)
-    if plan is None or (isinstance(known, Ranked) and known.changes and after.transfers is None):
+    if plan is None or (isinstance(known, RankRule) and known.changes and after.transfers is None):
         return None
-    if isinstance(known, Ranked) and not known.changes and not known.counted(len(noisy)):
+    if isinstance(known, RankRule) and not known.changes and not known.counted(len(noisy)):
         then = _after_block(running, decoder, noisy)
         if then is not None and not then.spans.rewrites(plan.spans):
             return None

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.denoising.select import Ranked
+from remask.denoising.select import RankRule
 from remask.engine.canvas_state import TokenBuffer
 from remask.engine.config import EngineConfig
 from remask.engine.runner import score_rows
@@ -255,9 +255,9 @@ def _choose(model: Transformer) -> Tensor:
     places, positions = list(rng.permutation(len(values)).reshape(-1, rows)), np.arange(rows)
     scores = np.stack([rng.integers(1, 20, 3 * rows), rng.integers(0, 10, 3 * rows) / 10]).astype(np.float32)
     requests = [
-        Candidates(Ranked(7), positions, range(rows), places[:2]),
-        Candidates(Ranked.above(0.8), positions, range(3, 20), places[2:3]),
-        Candidates(Ranked(1, factor=0.5, changes=True), positions, range(rows), places[3:]),
+        Candidates(RankRule(7), positions, range(rows), places[:2]),
+        Candidates(RankRule.above(0.8), positions, range(3, 20), places[2:3]),
+        Candidates(RankRule(1, factor=0.5, changes=True), positions, range(rows), places[3:]),
     ]
     answer = buffer.transfer(send(scores, _device(model)), requests, kernels=model.kernels is not None)
     return torch.cat([1 + answer[2], buffer.values[:-1].float()])[:, None]

@@ -16,7 +16,7 @@ from remask.denoising.rules import (
     MAX_STEPS_PER_BLOCK,
     REMASKING,
     RULES,
-    BlockStart,
+    BlockFacts,
     Remasking,
     check_threshold,
     scheduled,
@@ -270,8 +270,8 @@ class BlockCausalDecoder(RuleDecoder):
             return None
         if self._choose is scheduled:
             if threshold is None:
-                return select.Ranked(self._count)
-            return select.Ranked.beyond(threshold, self._count) if self._strict else select.Ranked.above(threshold)
+                return select.RankRule(self._count)
+            return select.RankRule.beyond(threshold, self._count) if self._strict else select.RankRule.above(threshold)
         return self._blindly() if threshold is None else None
 
     def choose(self, predictions: Predicted) -> Positions:
@@ -303,7 +303,7 @@ class BlockCausalDecoder(RuleDecoder):
     def _begin_block(self, block: range) -> None:
         self.block, self.block_step, self._scheduled = block, 0, 0
         self._shared = self._length if self._strict else self._masks()
-        self._choose = self._rule.begin(BlockStart(self._masks(), self._steps, self.params.knobs))
+        self._choose = self._rule.begin(BlockFacts(self._masks(), self._steps, self.params.knobs))
 
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
         params, count = self.params, self._count

@@ -12,7 +12,7 @@ import numpy as np
 
 from remask.checks.fields import paths
 from remask.denoising import select
-from remask.denoising.rules import RULES, THRESHOLD, BlockStart, Remasking, check_threshold
+from remask.denoising.rules import RULES, THRESHOLD, BlockFacts, Remasking, check_threshold
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
@@ -241,4 +241,4 @@ class CausalDecoder(RuleDecoder):
         adapter = self._drafter if drafts else None
         self.context = StepContext(sees=sees, shift=0, committed=self._committed, adapter=adapter, drafts=drafts)
         self._steps = min(self.params.steps_per_block or size, size)
-        self._choose = self._rule.begin(BlockStart(size - 1, self._steps, self.params.knobs))
+        self._choose = self._rule.begin(BlockFacts(size - 1, self._steps, self.params.knobs))

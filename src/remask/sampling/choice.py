@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.denoising.select import Ranked
+from remask.denoising.select import RankRule
 from remask.machine.transfers import send
 from remask.sampling.decoder import Positions, Transfers
 
 KNOWN, RANKED = 1, 2
 """How a row is chosen: in any case, or by its rank where it is noisy. 0: never."""
-_BY_HOST = Ranked(0)
+_BY_HOST = RankRule(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Candidates:
         """How each of the positions is chosen, int64 [rows], or all of them."""
         if self.chosen is None or not len(self.positions):
             return 0
-        if not isinstance(self.chosen, Ranked):
+        if not isinstance(self.chosen, RankRule):
             return KNOWN * np.isin(self.positions, self.chosen).astype(np.int64)
         if self.block.start <= self.positions[0] and self.positions[-1] < self.block.stop:
             return RANKED
@@ -50,7 +50,7 @@ class RowChoice:
     """How positions of R rows are chosen, for N requests one after the other, and where their tokens are written.
 
     Attributes:
-        rules: int64 [6, N]: the first row of each request, its rows, and the fields of `Ranked`, of which `threshold`
+        rules: int64 [6, N]: the first row of each request, its rows, and the fields of `RankRule`, of which `threshold`
             and `factor` are the bits of a float64; a factor of -1 is none.
         owner: request of each row, int64 [R].
         ways: how each row is chosen, int64 [R].
@@ -72,7 +72,7 @@ class RowChoice:
         first = counts.cumsum() - counts
         total, canvases = int(counts.sum()), max(len(each.places) for each in requests)
         owned = len(requests)
-        rules = [each.chosen if isinstance(each.chosen, Ranked) else _BY_HOST for each in requests]
+        rules = [each.chosen if isinstance(each.chosen, RankRule) else _BY_HOST for each in requests]
         numbers = np.empty(6 * owned + (2 + canvases) * total, dtype=np.int64)
         of_request = numbers[: 6 * owned].reshape(6, owned)
         owner, ways, *targets = numbers[6 * owned :].reshape(2 + canvases, total)

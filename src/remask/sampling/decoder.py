@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.denoising.rules import Choose, Remasking, Step, check_progress
-from remask.denoising.select import Chosen, Ranked
+from remask.denoising.select import Chosen, RankRule
 from remask.errors import IntegrityError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach, StepFacts
@@ -22,7 +22,7 @@ Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]
 Confidence = NDArray[np.float32]
 
-Transfers: TypeAlias = Ranked | Positions
+Transfers: TypeAlias = RankRule | Positions
 """The positions that a step transfers, as far as known before its pass: how they are ranked, or which they are."""
 
 

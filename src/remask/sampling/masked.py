@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from remask.denoising import select
-from remask.denoising.rules import REMASKING, RULES, BlockStart, Remasking, names_on, scheduled
+from remask.denoising.rules import REMASKING, RULES, BlockFacts, Remasking, names_on, scheduled
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.spans import Mask
@@ -99,7 +99,7 @@ class MaskedDecoding(Decoding):
         decoding._check_order(noisy)
         masks = np.add.reduceat(noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
         for share in sorted(set(zip(masks.tolist(), blocks.steps, strict=True))):
-            rule.remasking.begin(BlockStart(*share, params.knobs))
+            rule.remasking.begin(BlockFacts(*share, params.knobs))
         return decoding
 
     def _check_order(self, noisy: Mask) -> None:
@@ -205,12 +205,12 @@ class MaskedDecoder(RuleDecoder):
         if self._by_value:
             threshold = self.params.threshold
             return (
-                select.Ranked(1, factor=self.params.remasking.factor)
+                select.RankRule(1, factor=self.params.remasking.factor)
                 if threshold is None
-                else select.Ranked.above(threshold)
+                else select.RankRule.above(threshold)
             )
         if self._choose is scheduled:
-            return select.Ranked(self._scheduled())
+            return select.RankRule(self._scheduled())
         return self._blindly()
 
     def choose(self, predictions: Predicted) -> Positions:
@@ -262,7 +262,7 @@ class MaskedDecoder(RuleDecoder):
         masks = self._masks()
         self._share, self._rest = divmod(masks, self._steps)  # as `even_count`
         self.context = PLAIN
-        begun = BlockStart(masks, self._steps, self.params.knobs, self._leave_out)
+        begun = BlockFacts(masks, self._steps, self.params.knobs, self._leave_out)
         self._choose = self._rule.begin(begun)
 
     def _schedule(self) -> TimeSchedule | LinearSchedule | None:

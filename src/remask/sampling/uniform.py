@@ -252,7 +252,7 @@ class UniformDecoder(Decoder):
         if self._correction is not None or self._params.uniform.revision_tokens:
             return None
         every = self._decoding.ancestral
-        return select.Ranked(len(self._fresh) if every else self._decoding.per_step, changes=True)
+        return select.RankRule(len(self._fresh) if every else self._decoding.per_step, changes=True)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), draws of the reverse step (ancestral), or proposals."""

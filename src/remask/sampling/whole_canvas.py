@@ -182,8 +182,8 @@ class WholeCanvasDecoder(UniformDecoder):
     def transfers(self) -> Transfers | None:
         """See `Decoder`. A draw of the adaptive sampler may replace a token that is the most probable one."""
         if self._decoding.ancestral or self._decoding.greedy:
-            return select.Ranked(len(self.block), changes=True)
-        return select.Ranked(self._decoding.per_step, changes=True) if self._params.greedy else None
+            return select.RankRule(len(self.block), changes=True)
+        return select.RankRule(self._decoding.per_step, changes=True) if self._params.greedy else None
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         if self._decoding.greedy:

@@ -6,7 +6,7 @@ import numpy as np
 
 from remask.checks.fields import check, declare
 from remask.checks.values import Real, Whole
-from remask.denoising.rules import BlockStart, Remasking, Step
+from remask.denoising.rules import BlockFacts, Remasking, Step
 from remask.denoising.select import Chosen, top
 from remask.plan import RowMeasure
 
@@ -29,7 +29,7 @@ class Frontier:
         unsure: steps in a row in which no position was sure enough.
     """
 
-    def __init__(self, block: BlockStart) -> None:
+    def __init__(self, block: BlockFacts) -> None:
         self.config: FrontierConfig = block.knobs.config
         self.leave_out = block.leave_out
         self.unsure = 0
