@@ -423,22 +423,41 @@ class Session:
             if canvases is not None:
                 parts: Any = canvases[index]
                 terms = replace(terms, canvas=parts)
-            resolved, template = self.response(terms, own or {}, len(tokens))
             begun: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
-            request = request_of(
-                str(index),
-                tokens,
-                resolved,
-                policy,
-                terms,
-                self.loaded.config,
-                shared=shared,
-                constraint=self.constraint(terms.structured_outputs, begun),
-                template=template,
-                continues=bool(begun),
-            )
+            request = self.request(str(index), tokens, shared, own or {}, terms, policy, begun=begun)
             requests.append(request.with_readers(*readers))
         return requests
+
+    def request(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        shared: int,
+        own: Sampling,
+        terms: Terms,
+        policy: CachePolicy,
+        *,
+        command: Mapping[str, Any] | None = None,
+        begun: str = "",
+    ) -> Request:
+        """The request of a prompt of `tokens`, `shared` of which are its prefix by default, as `response` resolves it.
+
+        The answer goes on from a text that is `begun`. Raises `ConfigError`.
+        """
+        params, template = self.response(terms, own, len(tokens), command=command)
+        constraint = self.constraint(terms.structured_outputs, begun)
+        return request_of(
+            name,
+            tokens,
+            params,
+            policy,
+            terms,
+            self.loaded.config,
+            shared=shared,
+            constraint=constraint,
+            template=template,
+            continues=bool(begun),
+        )
 
     def run(
         self,

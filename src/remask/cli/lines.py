@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from remask.checks.fields import declared, unknown_name
 from remask.checks.values import json_object, shown
 from remask.cli.options import open_text
-from remask.engine.request import Request, request_of
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.registry import check_setting
@@ -36,18 +36,8 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Map
     terms = terms_of(line)
     tokens, shared = _tokens(llm, given[0], line[given[0]], terms.control_tokens)
     own = {name: line[name] for name in declared(SamplingParams) if line.get(name) is not None}
-    params, template = llm.session.response(terms, own, len(tokens), command=sampling)
-    return request_of(
-        request_id,
-        tokens,
-        params,
-        llm.session.policy_of(terms),
-        terms,
-        llm.loaded.config,
-        shared=shared,
-        constraint=llm.session.constraint(terms.structured_outputs),
-        template=template,
-    )
+    policy = llm.session.policy_of(terms)
+    return llm.session.request(request_id, tokens, shared, own, terms, policy, command=sampling)
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:

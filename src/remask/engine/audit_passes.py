@@ -21,7 +21,7 @@ from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Positions, Span, rows_of
 from remask.sampling.decoder import Decoding
-from remask.sampling.divergence import divergence
+from remask.sampling.measures import divergence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Depths that are earned: how many layers may read a shared prefix, as audits of requests have shown.
 
 An audit of a request says, for some depths, how far its first predictions move where they move most
-(`sampling.divergence`). Here that becomes a depth: the deepest one up to which the mean over requests is shown to stay
+(`sampling.measures`). Here that becomes a depth: the deepest one up to which the mean over requests is shown to stay
 below a bound. All of it is numbers of the host.
 """
 

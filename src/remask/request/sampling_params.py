@@ -216,6 +216,11 @@ class SamplingParams(_KnownNames):
         return is_greedy(self.temperature)
 
     @property
+    def by_value(self) -> bool:
+        """Whether confidences are compared with a number of the request, in place of a schedule."""
+        return self.threshold is not None or self.remasking.factor is not None
+
+    @property
     def penalizes(self) -> bool:
         """Whether tokens that stand in the response, or in the prompt, are less likely to come again."""
         return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1

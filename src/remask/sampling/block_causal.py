@@ -180,7 +180,6 @@ class BlockCausalDecoding(Decoding):
 
     @property
     def total_steps(self) -> int:
-        """Steps of all blocks."""
         if self.rule.indel is not None:
             return len(self.block_ranges) * self.rule.indel.most_steps(self.block, self.limits)
         return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
@@ -227,7 +226,6 @@ class BlockCausalDecoding(Decoding):
         return bool(self.params.blocks.early_stop) and stop_written
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt, with masks to the end of the last block."""
         masks = [self.mask_id] * (self.length - len(self.prompt))
         return Canvas(self.prompt, masks, self.params.max_tokens, self.template)
 
@@ -259,7 +257,6 @@ class BlockCausalDecoder(RuleDecoder):
 
     @property
     def finished(self) -> bool:
-        """Whether every block is complete."""
         return self.block.stop == len(self.canvas) and not self._masks()
 
     @property
@@ -275,7 +272,6 @@ class BlockCausalDecoder(RuleDecoder):
         return self._blindly() if threshold is None else None
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return which noisy positions of the block are transferred now, ascending."""
         positions, confidence = predictions.positions, predictions.confidence
         part = self.params.blocks.sub_block_length
         if part is not None and len(positions):
@@ -285,7 +281,6 @@ class BlockCausalDecoder(RuleDecoder):
         return positions[self._chosen(positions, confidence)]
 
     def advance(self) -> None:
-        """Go on to the next step, or to the next block when this one is complete."""
         self.step += 1
         self.block_step += 1
         self._scheduled += 1

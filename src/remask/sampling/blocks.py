@@ -29,12 +29,10 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """Number of blocks."""
         return len(self.ranges)
 
     @property
     def total_steps(self) -> int:
-        """Steps of all blocks."""
         return sum(self.steps)
 
 

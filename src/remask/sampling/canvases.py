@@ -92,12 +92,10 @@ class CanvasDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        """Prompt and whole canvases."""
         return self.block_ranges[-1].stop
 
     @property
     def block_ranges(self) -> list[range]:
-        """The canvases."""
         return blocks_of(self.canvas_length, len(self.prompt), len(self.prompt) + self.params.max_tokens)
 
     @property
@@ -107,7 +105,6 @@ class CanvasDecoding(Decoding):
 
     @property
     def total_steps(self) -> int:
-        """Steps of all canvases, at most."""
         return len(self.block_ranges) * self.steps
 
     @property
@@ -128,12 +125,10 @@ class CanvasDecoding(Decoding):
         return np.random.default_rng(stream).integers(0, self.vocab, count)
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt and noise."""
         noise = self.noise(None, self.length - len(self.prompt))
         return Canvas(self.prompt, noise, self.params.max_tokens)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "CanvasDecoder":  # noqa: ARG002
-        """Return a decoder at the first step. All steps are run."""
         return CanvasDecoder(self, canvas)
 
 
@@ -158,7 +153,6 @@ class CanvasDecoder(Decoder):
 
     @property
     def finished(self) -> bool:
-        """Whether every canvas is done."""
         return self._index == len(self._blocks)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -191,11 +185,9 @@ class CanvasDecoder(Decoder):
         return changed
 
     def outcome(self, written: Positions) -> Outcome:
-        """See `Decoder`: the canvas is final once it is done."""
         return Outcome(written if self._over else written[:0], tokens=self._next[written - self.block.start])
 
     def advance(self) -> None:
-        """Go on to the next step, or to the next canvas."""
         self.step += 1
         self.block_step += 1
         committed = self.block.start

@@ -94,7 +94,6 @@ class CausalDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        """Prompt and response."""
         return len(self.prompt) + self.params.max_tokens
 
     @property
@@ -126,11 +125,9 @@ class CausalDecoding(Decoding):
         return self.params.blocks.early_stop is not False
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt and masks."""
         return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "CausalDecoder":  # noqa: ARG002
-        """Return a decoder at the first step. No step is idle: each transfers a token."""
         return CausalDecoder(self, canvas)
 
 
@@ -156,7 +153,6 @@ class CausalDecoder(RuleDecoder):
 
     @property
     def finished(self) -> bool:
-        """Whether no position is masked."""
         return self._begun == len(self.canvas)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:

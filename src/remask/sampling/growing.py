@@ -34,12 +34,10 @@ class GrowingDecoding(MaskedDecoding):
 
     @property
     def length(self) -> int:
-        """Prompt, what is decoded, and the block."""
         return self.block_ranges[self.number].stop
 
     @property
     def longest(self) -> int:
-        """Prompt and the longest response."""
         return len(self.prompt) + self.params.max_tokens
 
     @property
@@ -59,15 +57,12 @@ class GrowingDecoding(MaskedDecoding):
 
     @property
     def scheduled_steps(self) -> int | None:
-        """Steps of the block; None where no schedule is followed."""
         return None if self.unscheduled else self.blocks.steps[self.number]
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt and the first block."""
         return Canvas.masked(self.prompt, len(self.blocks.ranges[0]), self.mask_id)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "GrowingDecoder":
-        """Return a decoder at the first step of the block."""
         return GrowingDecoder(self, canvas, idle, first=self.number, step=self.first_step)
 
 
@@ -76,7 +71,6 @@ class GrowingDecoder(MaskedDecoder):
 
     @property
     def finished(self) -> bool:
-        """Whether the block is done."""
         return self.block_index > self.first
 
 

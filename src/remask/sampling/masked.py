@@ -36,15 +36,14 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool 
 
     `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other.
     """
-    dynamic = params.threshold is not None or params.remasking.factor is not None
     rule = RULES.get(params.remasking.rule or defaults.remasking)
-    if dynamic and not rule.thresholds:
+    if params.by_value and not rule.thresholds:
         if params.remasking.rule is not None:
             name = "threshold" if params.threshold is not None else "remasking.factor"
             fitting = " or ".join(name for name in names_on("masked") if RULES.get(name).thresholds)
             raise ConfigError(f"{name} compares probabilities: use it with remasking {fitting}, not {rule.name}")
         rule = REMASKING["low_confidence"]
-    if dynamic and params.remasking.eps is not None:
+    if params.by_value and params.remasking.eps is not None:
         raise ConfigError(
             "remasking.eps shapes Dream's time schedule, and threshold and remasking.factor use no schedule; set one "
             "of them"
@@ -115,12 +114,10 @@ class MaskedDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        """Prompt and response."""
         return len(self.prompt) + self.params.max_tokens
 
     @property
     def block(self) -> int:
-        """Positions per block."""
         return self.blocks.length
 
     @property
@@ -135,7 +132,6 @@ class MaskedDecoding(Decoding):
 
     @property
     def scheduled_steps(self) -> int | None:
-        """Steps of all blocks; None where no schedule is followed."""
         return None if self.unscheduled else self.total_steps
 
     def passes(self, *, skips: bool) -> int:
@@ -149,8 +145,7 @@ class MaskedDecoding(Decoding):
     @property
     def unscheduled(self) -> bool:
         """Whether a threshold, a factor or the rule itself decides how many positions a step transfers."""
-        by_value = self.params.threshold is not None or self.params.remasking.factor is not None
-        return by_value or self.rule.remasking.counts == "rule"
+        return self.params.by_value or self.rule.remasking.counts == "rule"
 
     @property
     def ordered(self) -> bool:
@@ -162,11 +157,9 @@ class MaskedDecoding(Decoding):
         return True
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt and masks."""
         return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id, self.template)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "MaskedDecoder":
-        """Return a decoder at the first step."""
         return MaskedDecoder(self, canvas, idle)
 
 
@@ -184,8 +177,7 @@ class MaskedDecoder(RuleDecoder):
         super().__init__(params, rule, "filtered" if rule.filtered else "logits", canvas, decoding.seed, step)
         self.blocks, self.idle, self._timing = decoding.blocks, idle, decoding.rule
         self.first = self.block_index = first
-        by_value = params.threshold is not None or params.remasking.factor is not None
-        self._by_value = by_value and rule.counts != "rule"
+        self._by_value = params.by_value and rule.counts != "rule"
         self._skips = idle == "skipped" and rule.counts == "schedule" and not self._by_value
         if params.remasking.order is not None:
             self._orders: Sequence[Positions] = [np.asarray(order, dtype=np.int64) for order in params.remasking.order]
@@ -196,7 +188,6 @@ class MaskedDecoder(RuleDecoder):
 
     @property
     def finished(self) -> bool:
-        """Whether every block is done."""
         return self.block_index == len(self.blocks.ranges)
 
     @property
@@ -214,7 +205,6 @@ class MaskedDecoder(RuleDecoder):
         return self._blindly()
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return which noisy positions of the block are transferred now, ascending."""
         positions, confidence = predictions.positions, predictions.confidence
         if not len(positions):
             return positions
@@ -228,7 +218,6 @@ class MaskedDecoder(RuleDecoder):
         return positions[self._by_rule(positions, confidence, self._scheduled(), share)]
 
     def advance(self) -> None:
-        """Go on to the next step that is run. The transfers of this one are on the canvas."""
         self._advance()
         if self._skips or self._rule.order is not None:
             self._settle_context()

@@ -48,6 +48,22 @@ def check_blockwise(params: SamplingParams) -> None:
         )
 
 
+def check_initial(tokens: Sequence[int] | None, places: int, vocab: int) -> None:
+    """Raise `ConfigError` where `tokens`, if any are given, are not those of so many places behind a prompt."""
+    if tokens is not None and len(tokens) != places:
+        raise ConfigError(
+            f"initial_canvas must hold the {places} tokens of the canvas after the prompt, got {len(tokens)}"
+        )
+    check_tokens("initial_canvas", tokens or (), vocab)
+
+
+def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
+    """Raise `ConfigError` where the parameter `name` holds tokens that a model of `vocab` tokens has not."""
+    foreign = next((token for token in tokens if token >= vocab), None)
+    if foreign is not None:
+        raise ConfigError(f"{name} holds {foreign}; token ids go from 0 to {vocab - 1}")
+
+
 @dataclass(frozen=True, slots=True)
 class UniformDecoding(Decoding):
     """Uniform diffusion of one request, block by block.
@@ -92,14 +108,7 @@ class UniformDecoding(Decoding):
                 f"canvas_length={length} is shorter than the prompt of {len(prompt)} tokens and "
                 f"max_tokens={params.max_tokens} together; use {needed} or more, or a shorter response"
             )
-        if given is not None and len(given) != length - len(prompt):
-            raise ConfigError(
-                f"initial_canvas must hold the {length - len(prompt)} tokens of the canvas after the prompt, "
-                f"got {len(given)}"
-            )
-        foreign = [token for token in given or () if token >= noise.vocab]
-        if foreign:
-            raise ConfigError(f"initial_canvas holds {foreign[0]}; token ids go from 0 to {noise.vocab - 1}")
+        check_initial(given, length - len(prompt), noise.vocab)
         if noise.only_masks and params.uniform.correction_steps:
             raise ConfigError(
                 f"correction_steps={params.uniform.correction_steps}: this model's noise is masks alone, so it never "
@@ -142,7 +151,6 @@ class UniformDecoding(Decoding):
 
     @property
     def block(self) -> int:
-        """Positions per block."""
         return self.params.block_length or min(BLOCK, self.params.max_tokens)
 
     @property
@@ -154,7 +162,6 @@ class UniformDecoding(Decoding):
 
     @property
     def total_steps(self) -> int:
-        """Steps of all blocks, and of the correction."""
         return sum(self.steps_of(self._pinned(block)) for block in self.block_ranges) + (
             self.params.uniform.correction_steps or 0
         )
@@ -185,7 +192,6 @@ class UniformDecoding(Decoding):
         return self.params.uniform.tokens_per_step or 1
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt, with noise to its end."""
         noise: Sequence[int] | NDArray[np.int64]
         if self.params.uniform.initial_canvas is None:
             noise = self.noise.draw(self.length - len(self.prompt), self.seed)
@@ -216,7 +222,6 @@ class UniformDecoder(Decoder):
 
     @property
     def finished(self) -> bool:
-        """Whether every block is done and the response is corrected."""
         if self._correction is not None:
             return self._correction.finished
         return self._index == len(self._blocks)
@@ -278,7 +283,6 @@ class UniformDecoder(Decoder):
         return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return the positions whose token changes now, ascending."""
         positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self._correction is not None:
             if predictions.numbers is not None:

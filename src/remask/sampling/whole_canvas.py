@@ -15,7 +15,7 @@ from remask.request.sampling_groups import GREEDY
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Positions, Predicted, Tokens, Transfers
 from remask.sampling.rows import RowGroup
-from remask.sampling.uniform import UniformDecoder, UniformDecoding
+from remask.sampling.uniform import UniformDecoder, UniformDecoding, check_initial, check_tokens
 from remask.sampling.uniform_score import NoisyRows
 
 # The defaults of the authors' code.
@@ -75,19 +75,11 @@ class WholeCanvasDecoding(UniformDecoding):
             raise ConfigError("canvas and uniform.frozen both say what is fixed; leave one of them out")
         if self.template is not None and uniform.trim is False:
             raise ConfigError("uniform.trim: a canvas with fixed parts ends with its last one; leave one of them out")
-        given, vocab = uniform.initial_canvas, self.noise.vocab
-        if given is not None and len(given) != self.length - prompt:
-            raise ConfigError(
-                f"initial_canvas must hold the {self.length - prompt} tokens of the canvas after the prompt, "
-                f"got {len(given)}"
-            )
+        check_initial(uniform.initial_canvas, self.length - prompt, self.noise.vocab)
         pairs = uniform.frozen or ()
         if any(len(pair) != 2 for pair in pairs):
             raise ConfigError("uniform.frozen holds pairs of a canvas position and a token id")
-        foreign = [token for token in (*(given or ()), *(token for _, token in pairs)) if token >= vocab]
-        if foreign:
-            name = "uniform.frozen" if given is None else "initial_canvas"
-            raise ConfigError(f"{name} holds {foreign[0]}; token ids go from 0 to {vocab - 1}")
+        check_tokens("uniform.frozen", [token for _, token in pairs], self.noise.vocab)
         lowest, highest = self._log_snrs
         if lowest >= highest:
             raise ConfigError(f"min_log_snr={lowest:g} must be below max_log_snr={highest:g}")
@@ -136,12 +128,10 @@ class WholeCanvasDecoding(UniformDecoding):
 
     @property
     def block(self) -> int:
-        """All positions behind the prompt."""
         return self.length - len(self.prompt)
 
     @property
     def block_ranges(self) -> list[range]:
-        """The canvas behind the prompt."""
         return [range(len(self.prompt), self.length)]
 
     def steps_of(self, pinned: int) -> int:  # noqa: ARG002
@@ -151,7 +141,6 @@ class WholeCanvasDecoding(UniformDecoding):
         return canvas_log_snrs(self.params.uniform.schedule or SCHEDULE, steps, *self._log_snrs)
 
     def canvas(self) -> Canvas:
-        """Return a canvas of the prompt and noise, with what is closed."""
         given, prompt = self.params.uniform, len(self.prompt)
         noise = self.noise.draw(self.block, self.seed) if given.initial_canvas is None else given.initial_canvas
         response = self.response_of(self.template or Template.plain(self.params.max_tokens))
@@ -191,7 +180,6 @@ class WholeCanvasDecoder(UniformDecoder):
         return super().group(rows, positions)
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return the positions whose token changes now, ascending."""
         positions = predictions.positions
         changed: Positions = positions[predictions.tokens != self.canvas.tokens[positions]]
         if self._decoding.ancestral or self._decoding.greedy:
