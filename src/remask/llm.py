@@ -29,9 +29,9 @@ from remask.policies.bicache import DepthLookup
 from remask.policies.registry import from_file
 from remask.readers.base import Reader
 from remask.readers.decision import Reading
-from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Usage
+from remask.request.terms import Part
 from remask.session import NO_DEPTHS, Canvas, RequestKeywords, Sampling, Session, check_idle, events_of
 from remask.text.prompts import Message, Prompt, as_prompts, conversations
 from remask.text.tokenizer import Tokenizer

@@ -30,11 +30,10 @@ from remask.readers.base import Reader
 from remask.readers.constraint import Constraint
 from remask.readers.decision import Reading
 from remask.request.forms import StructuredOutputs
-from remask.request.parts import Part
 from remask.request.questions import Decisions
 from remask.request.result import Event
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import TermKeywords, Terms, check_sampling
+from remask.request.terms import Part, TermKeywords, Terms, check_sampling
 from remask.sampling.defaults import fit, of_mode, overlaid
 from remask.text.prompts import Prompt, as_prompts, encode
 from remask.text.tokenizer import Tokenizer

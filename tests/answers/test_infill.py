@@ -13,9 +13,8 @@ from remask.answers.infill import template_of
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.request.parts import MaskLength, Part
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import Terms
+from remask.request.terms import MaskLength, Part, Terms
 from remask.text.detokenize import ResponseText
 
 SYSTEM = {

@@ -15,9 +15,8 @@ from remask.errors import ConfigError
 from remask.request import forms as structure
 from remask.request import json_schema, schema_parts
 from remask.request.forms import MAX_PATTERN, StructuredOutputs
-from remask.request.parts import Part
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import Terms
+from remask.request.terms import Part, Terms
 from remask.server.bodies import items_in, read_body
 from remask.server.errors import ApiError
 from remask.server.protocol.generation import ChatBody, CompletionBody

@@ -6,9 +6,8 @@ from typing import Any, TypeAlias
 
 from remask.errors import CanvasLengthError, ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
-from remask.request.parts import MaskLength, Part
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import Terms
+from remask.request.terms import MaskLength, Part, Terms
 from remask.text.tokenizer import Tokenizer
 
 Resolve: TypeAlias = Callable[[Mapping[str, Any], int, Template | None], SamplingParams]

@@ -6,6 +6,7 @@ Nothing here imports PyTorch or NumPy, so that help and errors of the command li
 import argparse
 from typing import Any
 
+from remask.checkpoint.settings import LoadSettings
 from remask.checks import BUNDLED, QUANTIZATIONS, SMOLLM2
 from remask.cli import early
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
@@ -13,7 +14,6 @@ from remask.cli.flags import add_flags
 from remask.cli.options import KEY_VARIABLE, PRIORITY_KEY_VARIABLE
 from remask.cli.parser import examples
 from remask.cli.shared_options import (
-    add_adapter,
     add_cache_options,
     add_config_option,
     add_default_options,
@@ -21,7 +21,6 @@ from remask.cli.shared_options import (
     add_lora_modules,
     add_model_options,
     add_tensor_parallel,
-    add_threads_option,
     further,
 )
 from remask.engine.config import AUDIT_BOUND, AUTO
@@ -233,7 +232,7 @@ def demo(parser: argparse.ArgumentParser) -> None:
         "The model smollm2 answers eight questions about one page under no cache, all-layer reuse and bicache; each "
         "answer as it comes, marked right or wrong, and then one table."
     )
-    add_threads_option(parser)
+    add_flags(parser, LoadSettings, ("threads",))
     parser.set_defaults(model=SMOLLM2, depth_table=None, chat_template=None, early=early.check)
 
 
@@ -296,8 +295,7 @@ def inspect(parser: argparse.ArgumentParser) -> None:
         "path", metavar="PATH", help="folder, GGUF file or hub id of a checkpoint, or the name of a preset"
     )
     _add_memory(model)
-    add_adapter(model)
-    add_tensor_parallel(model)
+    add_flags(model, LoadSettings, ("adapter", "tensor_parallel"))
     model.add_argument("--json", action="store_true", help="print JSON")
     model.epilog = examples(*MODEL_EXAMPLES)
     model.set_defaults(early=early.check_inspected)

@@ -71,13 +71,8 @@ def add_model_options(
         )
     else:
         parser.set_defaults(depth_table=None)
-    add_threads_option(group)
+    add_flags(group, LoadSettings, ("threads",))
     parser.set_defaults(early=early.check)
-
-
-def add_adapter(group: argparse._ActionsContainer) -> None:
-    """`--adapter`, for commands that take it without the other options of the model."""
-    add_flags(group, LoadSettings, ("adapter",))
 
 
 def add_lora_modules(parser: argparse.ArgumentParser) -> None:
@@ -87,11 +82,6 @@ def add_lora_modules(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-lora", action="store_true", help="refuse to start without --lora-modules, which alone suffice"
     )
-
-
-def add_threads_option(group: argparse._ActionsContainer) -> None:
-    """`--threads`, for commands that take it without the other options of the model."""
-    add_flags(group, LoadSettings, ("threads",))
 
 
 def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
