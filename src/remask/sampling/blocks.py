@@ -29,10 +29,12 @@ class Blocks:
 
     @property
     def count(self) -> int:
+        """Number of blocks."""
         return len(self.ranges)
 
     @property
     def total_steps(self) -> int:
+        """Steps of all blocks."""
         return sum(self.steps)
 
 
