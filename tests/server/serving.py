@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +59,13 @@ class Running:
     client: httpx.Client
     server: Server
     document: Described
+
+    @property
+    def llm(self) -> LLM:
+        """The server's model over an engine of its own: the server's runs in its thread, audits too."""
+        llm, session = copy(self.service.llm), copy(self.service.llm.session)
+        llm.session, session.engine = session, session.new_engine()
+        return llm
 
     def openai(self, key: str = "any") -> "OpenAI":
         """OpenAI's own client of it; close it."""

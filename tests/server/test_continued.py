@@ -68,7 +68,7 @@ def test_an_answer_goes_on(name: str) -> None:
             echoed = {**body, "echo": True}
             assert running.chat(echoed).json()["choices"][0]["message"]["content"] == given + text
             assert joined(running.stream(echoed)) == given + text
-            (output,) = running.service.llm.chat(body["messages"], {"seed": 3}, **OPEN)
+            (output,) = running.llm.chat(body["messages"], {"seed": 3}, **OPEN)
             assert output.text == text
 
 
@@ -139,7 +139,7 @@ def test_the_given_part_is_the_beginning_of_a_form(tariff: Running, form: dict[s
         assert "choices" in told, told
         for choice in told["choices"]:
             matches(form, given + choice["message"]["content"])
-    (output,) = tariff.service.llm.chat(body["messages"], {"max_tokens": 40}, structured_outputs=form, **OPEN)
+    (output,) = tariff.llm.chat(body["messages"], {"max_tokens": 40}, structured_outputs=form, **OPEN)
     matches(form, given + str(output.text))
 
 

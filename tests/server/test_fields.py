@@ -90,7 +90,7 @@ def test_seeds_may_be_negative(server: Running) -> None:
     assert said(-7) != said(-8)
     assert said(-8, n=2)[1]["message"] == said(-7)[0]["message"]
     own = {"temperature": 100.0, "seed": -7, "ignore_eos": True, "max_tokens": 16}
-    (output,) = server.service.llm.generate([CHATS[0]], own, cache="none")
+    (output,) = server.llm.generate([CHATS[0]], own, cache="none")
     assert output.text == said(-7, cache="none")[0]["message"]["content"]
     assert len({said(-1)[0]["message"]["content"] for _ in range(4)}) > 1, "it draws one, as in vLLM"
 
