@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from remask.checkpoint.shelf import SHELF
 from remask.checks import BUNDLED_MODELS
 from remask.cli.commands import all_commands
+from tests import goldens
 
 # Runs commands in one process in which whoever imports PyTorch fails, and prints what each came to, as JSON.
 ALONE = """
@@ -50,6 +53,25 @@ def alone(*commands: list[str], folder: Path) -> list[tuple[int, str, str]]:
     *found, modules = json.loads(done.stdout)
     assert modules[0] == []
     return [(status, out, err) for status, out, err in found]
+
+
+START = """
+import json, sys
+from remask.cli import main
+import remask.server.app
+assert main(["--quiet", "generate", "--model", sys.argv[1], "--prompt", "ab", "--sampling", '{"max_tokens": 4}']) == 0
+print("\\n" + json.dumps(sorted({name.partition(".")[0] for name in sys.modules} | {*sys.modules})))
+"""
+
+
+@pytest.mark.thorough
+def test_a_first_answer_on_a_cpu_imports_nothing_that_takes_long_and_is_not_needed() -> None:
+    """Each of these takes from a fifth of a second to two seconds of CPU time."""
+    command = [sys.executable, "-c", START, str(goldens.ROOT / "gguf" / "llada-f32.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "torch" in modules
+    assert not modules & {"transformers", "triton", "sympy", "torch._dynamo", "torch._inductor", "scipy", "matplotlib"}
 
 
 def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:

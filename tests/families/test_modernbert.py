@@ -117,9 +117,8 @@ def test_conversations_are_those_of_bert_chat_unless_the_folder_has_a_template(t
     raw = MODERNBERT | {"vocab_size": 300, "mask_token_id": 299, "eos_token_id": 298}
     family = family_of(raw)
     tensors = {slot.name: torch.zeros(slot.shape) for slot in family.tensors(family.config(raw))}
-    folder, backend = write(tmp_path, raw, tensors), byte_tokenizer(300, 299, [298])._backend
-    backend.chat_template = None
-    backend.save_pretrained(folder)
+    folder = write(tmp_path, raw, tensors)
+    byte_tokenizer(300, 299, [298])._backend.backend_tokenizer.save(str(folder / "tokenizer.json"))
     settings = ModelSettings(str(folder), reads="chat")
     found = find_model(settings)
     turns = [("system", "S"), ("user", "Q1"), ("assistant", "A1"), ("user", "Q2")]
@@ -131,8 +130,7 @@ def test_conversations_are_those_of_bert_chat_unless_the_folder_has_a_template(t
     )
     assert found.tokenizer.render_chat(messages[1:2]) == "[Question]\nQ1\n[/Question]\n\n[Answer]\n"
     assert found.sampling == {"stop": ["[/Answer]"]}
-    backend.chat_template = "{{ messages[0].content }}"
-    backend.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     found = find_model(settings)
     assert found.tokenizer is not None
     assert (found.tokenizer.render_chat(messages), found.sampling) == ("S", {})

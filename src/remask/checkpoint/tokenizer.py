@@ -7,7 +7,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
 
 from remask.checkpoint.gguf_header import Header, is_gguf, read_header
 from remask.checkpoint.settings import ModelSettings
@@ -15,6 +14,7 @@ from remask.checkpoint.source import resolve
 from remask.errors import CheckpointError, ConfigError
 from remask.families.fields import Fields
 from remask.model.config import ModelConfig
+from remask.text.native import NativeTokenizer
 from remask.text.token_bytes import printable_bytes
 from remask.text.tokenizer import Tokenizer
 
@@ -41,10 +41,12 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     if not names:
         return None
     # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
+    # Imported here, as it takes most of a second, and neither GGUF files nor bytes need it.
     if _WHOLE in names:
+        from transformers import PreTrainedTokenizerFast
+
         layout: Any = PreTrainedTokenizerFast
     elif _VOCAB in names and _MERGES in names:
-        # Imported here, as it takes a fifth of a second, and few models have this layout.
         from transformers import Qwen2Tokenizer
 
         layout = Qwen2Tokenizer
@@ -155,8 +157,8 @@ _NO_BOS = ("llada",)
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "mask": "mask_token", "unknown": "unk_token"}
 
 
-def read_backend(header: Header) -> Any | None:
-    """The tokenizer of the transformers library that a file describes; None where the file has none.
+def read_backend(header: Header) -> NativeTokenizer | None:
+    """The tokenizer that a file describes; None where the file has none.
 
     A merge whose result is no token is left out: it could settle nothing. Tokens that the file calls unused are too.
     Raises `CheckpointError`, naming file, key and value, where a key is missing or has a value that cannot be used.
@@ -212,9 +214,7 @@ def read_backend(header: Header) -> Any | None:
     template = values.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise fields.unfit("tokenizer.chat_template", "a text")
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, clean_up_tokenization_spaces=False, chat_template=template, **special
-    )
+    return NativeTokenizer(backend, special, template)
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
@@ -280,8 +280,4 @@ def byte_tokenizer(vocab: int, mask_id: int, stop_ids: Collection[int]) -> Token
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in special.values()])
-    return Tokenizer(
-        PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=backend, clean_up_tokenization_spaces=False, chat_template=_TEMPLATE
-        )
-    )
+    return Tokenizer(NativeTokenizer(backend, {}, _TEMPLATE))

@@ -1,8 +1,10 @@
 """Entry point: parses the command line, runs one command, turns errors into exit codes."""
 
 import argparse
+import atexit
 import difflib
 import errno
+import gc
 import logging
 import os
 import sys
@@ -29,10 +31,24 @@ _EXAMPLES = ("remask demo", "remask generate --model bundled --input requests.js
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
     wait_passively()
+    atexit.unregister(_end_quickly)
+    atexit.register(_end_quickly)
     words = sys.argv[1:] if argv is None else argv
     with StderrLog() as stderr:
         stderr.set("warning", asked_format(words))
-        return _main(words, stderr)
+        try:
+            return _main(words, stderr)
+        finally:
+            gc.unfreeze()  # what commands froze
+
+
+def _end_quickly() -> None:
+    """Let the end of the process look for no garbage, which takes half a second with PyTorch.
+
+    Not with Triton, which reports what is not freed.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _main(words: Sequence[str], stderr: StderrLog) -> int:

@@ -93,13 +93,13 @@ def resolve_executor(
     """
     if name not in ("auto", "triton"):
         return Executor(name, "as asked")
+    if name == "auto" and device.type != "cuda":
+        return Executor("torch", f"auto: device {device.type}")
     hindrance = _hindrance(config, device, batch_invariant)
     if name == "triton":
         if hindrance is not None:
             raise ConfigError(f"attention='triton' cannot run: {hindrance}. Use 'auto' or 'torch'")
         return Executor("triton", "as asked")
-    if device.type != "cuda":
-        return Executor("torch", f"auto: device {device.type}")
     return Executor("triton", "auto: device cuda") if hindrance is None else Executor("torch", f"auto: {hindrance}")
 
 

@@ -14,7 +14,7 @@ _SAMPLES = 200  # pairs of tokens whose text is compared with their bytes
 def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes | None]:
     """The bytes of each token id below `vocab`; None for `special` tokens, which are no part of a text.
 
-    `backend` is the tokenizer of the transformers library. Two layouts are known: bytes as printable characters
+    `backend` is transformers' tokenizer or a `NativeTokenizer`. Two layouts are known: bytes as printable characters
     (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to `<0xFF>` (ByteFallback), in which one text may stand for
     another (Replace), as Gemma's `▁` does for a space. Raises `FormError` on a tokenizer of another layout, or whose
     text of two tokens is not that of one after that of the other.

@@ -98,9 +98,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
         names = {*backend.all_special_tokens, *(token.content for _, token in added if token.special)}
         self._quoting = Quoting(names)
-        # How a text is read is a state of the native tokenizer, so no one of them can serve both readings at a time.
-        self._literal = deepcopy(backend)
-        self._literal.encode("", split_special_tokens=True, verbose=False)
+        self._literal: Any = None
 
     def __len__(self) -> int:
         return len(self._backend)
@@ -126,6 +124,12 @@ class Tokenizer:
 
     def encode_literally(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """As `encode`, but names of special tokens are text as any other."""
+        if self._literal is None:
+            # How a text is read is a state of the native tokenizer, so no one of them can serve both readings at a
+            # time. A copy takes a tenth of a second, and few texts need it. Two threads may make one each.
+            copy = deepcopy(self._backend)
+            copy.encode("", split_special_tokens=True, verbose=False)
+            self._literal = copy
         return _ids(self._literal, text, add_special_tokens, split_special_tokens=True)
 
     def quoted(self, value: Any) -> Any:
