@@ -119,8 +119,6 @@ def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
             "--depth-table: there is no file": [*generate, "--depth-table", "nowhere.json"],
             "--input: there is no file 'nowhere.jsonl'": ["profile", *bundled, "--prompts", "nowhere.jsonl"],
             "--output: there is no folder 'nowhere'": ["profile", *bundled, "--output", "nowhere/depth.json"],
-            "--json: there is no folder 'nowhere'": ["bench", *bundled, "--json", "nowhere/bench.json"],
-            "remask_gsm8k": ["eval", "tasks", *bundled, "--tasks", "remask_gsm8q", "--data", "lines.jsonl"],
             "--prompts: there is no file": ["eval", "gen-ppl", *bundled, "--judge", "x", "--prompts", "nowhere.txt"],
             "--sampling must be a JSON object": [*generate, "--sampling", "[1]"],
             "Did you mean 'float32'": ["chat", "--dtype", "float31"],

@@ -37,6 +37,7 @@ def check(args: argparse.Namespace) -> None:
     for option in _READ:
         if (option, given.get(option)) != ("depth_table", "none"):
             check_file(_flag(option), given.get(option))
+    options.check_folder("--output", given.get("output"))
     if all(field.name in given for field in fields(EngineConfig)):
         options.engine_config(args)
     for option in _OBJECTS:
@@ -95,7 +96,6 @@ def check_answers(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
     if args.canvas is not None:
         json_list("--canvas", args.canvas)
-    options.check_folder("--output", args.output)
     if args.input is not None and os.path.isfile(args.input):  # a pipe can be read once
         with options.open_text(args.input, "r") as lines:
             check_objects(args.input, lines)

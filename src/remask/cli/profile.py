@@ -15,7 +15,7 @@ from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
 from remask.checks.values import real, whole
 from remask.cli.lines import load_lines, read_lines
-from remask.cli.options import check_folder, open_llm
+from remask.cli.options import open_llm
 from remask.depth.find import keep_table
 from remask.depth.measure import measure
 from remask.depth.requests import default_requests, read_system_prompt
@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure the model, print the table, and write or keep it."""
     real("--bound", args.bound, low=0)
     whole("--requests", args.requests, low=1, optional=True)
-    check_folder("--output", args.output)
     lines = None if args.input is None else load_lines(args.input, without=("cache", "cache_config"))
     system = None if args.system_prompt is None else read_system_prompt(args.system_prompt)
     if lines is not None and system is not None:
