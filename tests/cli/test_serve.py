@@ -302,6 +302,23 @@ def test_bad_files_of_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--sampling", '{"max_tokens": 16, "block_length": 2, "steps": 7}'], "steps=7"),
+        (["--allowed-origins", "*"], "allowed_origins"),
+        (["--threads", "0"], "threads"),
+        (["--profile-dir", "/proc/none", "--profile-steps", "0"], "profile_steps"),
+        (["--profile-dir", "/proc/none"], "--profile-dir"),
+    ],
+)
+def test_bad_flags_end_the_command_before_it_listens(
+    capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    assert main(["--quiet", "serve", "--dtype", "float32", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
 def test_addresses_of_both_kinds() -> None:
     with bind("127.0.0.1", 0) as one:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url_of(one))
