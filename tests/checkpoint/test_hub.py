@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,7 +310,7 @@ def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_the_bar_of_a_file_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_of_a_file_is_for_those_who_ask_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden: list[bool] = []
 
     def download(*_: str) -> str:
@@ -317,9 +318,11 @@ def test_the_bar_of_a_file_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch)
         return "x"
 
     monkeypatch.setattr(hub_module, "hf_hub_download", download)
-    for progress in (False, True):
-        resolve("org/name:x.gguf", progress=progress)
-    assert hidden == [True, False]
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda terminal=terminal: terminal))
+        for progress in (False, True):
+            resolve("org/name:x.gguf", progress=progress)
+    assert hidden == [True, True, True, False]
 
 
 def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,8 @@ def test_a_server_tells_its_addresses_after_its_log_line() -> None:
     with served("bundled-transit") as process:
         base = process.base
         assert httpx.get(f"{base}/health", timeout=LONGEST_S).status_code == 200
-    lines = [line.rstrip("\n") for line in process.lines]
+    loading, *lines = [line.rstrip("\n") for line in process.lines]
+    assert loading == "remask serve: loading PyTorch and the model, some seconds"
     at = next(index for index, line in enumerate(lines) if line.startswith("remask serve: bundled-transit ("))
     assert lines[at].endswith(", float32, cache bicache")
     assert lines[at + 1] == f"  API {base}/v1, playground {base}/ (Ctrl-C stops the server)"

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -109,8 +110,8 @@ def cache_disk() -> tuple[Path, int]:
 
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
-    """Let the client draw its bars, which it does on terminals alone, only if they shall be `shown`."""
-    if shown or are_progress_bars_disabled():
+    """Let the client draw its bars if they shall be `shown`, and on a terminal alone: not all of them look for one."""
+    if (shown and sys.stderr.isatty()) or are_progress_bars_disabled():
         yield
         return
     disable_progress_bars()
