@@ -277,7 +277,7 @@ class Auditor:
         if predicted is None:
             self.skipped += 1
         else:
-            self.stats.audit_row_layers += len(seen.canvas) * self.passes.model.config.layers
+            self.stats.audit_row_layers += self._work(len(seen.canvas), 1)
         return predicted
 
     def _take(self, name: str, nats: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from remask.cli.options import check_folder, engine_config, open_llm, sampling_option
+from remask.cli.options import engine_config, open_llm, sampling_option
 from remask.errors import ConfigError
 from remask.request.sampling_params import layered
 from remask_lab.asked import check_least, compared_policies
@@ -18,7 +18,6 @@ from remask_lab.records.record import Record, about, write_record
 def run(args: argparse.Namespace) -> int:
     """Generate, score, print the table, and write the record where `--output` asks for it."""
     check_least(args, requests=1, prompt_tokens=1)
-    check_folder("--output", args.output)
     sampling = sampling_option(args)
     if (seed := sampling.get("seed")) is not None:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
-from remask.cli.options import check_folder, model_settings, open_llm
+from remask.cli.options import model_settings, open_llm
 from remask.loading import announce_download
 from remask.machine.device import resolve_device
 from remask_lab.asked import check_least
@@ -33,7 +33,6 @@ def draws_of(args: argparse.Namespace) -> MaskDraws:
 def run(args: argparse.Namespace) -> int:
     """Score, print, and write the record where `--output` asks for it."""
     check_least(args, limit=1, max_rows=1)
-    check_folder("--output", args.output)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
     names = ("dtype", "device", "quantization", "load_format", "hf_overrides", "tensor_parallel", "force")

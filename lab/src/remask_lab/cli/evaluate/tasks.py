@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from remask.checks.plugins import install_line
-from remask.cli.options import check_folder, engine_config, open_llm, sampling_option
+from remask.cli.options import engine_config, open_llm, sampling_option
 from remask.errors import LEFT, ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
@@ -44,7 +44,6 @@ Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, and write each row to the file of `--output`."""
     tasks = _tasks(args)
-    check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
         raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
     given = sampling_option(args)
