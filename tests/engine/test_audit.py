@@ -259,7 +259,7 @@ def test_the_usual_share_waits_for_work_of_which_it_is_two_percent() -> None:
     auditor.stats.row_layers += 1
     assert auditor._is_due("bicache", 100, 2)
     auditor.stats.row_layers *= 10
-    assert [auditor._is_due("bicache", 100, 2) for _ in range(64)] == [False] * 63 + [True]
+    assert [auditor._is_due("bicache", 100, 2) for _ in range(32)] == [False] * 31 + [True]
 
 
 def test_what_a_reader_of_a_prefix_is_audited_for_is_part_of_the_two_percent(monkeypatch: pytest.MonkeyPatch) -> None:

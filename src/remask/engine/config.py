@@ -12,7 +12,7 @@ from remask.store import EVICTIONS, PREFIX_MATCHES, PREFIX_SHARINGS, Eviction, P
 AUTO: Final = "auto"  # in place of a value that is then chosen for the model and the device
 DEFAULT_STORE_TOKENS: Final = 8192
 DEFAULT_UTILIZATION: Final = 0.9
-AUDIT_SHARE: Final = 1 / 64
+AUDIT_SHARE: Final = 1 / 32
 AUDIT_WORK: Final = 0.02
 """Of the row-layers of requests, what audits by the usual share may compute; those that prove a depth come on top."""
 AUDIT_BOUND: Final = 0.1
@@ -124,7 +124,7 @@ class EngineConfig:
         Share(),
         "Share of requests for which what a cache approximates is computed as well, in passes of their own, and "
         "predictions are compared; off: none, and no depth is earned. One that is earned is audited more often until "
-        "it is proven. By default 1/64, as far as that takes at most 2 % of the work.",
+        "it is proven. By default 1/32, as far as that takes at most 2 % of the work.",
     )
     audit_bound: float = declare(
         AUDIT_BOUND,
