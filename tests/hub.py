@@ -72,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(404, "RevisionNotFound")
         folder = self.server.repos[repo]
         if found["what"] == "revision":
-            return self._json({"id": repo, "sha": SHA, "siblings": [{"rfilename": each.name} for each in _in(folder)]})
+            siblings = [{"rfilename": path.name, "size": path.stat().st_size} for path in _in(folder)]
+            return self._json({"id": repo, "sha": SHA, "siblings": siblings})
         if found["what"] == "tree":
             return self._json([_entry(each) for each in _in(folder)])
         path = folder / str(found["file"])

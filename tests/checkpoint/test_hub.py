@@ -14,13 +14,11 @@ import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import close_session
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
 from remask import LLM, EngineConfig
 from remask.checkpoint import hub as hub_module
@@ -271,7 +269,7 @@ def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     assert hub.files()[begun:] == ["model-00002-of-00002.safetensors"]
     assert second.stdout == f"{NAME}: {blobs}\n"
-    assert "%" not in second.stderr  # a bar is for terminals
+    assert "\r" not in second.stderr  # a bar is for terminals
 
 
 def test_what_is_missing_is_told_in_a_sentence(hub: Hub, tmp_path: Path) -> None:
@@ -309,20 +307,39 @@ def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
             resolve(name)
 
 
-@pytest.mark.usefixtures("hub")
-def test_the_bar_of_a_file_is_for_those_who_ask_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden: list[bool] = []
-
-    def download(*_: str) -> str:
-        hidden.append(are_progress_bars_disabled())
-        return "x"
-
-    monkeypatch.setattr(hub_module, "hf_hub_download", download)
-    for terminal in (False, True):
-        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda terminal=terminal: terminal))
-        for progress in (False, True):
-            resolve("org/name:x.gguf", progress=progress)
-    assert hidden == [True, True, True, False]
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_download_tells_how_far_it_is(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """A line now and then, on a terminal one bar for all files; what was on the disk before does not count."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 500)
+    monkeypatch.setattr("remask.machine.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("remask.machine.progress._BAR_AFTER_S", 0.0)
+    hub_module.fetch(REPO, weights=False)
+    (begun,) = [path for path in hub.repos[REPO].iterdir() if path.name.startswith("model-00001")]
+    hub.dropped[begun.name] = 1000
+    stderr = io.StringIO()
+    monkeypatch.setattr(stderr, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", stderr)
+    folder = hub_module.fetch(REPO, progress=True)
+    assert (folder / begun.name).read_bytes() == begun.read_bytes()
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    shares = [int(share) for share in re.findall(rf"downloading {REPO}:\s+(\d+)\s?%", stderr.getvalue())]
+    assert shares == sorted(shares)
+    assert shares[-1] <= 100
+    assert ("\r" in stderr.getvalue()) == terminal
+    if not terminal:
+        assert len(shares) > 4
+        assert shares[0] == 100 * 500 // size or shares[0] == 0
+    (tmp_path / "file").mkdir()
+    hub.repos["org/name"] = tmp_path / "file"
+    (tmp_path / "file" / "x.gguf").write_bytes(bytes(2000))
+    stderr.truncate(0)
+    resolve("org/name:x.gguf")
+    assert stderr.getvalue() == ""
+    (tmp_path / "file" / "y.gguf").write_bytes(bytes(2000))
+    resolve("org/name:y.gguf", progress=True)
+    assert "downloading org/name: 25 %" in stderr.getvalue() or terminal
 
 
 def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -19,10 +19,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from tqdm import tqdm
 
 from remask.checkpoint.files import weight_files
 from remask.checkpoint.shelf import meant
 from remask.errors import CheckpointError
+from remask.machine.progress import Progress
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _WEIGHTS = ["*.safetensors"]
@@ -44,20 +46,20 @@ def on_disk(repo: str, revision: str | None = None) -> Path | None:
 def fetch(
     repo: str, revision: str | None = None, *, weights: bool = True, progress: bool = False, what: str = "model"
 ) -> Path:
-    """The folder of `repo`, whose files are downloaded where the cache lacks them; bars on a terminal with `progress`.
+    """The folder of `repo`, whose files are downloaded where the cache lacks them; on stderr how far with `progress`.
 
     Weights come last, so that a folder that has them has everything. Whole files of a download that was interrupted are
     kept. Raises `CheckpointError` where the hub does not answer, does not know the id or the revision, or does not give
     it to everybody, and where the disk is full.
     """
-    with _bars(progress), _in_words(repo, revision, what):
+    with _without_bars(), _in_words(repo, revision, what):
         for patterns in (_TEXTS, _WEIGHTS) if weights else (_TEXTS,):
-            _download(repo, revision, patterns)
+            _download(repo, revision, patterns, progress)
             folder = snapshot_download(repo, revision=revision, allow_patterns=patterns)
     return Path(folder)
 
 
-def _download(repo: str, revision: str | None, patterns: Sequence[str]) -> None:
+def _download(repo: str, revision: str | None, patterns: Sequence[str], progress: bool) -> None:
     """Download files of `repo`, some at a time, in threads that an interrupt does not wait for.
 
     The client's own threads are waited for where a process ends, and a file that stands still is given up after 50
@@ -65,31 +67,51 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str]) -> None:
     says why, or finds all files on the disk.
     """
     try:
-        files = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION).siblings or ()
+        info = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION, files_metadata=True)
     except Exception:
         return
-    names = [file.rfilename for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
-    waiting, results, stopped = iter(names), SimpleQueue[Exception | None](), Event()
+    files = [file for file in info.siblings or () if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
+    files = [file for file in files if try_to_load_from_cache(repo, file.rfilename, revision=info.sha) is None]
+    waiting, results, stopped = iter(files), SimpleQueue[Exception | None](), Event()
+    bar = Progress(f"downloading {repo}", sum(file.size or 0 for file in files), "B", shown=progress, scale=True)
+    counting = _counting(bar)
 
     def work() -> None:
-        for name in waiting:
+        for file in waiting:
             if stopped.is_set():
                 return
             try:
-                hf_hub_download(repo, name, revision=revision)
+                hf_hub_download(repo, file.rfilename, revision=revision, tqdm_class=counting)
                 results.put(None)
             except Exception as error:
                 results.put(error)
 
-    for _ in range(min(_AT_A_TIME, len(names))):
+    for _ in range(min(_AT_A_TIME, len(files))):
         Thread(target=work, daemon=True).start()
-    try:
-        for _ in names:
-            error = results.get()
-            if error is not None:
-                raise error
-    finally:
-        stopped.set()
+    with bar:
+        try:
+            for _ in files:
+                error = results.get()
+                if error is not None:
+                    raise error
+        finally:
+            stopped.set()
+
+
+def _counting(progress: Progress) -> type[tqdm]:
+    """A class for bars of the client, a file each, which add to `progress` what has come and draw nothing."""
+    lock = Lock()
+
+    class Counting(tqdm):  # type: ignore[misc]
+        def __init__(self, *_: object, initial: float = 0, **__: object) -> None:
+            super().__init__(disable=True)
+            self.update(initial)  # of a download that was interrupted
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                progress.update(int(n or 0))
+
+    return Counting
 
 
 def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
@@ -97,7 +119,8 @@ def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
     path = try_to_load_from_cache(repo, file)
     if isinstance(path, str):
         return Path(path)
-    with _bars(progress), _in_words(f"{repo}:{file}", None, "model"):
+    with _without_bars(), _in_words(f"{repo}:{file}", None, "model"):
+        _download(repo, None, [file], progress)
         return Path(hf_hub_download(repo, file))
 
 
@@ -109,9 +132,9 @@ def cache_disk() -> tuple[Path, int]:
 
 
 @contextmanager
-def _bars(shown: bool) -> Iterator[None]:
-    """Let the client draw its bars if they shall be `shown`, and on a terminal alone: not all of them look for one."""
-    if (shown and sys.stderr.isatty()) or are_progress_bars_disabled():
+def _without_bars() -> Iterator[None]:
+    """Keep the client from drawing bars of its own, a file each."""
+    if are_progress_bars_disabled():
         yield
         return
     disable_progress_bars()
