@@ -262,17 +262,23 @@ def test_the_usual_share_waits_for_work_of_which_it_is_two_percent() -> None:
     assert [auditor._is_due("bicache", 100, 2) for _ in range(32)] == [False] * 31 + [True]
 
 
-def test_what_a_reader_of_a_prefix_is_audited_for_is_part_of_the_two_percent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes to prove a first depth is not, as nothing is saved before."""
+@pytest.mark.parametrize(
+    ("share", "depth", "audited"),
+    [(None, 0, [(2,)] * 5), (None, 1, []), (1.0, 0, [(2,)] * 5), (1.0, 1, [(1,), (1, 2), (1,), (1, 2), (1,)])],
+)
+def test_what_proves_a_depth_comes_on_top_of_the_share(
+    monkeypatch: pytest.MonkeyPatch, share: float | None, depth: int, audited: list[tuple[int, ...]]
+) -> None:
+    """Nothing is saved before. Later the share decides, and each second audit also tries what may be read instead."""
     monkeypatch.setattr(Record, "wanted", lambda *_: (2,))
-    for depth, audits in ((0, 0), (1, 3)):
-        monkeypatch.setattr(Record, "depth", lambda *_, depth=depth: depth)
-        engine = make_engine(audit=None)
-        results = served(engine, *(Work(asked(f"r{i}"), BiCache(depth=Earned())) for i in range(3)))
-        drain(engine)
-        assert engine.stats.audits == 3
-        assert [result.usage.prefix_depth for result in results][-1] == depth
-        assert engine.auditor._spent == audits * 2 * (PREFIX + 6 + 8) * LAYERS
+    monkeypatch.setattr(Record, "depth", lambda *_: depth)
+    depths: list[tuple[int, ...]] = []
+    monkeypatch.setattr(Record, "add", lambda _, audits: depths.append(tuple(audit.depth for audit in audits)))
+    engine = make_engine(audit=share)
+    results = served(engine, *(Work(asked(f"r{i}"), BiCache(depth=Earned())) for i in range(5)))
+    drain(engine)
+    assert results[-1].usage.prefix_depth == depth
+    assert depths == audited
 
 
 @pytest.mark.parametrize(

@@ -119,18 +119,6 @@ def test_audits_end_where_they_prove_nothing() -> None:
     assert max(record._requests(depth, None) for depth in (1, 2)) <= PATIENCE
 
 
-def test_what_seems_beyond_the_bound_is_audited_less_once_something_may_be_read() -> None:
-    """Neither proven nor hopeless, it is left to the audits that follow traffic."""
-    wide = [0.6, 0.05, 0.05, 0.05]
-    for first, doubtful in (([0.01], 2), (wide, 1)):
-        record = Record(2, BOUND)
-        for prefix in range(2 * PATIENCE):
-            nats = {1: first[prefix % len(first)], 2: wide[prefix % len(wide)]}
-            record.add([Audited(prefix, depth, nats[depth]) for depth in record.wanted(prefix)])
-        assert (record._requests(doubtful, None) == PROOF) is (record.common == 1)
-        assert record._requests(doubtful, None) >= PROOF
-
-
 def test_kept_and_read_again() -> None:
     depths = EarnedDepths(LAYERS)
     changes: list[int] = []

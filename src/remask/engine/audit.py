@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 WAITING: Final = 8  # audits that wait at most; what comes beyond is not audited
 ENOUGH: Final = 8  # audits of a policy before a warning
+DEEPER: Final = 2  # audits of a prefix by the share, of which one also tries deeper than is read
 
 
 Work = Iterator[None]
@@ -172,21 +173,19 @@ class Auditor:
         if hit is not None:
             read = hit.boundary
             record.unaudited += 1
-        earned = _earns(policy)
-        wanted = record.wanted(key) if earned else ()
         name = name_of(policy).partition("+")[0]  # an inner policy has no part in it
-        # An exact pass and one at the depth that is read; now and then one at the next depth, as traffic may have
-        # changed to what would allow it.
-        deeper = earned and (not read or self._guards % 4 == 3)
-        if wanted and read:
-            self._spent += self._work(length, 1 + len(wanted))
-        elif not wanted and self._is_due(f"{name} prefix", length, 1 + bool(read) + deeper):
+        depths = record.wanted(key) if _earns(policy) else ()
+        if not depths or record.depth(key, 0):
+            # Nothing is to be proven before anything is saved, so the share decides. An audit is then of the depth that
+            # is read; of some also of what might be read instead, as traffic may have changed to what would allow it.
+            deeper = depths or ((record.next_depth(read),) if _earns(policy) else ())
+            depths = ((read,) if read else ()) + (deeper if not read or self._guards % DEEPER == DEEPER - 1 else ())
+            depths = tuple(dict.fromkeys(depths))
+            if not depths or not self._is_due(f"{name} prefix", length, 1 + len(depths)):
+                return
             self._guards += 1
-            wanted = ((read,) if read else ()) + ((record.next_depth(read),) if deeper else ())
-        wanted = tuple(depth for depth in dict.fromkeys(wanted) if depth)
-        if wanted:
-            seen, hidden = Seen.of(turn), turn.hidden if self._own(running) else None
-            self._queue(partial(self._audit_prefix, seen, hidden, prefix, key, record, wanted, read, name))
+        seen, hidden = Seen.of(turn), turn.hidden if self._own(running) else None
+        self._queue(partial(self._audit_prefix, seen, hidden, prefix, key, record, depths, read, name))
 
     def _own(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact one that an audit of its prefix compares with."""

@@ -139,12 +139,10 @@ class Record:
         bad = min(self._refuted(None), self._refuted(prefix))
         good = max((depth for depth in estimates if depth < bad), default=0)
         wanted = {good} if good > proven and not self._tried(good, prefix) else set()
-        # Once something may be read, less is gained by what seems beyond the bound.
-        most = PROOF if proven else PATIENCE
         between = [rung for rung in rungs if max(good, proven) < rung < bad]
         if between:
             wanted.add(between[len(between) // 2])
-        elif proven < bad <= self.layers and not (self._hopeless(bad) or self._tried(bad, prefix, most)):
+        elif proven < bad <= self.layers and not (self._hopeless(bad) or self._tried(bad, prefix)):
             wanted.add(bad)
         return tuple(sorted(wanted))
 
@@ -176,10 +174,10 @@ class Record:
         means = ((depth, estimate.mean) for depth, estimate in self.estimates(prefix).items())
         return next((depth for depth, mean in means if mean > self.bound), self.layers + 1)
 
-    def _tried(self, depth: int, prefix: int, most: int = PATIENCE) -> bool:
-        """Whether further audits at a depth are given up: there were `most`, and they prove nothing."""
+    def _tried(self, depth: int, prefix: int) -> bool:
+        """Whether further audits at a depth are given up: there were many, and they prove nothing."""
         several = self.estimates()[depth].count >= PREFIXES
-        return self._requests(depth, None if several else prefix) >= most
+        return self._requests(depth, None if several else prefix) >= PATIENCE
 
     def _hopeless(self, depth: int) -> bool:
         estimate = self.estimates()[depth]
