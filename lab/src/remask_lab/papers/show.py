@@ -15,7 +15,7 @@ from remask_lab.records.record import Record, as_json, number_format
 Result: TypeAlias = Mapping[str, Any]
 Cell: TypeAlias = Callable[[Result], str]
 
-REQUESTS = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
+REQUESTS = {"questions": "questions of the model's task", "texts": "texts", "random": "random tokens"}
 PREFIX = "prefix ratio"
 # Our columns: the key of a result that each shows, and how; a result without the key has no cell.
 OURS: Mapping[str, tuple[str, Cell]] = {
@@ -40,13 +40,14 @@ OURS: Mapping[str, tuple[str, Cell]] = {
 }
 BLANK_AT_0 = (PREFIX, "depth", "reduction")  # columns in which 0 says that there is nothing
 COLUMNS: Final = (
-    "Speed, work saved and agreement are against the row's baseline, measured beside it in the same run; throughput "
-    "counts tokens up to the end token."
+    "Speed, work saved and agreement are against a baseline measured beside the row in the same run: the nearest row "
+    "above at 1.00x and 100.0 %, unless another is named. Throughput counts tokens up to the end token."
 )
 UNRUN: Final = (
     "No published column is run at this scale: ours answers other questions on another model. Compare directions and "
     "ratios."
 )
+NO_LOSS: Final = "No row loses answers by the 95 % interval: the table shows work and time, and no cache's loss."
 
 
 def published(table: PaperTable) -> str:
@@ -72,8 +73,12 @@ def beside(table: PaperTable, record: Record, known: Collection[str] = ()) -> st
 
 
 def notes(table: PaperTable, record: Record) -> list[str]:
-    """What `beside` says of a record that it may say of others too: on rows, columns, machine and versions."""
-    return [*_texts(table, record), *_machine(record), COLUMNS]
+    """What `beside` says of a record that it may say of others too: on rows, columns, machine, versions and losses.
+
+    Raises `RecordError` as `beside` does.
+    """
+    failures = _failures(table, results_of(table, record))
+    return [*_texts(table, record), *_machine(record), COLUMNS, *([NO_LOSS] if failures == NO_LOSS else [])]
 
 
 def _texts(table: PaperTable, record: Record) -> list[str]:
@@ -84,7 +89,7 @@ def _texts(table: PaperTable, record: Record) -> list[str]:
 def _machine(record: Record) -> list[str]:
     about = record.about
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return [f"{number_format(about)} on {processor_text(about['machine'])}", versions]
+    return [f"seed {about['seed']}", f"{number_format(about)} on {processor_text(about['machine'])}", versions]
 
 
 def _shown(header: str, result: Result) -> str:
@@ -153,7 +158,7 @@ def _operation(result: Result, operation: str) -> Result:
 def _sources(table: PaperTable) -> list[str]:
     if table.setting is None:
         return [f"Ours alone; it belongs to {table.paper}, {table.source}."]
-    cells = ", ".join(f"{metric.name} in {metric.unit}" for metric in table.metrics)
+    cells = ", ".join(metric.name for metric in table.metrics)
     return [f"Published: {table.paper}, {table.source}; {table.setting}. In each cell: {cells}."]
 
 
@@ -173,8 +178,8 @@ def _conditions(
     over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     rounds = f"rounds {settings['rounds']}{', a share of the requests each' if settings['divided'] else ''}"
     commit = f"commit {about['commit'] or 'unknown'}, {about['date']}"
-    processor, versions = _machine(record)
-    conditions = "; ".join(text for text in (processor, commit, versions) if text not in known)
+    seed, processor, versions = _machine(record)
+    conditions = "; ".join(text for text in (seed, processor, commit, versions) if text not in known)
     batches = {row.concurrency or settings["concurrency"] for row in _measured(table)}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
     own = table.scales[settings["scale"]]
@@ -182,7 +187,7 @@ def _conditions(
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
         f"{work['requests']} requests, "
-        f"{REQUESTS[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}, seed {about['seed']}; {conditions}."
+        f"{REQUESTS[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}; {conditions}."
         f"{'' if COLUMNS in known else f' {COLUMNS}'}",
         _failures(table, results),
     ]
@@ -203,15 +208,13 @@ def _conditions(
                 f"{row.name}: {result['model']} ({result['parameters'] / 1e6:,.2f} M parameters), through transformers "
                 "with its KV cache, as many new tokens as the first row's answers have. Speed only."
             )
-    compared: dict[str, list[str]] = {}
+    nearest = table.rows[0]
     for row in _measured(table):
         baseline = table.baseline(row)
-        if row.measure != "operations" and baseline is not row:
-            compared.setdefault(baseline.name, []).append(row.name)
-    if not set(compared) <= {table.rows[0].name}:
-        usual = max(compared, key=lambda name: len(compared[name]))
-        baselines = [f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items() if name != usual]
-        lines.append(f"Baselines: {'; '.join([*baselines, f'{usual!r} for all others'])}.")
+        if baseline is row:
+            nearest = row
+        elif row.measure != "operations" and baseline is not nearest:
+            lines.append(f"The baseline of {row.name!r} is {baseline.name!r}.")
     return lines
 
 
@@ -226,5 +229,5 @@ def _failures(table: PaperTable, results: Mapping[str, Result]) -> str:
         if judged(result, answered[table.baseline(table.row(name)).name]).loses
     ]
     if not lost:
-        return "No row loses answers by the 95 % interval: the table shows work and time, and no cache's loss."
+        return NO_LOSS
     return f"Fewer right answers than their baseline, by the 95 % interval of the difference: {', '.join(lost)}."
