@@ -14,7 +14,7 @@ DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, 
 
 def fitted(own: dict[str, Any], defaults: dict[str, Any] = DEFAULTS, room: int = 1000) -> dict[str, Any]:
     """What is set, other than to its declared default."""
-    return fit(defaults, own, room).chosen()
+    return fit(defaults, own, room).non_defaults()
 
 
 @pytest.mark.parametrize(

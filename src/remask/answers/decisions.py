@@ -211,7 +211,7 @@ class _Builder:
 
     def all(self, decisions: Decisions) -> "_Builder":
         """This builder with the asks of all questions."""
-        for name, question in decisions.asked.items():
+        for name, question in decisions.readable_questions.items():
             self.add(name, question, together=decisions.together)
         if decisions.together and self.questions:
             self.join()

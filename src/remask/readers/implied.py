@@ -64,7 +64,7 @@ def biases_of(params: SamplingParams, canvas: Canvas) -> Iterator[Reader]:
     """The readers that change logits as these parameters say, in the order in which they act."""
     if params.logit_bias:
         yield LogitBias(Added.of(params.logit_bias))
-    if params.penalizes:
+    if params.has_penalties:
         yield Penalties(params, canvas)
     if params.min_p:
         yield MinP(AtLeast(params.min_p))

@@ -37,13 +37,13 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool 
     `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other.
     """
     rule = RULES.get(params.remasking.rule or defaults.remasking)
-    if params.by_value and not rule.thresholds:
+    if params.uses_threshold and not rule.thresholds:
         if params.remasking.rule is not None:
             name = "threshold" if params.threshold is not None else "remasking.factor"
             fitting = " or ".join(name for name in names_on("masked") if RULES.get(name).thresholds)
             raise ConfigError(f"{name} compares probabilities: use it with remasking {fitting}, not {rule.name}")
         rule = REMASKING["low_confidence"]
-    if params.by_value and params.remasking.eps is not None:
+    if params.uses_threshold and params.remasking.eps is not None:
         raise ConfigError(
             "remasking.eps shapes Dream's time schedule, and threshold and remasking.factor use no schedule; set one "
             "of them"
@@ -145,7 +145,7 @@ class MaskedDecoding(Decoding):
     @property
     def unscheduled(self) -> bool:
         """Whether a threshold, a factor or the rule itself decides how many positions a step transfers."""
-        return self.params.by_value or self.rule.remasking.counts == "rule"
+        return self.params.uses_threshold or self.rule.remasking.counts == "rule"
 
     @property
     def ordered(self) -> bool:
@@ -177,7 +177,7 @@ class MaskedDecoder(RuleDecoder):
         super().__init__(params, rule, "filtered" if rule.filtered else "logits", canvas, decoding.seed, step)
         self.blocks, self.idle, self._timing = decoding.blocks, idle, decoding.rule
         self.first = self.block_index = first
-        self._by_value = params.by_value and rule.counts != "rule"
+        self._by_value = params.uses_threshold and rule.counts != "rule"
         self._skips = idle == "skipped" and rule.counts == "schedule" and not self._by_value
         if params.remasking.order is not None:
             self._orders: Sequence[Positions] = [np.asarray(order, dtype=np.int64) for order in params.remasking.order]
