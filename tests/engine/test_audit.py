@@ -24,7 +24,7 @@ from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
-from remask.policies.earned import Audited, Record
+from remask.policies.earned import Audit, Record
 from remask.request.result import Result
 from tests.engine.support import LAYERS, MODELS, Work, make_engine, outcome, prompt_of, request, run, served
 
@@ -308,7 +308,7 @@ def test_prefixes_without_audits_leave_nothing_behind() -> None:
     """A server sees prefixes without end, and audits few of them."""
     engine = make_engine(audit=1 / 64)
     record = engine.auditor.depths.record("", 80, 100)
-    record.add([Audited(1, 2, 0.0)])
+    record.add([Audit(1, 2, 0.0)])
     for prefix in range(2, 500):
         assert record.depth(prefix, 0) == 0
     assert len(record._estimates) <= 2

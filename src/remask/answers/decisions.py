@@ -110,7 +110,7 @@ class DecisionPlan:
             prompt_token_ids=[*state, *ask.before],
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
             prefix_length=len(state) if ask.free else self.stored,
-            policy=policy.unearned if isinstance(policy, BiCache) else policy,
+            policy=policy.at_start_depth if isinstance(policy, BiCache) else policy,
             readers=(ask.reading,),
             **terms,
         )

@@ -11,7 +11,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.machine.progress import Progress
 from remask.policies.bicache import percent
-from remask.policies.earned import BOUND, BUCKET, Audited, Estimate, Record
+from remask.policies.earned import BOUND, BUCKET, Audit, Estimate, Record
 from remask.store.entries import prefix_hash
 
 
@@ -43,10 +43,10 @@ def measure(
         ratio = percent(length, len(seen.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(layers, bound))
-        depths = record.wanted(prefix)
+        depths = record.audit_depths(prefix)
         if depths:
             moved = moved_by_depth(session.engine.auditor.passes, seen, length, depths)
-            record.add([Audited(prefix, depth, nats) for depth, nats in moved])
+            record.add([Audit(prefix, depth, nats) for depth, nats in moved])
             count += 1
     return DepthTable(
         model=session.loaded.name,

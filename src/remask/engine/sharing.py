@@ -200,7 +200,7 @@ class Prefixes(Sharing):
         if self.depths is not None and prefix:
             record = self.depths.record(request.adapter or "", prefix, canvas)
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
-        return policy.at(min(depth, self.shape.layers))
+        return policy.with_depth(min(depth, self.shape.layers))
 
     def _read(self, pending: PendingRequest, entry: PrefixEntry, length_asked: int) -> Wish:
         # The boundary depends on the length that is read, not on the length that was asked for.
