@@ -34,7 +34,7 @@ def test_mixing_distributions_are_the_recorded_ones() -> None:
 
 def test_the_share_of_uniform_tokens_on_a_fresh_canvas() -> None:
     for shift, expected in goldens.sampling("torch_steps")[0]["prior_uniform_probability_by_noise_type"].items():
-        assert noise_of(float(shift)).uniform_share(-9.0) == pytest.approx(expected, abs=1e-7)
+        assert noise_of(float(shift)).uniform_probability(-9.0) == pytest.approx(expected, abs=1e-7)
 
 
 def test_pure_noise_is_exact_at_every_level() -> None:

@@ -123,7 +123,7 @@ class BlockCausalDecoding(Decoding):
         if tokens is None or self.rule.indel is None:
             return
         given = np.asarray(self.prompt if self.template is None else [*self.prompt, *self.template.tokens])
-        named = given[tokens.among(given)]
+        named = given[tokens.matches(given)]
         if len(named):
             raise ConfigError(
                 f"the prompt holds the token {named[0]}, by which this model deletes or inserts a place of its answer "
@@ -181,7 +181,7 @@ class BlockCausalDecoding(Decoding):
     @property
     def total_steps(self) -> int:
         if self.rule.indel is not None:
-            return len(self.block_ranges) * self.rule.indel.most_steps(self.block, self.limits)
+            return len(self.block_ranges) * self.rule.indel.max_passes(self.block, self.limits)
         return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
 
     @property
@@ -268,7 +268,11 @@ class BlockCausalDecoder(RuleDecoder):
         if self._choose is scheduled:
             if threshold is None:
                 return select.RankRule(self._count)
-            return select.RankRule.beyond(threshold, self._count) if self._strict else select.RankRule.above(threshold)
+            return (
+                select.RankRule.strictly_above(threshold, self._count)
+                if self._strict
+                else select.RankRule.above(threshold)
+            )
         return self._blindly() if threshold is None else None
 
     def choose(self, predictions: Predicted) -> Positions:
@@ -423,7 +427,7 @@ class IndelDecoder(BlockCausalDecoder):
         state, done = self._state, self._round
         first = self.block.stop - len(state.tokens)
         return Outcome(
-            written[:0] if state.ended is None else np.arange(first, self.block.stop),
+            written[:0] if state.end_reason is None else np.arange(first, self.block.stop),
             written[np.isin(written, self._edited)],
             state.tokens[written - first],
             tuple((first + place, token) for place, token in sorted((*done.fills, *done.edits))),
@@ -434,7 +438,7 @@ class IndelDecoder(BlockCausalDecoder):
         super()._prepare_step()
         params, tokens = self.params, self._edit_tokens
         temperature = 0.0 if params.greedy else params.temperature
-        numbers = MostProbable(self._state.candidates, temperature, (tokens.delete, tokens.insert))
+        numbers = MostProbable(self._state.candidate_count, temperature, (tokens.delete, tokens.insert))
         self.context = replace(self.context, numbers=numbers)
 
     def _begin_block(self, block: range) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.denoising.select import DRAWN
+from remask.denoising.select import DRAW_WEIGHT
 from remask.machine.transfers import send
 from remask.plan.hooks import RowMeasure
 from remask.sampling.rows import Measured, RowGroup
@@ -18,7 +18,7 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 def weight(group: RowGroup) -> int:
     """The memory that the logits of a group and their copies take, in rows that are read greedily."""
     rows: int = group.rows.stop - group.rows.start
-    return rows * (1 if group.guide is None else 2) * (1 if _plain(group) else DRAWN)
+    return rows * (1 if group.guide is None else 2) * (1 if _plain(group) else DRAW_WEIGHT)
 
 
 def score(
