@@ -80,7 +80,7 @@ def test_an_audit_finds_what_a_request_at_that_depth_moves(monkeypatch: pytest.M
     item = asked("r")
     exact = first_pass(Dense(), item)
     engine = make_engine(audit=1.0)
-    monkeypatch.setattr(Record, "wanted", lambda *_: tuple(range(1, LAYERS + 1)))
+    monkeypatch.setattr(Record, "audit_depths", lambda *_: tuple(range(1, LAYERS + 1)))
     run(engine, [Work(item, BiCache(depth=Earned()))])
     drain(engine)
     (record,) = engine.auditor.depths.records.values()
@@ -270,7 +270,7 @@ def test_what_proves_a_depth_comes_on_top_of_the_share(
     monkeypatch: pytest.MonkeyPatch, share: float | None, depth: int, audited: list[tuple[int, ...]]
 ) -> None:
     """Nothing is saved before. Later the share decides, and each second audit also tries what may be read instead."""
-    monkeypatch.setattr(Record, "wanted", lambda *_: (2,))
+    monkeypatch.setattr(Record, "audit_depths", lambda *_: (2,))
     monkeypatch.setattr(Record, "depth", lambda *_: depth)
     depths: list[tuple[int, ...]] = []
     monkeypatch.setattr(Record, "add", lambda _, audits: depths.append(tuple(audit.depth for audit in audits)))

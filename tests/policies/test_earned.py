@@ -104,7 +104,7 @@ def test_an_alarm_ends_what_was_proven() -> None:
     assert record.depth(99, 0) == 6
     assert record.add([Audit(0, 30, 2.0)])
     assert record.depth(0, 0) == 6
-    assert max(record._requests(depth, None) for depth in ladder(LAYERS)) <= WINDOW
+    assert max(record._audit_count(depth, None) for depth in ladder(LAYERS)) <= WINDOW
 
 
 def test_audits_end_where_they_prove_nothing() -> None:
@@ -116,7 +116,7 @@ def test_audits_end_where_they_prove_nothing() -> None:
         if wanted:
             record.add([Audit(number % 16, depth, rng.choice([0.0, 0.19])) for depth in wanted])
     assert record.audit_depths(0) == ()
-    assert max(record._requests(depth, None) for depth in (1, 2)) <= PATIENCE
+    assert max(record._audit_count(depth, None) for depth in (1, 2)) <= PATIENCE
 
 
 def test_kept_and_read_again() -> None:

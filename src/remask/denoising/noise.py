@@ -41,7 +41,7 @@ class Noise:
         return sigmoid(log_snr + self.shift)
 
     @property
-    def only_masks(self) -> bool:
+    def has_only_masks(self) -> bool:
         """Whether noise is always the mask."""
         return self.uniform_probability(self.max_log_snr) == 0
 

@@ -24,7 +24,7 @@ from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder, Predicted
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
-from remask.sampling.score import measured
+from remask.sampling.score import apply_measure
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
@@ -97,7 +97,7 @@ class Measuring(DeviceRead):
     width = 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        values = measured(vocabulary.log_softmax(logits), self.of, vocabulary).float()
+        values = apply_measure(vocabulary.log_softmax(logits), self.of, vocabulary).float()
         return lambda tokens: values[None]  # noqa: ARG005
 
 
