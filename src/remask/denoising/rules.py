@@ -96,7 +96,7 @@ class BlockFacts:
     leave_out: Callable[[int | None], None] = _ignore_tail
 
 
-def scheduled(step: Step) -> select.Chosen:
+def choose_by_schedule(step: Step) -> select.Chosen:
     """Choose the most confident positions, as many as the schedule says."""
     return select.top(step.confidence, step.count)
 
@@ -106,7 +106,7 @@ def every_block(choose: Choose) -> Callable[[BlockFacts], Choose]:
     return lambda _: choose
 
 
-_BEGIN_BY_SCHEDULE = every_block(scheduled)
+_BEGIN_BY_SCHEDULE = every_block(choose_by_schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +171,12 @@ def _leftmost(step: Step) -> select.Chosen:
     return np.flatnonzero(step.positions < step.positions[0] + step.count)
 
 
-def _entropy_bounded(block: BlockFacts) -> Choose:
+def _begin_entropy_bounded(block: BlockFacts) -> Choose:
     bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
-    return lambda step: select.entropy_bounded(-step.confidence, bound)
+    return lambda step: select.by_entropy(-step.confidence, bound)
 
 
-def _joint_threshold(block: BlockFacts) -> Choose:
+def _begin_joint_threshold(block: BlockFacts) -> Choose:
     knobs = block.knobs
     threshold = JOINT_THRESHOLD if knobs.threshold is None else knobs.threshold
     least = MIN_TRANSFER if knobs.min_transfer is None else knobs.min_transfer
@@ -188,14 +188,14 @@ def _joint_threshold(block: BlockFacts) -> Choose:
     return choose
 
 
-def _bounded(block: BlockFacts) -> Choose:
+def _begin_bound(block: BlockFacts) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
-    return lambda step: select.bounded(step.confidence, threshold)
+    return lambda step: select.by_bound(step.confidence, threshold)
 
 
-def _cumulative(block: BlockFacts) -> Choose:
+def _begin_cumulative(block: BlockFacts) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
-    return lambda step: select.cumulative(step.confidence, threshold)
+    return lambda step: select.by_product(step.confidence, threshold)
 
 
 class _WithinBudget:
@@ -289,7 +289,7 @@ _RULES = (
         "entropy_bounded",
         "The lowest entropies, as long as their sum stays below `eb_threshold`.",
         kinds=("block_causal",),
-        begin=_entropy_bounded,
+        begin=_begin_entropy_bounded,
         measure=NEGATIVE_ENTROPY,
         counts="rule",
     ),
@@ -297,7 +297,7 @@ _RULES = (
         "bound",
         "Those of at least `threshold`; and of at least 0.45, with a factor rule: rank n >= 2 from 1 - 2 / (n + 1) on.",
         kinds=("block_causal",),
-        begin=_bounded,
+        begin=_begin_bound,
         counts="rule",
         thresholds=True,
     ),
@@ -305,7 +305,7 @@ _RULES = (
         "cumulative",
         "The most probable first, as long as the product of their probabilities is at least `threshold`.",
         kinds=("block_causal",),
-        begin=_cumulative,
+        begin=_begin_cumulative,
         counts="rule",
         thresholds=True,
     ),
@@ -314,7 +314,7 @@ _RULES = (
         "Every mask above `threshold`, and tokens of the block that the model would replace above `edit_threshold` "
         "(LLaDA2.1).",
         kinds=("block_causal",),
-        begin=_joint_threshold,
+        begin=_begin_joint_threshold,
         counts="rule",
         uses_steps=False,
         thresholds=True,
@@ -391,15 +391,15 @@ def check_threshold(rule: Remasking, threshold: float | None) -> None:
         )
 
 
-def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, scheduled: int) -> select.Chosen:
+def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, step_count: int) -> select.Chosen:
     """Return `chosen`. Raises `PluginError` if it is empty and the block would never be complete.
 
-    A rule that follows a schedule may choose nothing within the `scheduled` steps of the block.
+    A rule that follows a schedule may choose nothing within the `step_count` steps of the block.
     """
-    if not len(chosen) and (rule.counts == "rule" or step.number >= scheduled):
+    if not len(chosen) and (rule.counts == "rule" or step.number >= step_count):
         raise PluginError(
             f"remasking {rule.name!r} chose none of {len(step.positions)} open positions in step {step.number} of a "
-            f"block of {scheduled} steps, so the block would never be complete; correct the rule of "
+            f"block of {step_count} steps, so the block would never be complete; correct the rule of "
             f"{RULES.source(rule.name)}, or use another one"
         )
     return chosen

@@ -81,7 +81,7 @@ def within_budget(confidence: Confidence, threshold: float, count: int) -> Chose
     return np.sort(ranking[(confidence[ranking] >= threshold) | (np.arange(len(ranking)) == 0)])
 
 
-def bounded(confidence: Confidence, threshold: float, least: float = 0.45, factor: float = 2.0) -> Chosen:
+def by_bound(confidence: Confidence, threshold: float, least: float = 0.45, factor: float = 2.0) -> Chosen:
     """Return the most confident ones while each has at least `threshold`, or `least` and the factor rule's bound.
 
     The first is always returned.
@@ -91,13 +91,13 @@ def bounded(confidence: Confidence, threshold: float, least: float = 0.45, facto
     return _accepted_lead(ranking, confidence[ranking] >= np.minimum(threshold, bounds))
 
 
-def cumulative(confidence: Confidence, threshold: float) -> Chosen:
+def by_product(confidence: Confidence, threshold: float) -> Chosen:
     """Return the most confident ones while the product of all is at least `threshold`, and at least the first."""
     ranking = _ranking(confidence)
     return _accepted_lead(ranking, np.cumprod(confidence[ranking], dtype=np.float64) >= threshold)
 
 
-def entropy_bounded(entropy: Confidence, bound: float) -> Chosen:
+def by_entropy(entropy: Confidence, bound: float) -> Chosen:
     """Return those of least entropy (nats) while the sum of all is below `bound`, at least the first (JetEngine)."""
     ranking = np.argsort(entropy, kind="stable")
     return _accepted_lead(ranking, np.cumsum(entropy[ranking]) < bound)

@@ -109,7 +109,7 @@ def _prefixes(record: Record) -> set[int]:
 
 def _proven(record: Record) -> int:
     """The depth that several prefixes have proven, else the one that each of the few that there are has proven."""
-    return record.proven(None) or min(map(record.proven, _prefixes(record)), default=0)
+    return record.proven_depth(None) or min(map(record.proven_depth, _prefixes(record)), default=0)
 
 
 def _entries(buckets: dict[int, Record]) -> dict[int, int]:

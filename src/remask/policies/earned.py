@@ -116,7 +116,7 @@ class Record:
         self.unaudited = 0
         self._prefixes = {audit.prefix for audit in self.audits}
         self._estimates.clear()
-        self.common = self.proven(None)
+        self.common = self.proven_depth(None)
         return alarm is not None
 
     def estimates(self, prefix: int | None = None) -> dict[int, Estimate]:
@@ -132,11 +132,11 @@ class Record:
 
     def depth(self, prefix: int, start: int) -> int:
         """Return how many layers a request with this prefix may read; at most `start` if audits have proven nothing."""
-        proven = self.proven(prefix)
-        depth = proven or self.proven(None) or start
-        return min(depth, self._refuted(prefix) - 1, self.layers if proven else self._refuted(None) - 1)
+        proven = self.proven_depth(prefix)
+        depth = proven or self.proven_depth(None) or start
+        return min(depth, self._refuted_depth(prefix) - 1, self.layers if proven else self._refuted_depth(None) - 1)
 
-    def proven(self, prefix: int | None) -> int:
+    def proven_depth(self, prefix: int | None) -> int:
         """Return the deepest depth that audits of one prefix, or of all prefixes (None), have proven; 0 without one."""
         deepest = 0
         for depth, estimate in self.estimates(prefix).items():
@@ -153,8 +153,8 @@ class Record:
         estimates = self.estimates()
         if not estimates:
             return tuple(sorted({rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
-        proven = max(self.proven(prefix), self.proven(None))
-        refuted = min(self._refuted(None), self._refuted(prefix))
+        proven = max(self.proven_depth(prefix), self.proven_depth(None))
+        refuted = min(self._refuted_depth(None), self._refuted_depth(prefix))
         deepest_good = max((depth for depth in estimates if depth < refuted), default=0)
         depths: set[int] = set()
         if deepest_good > proven and not self._is_exhausted(deepest_good, prefix):
@@ -191,7 +191,7 @@ class Record:
     def _audit_count(self, depth: int, prefix: int | None) -> int:
         return sum(prefix in (None, audit.prefix) for audit in self._by_depth.get(depth, ()))
 
-    def _refuted(self, prefix: int | None) -> int:
+    def _refuted_depth(self, prefix: int | None) -> int:
         """Return the smallest depth whose audits exceed the bound in their mean; `layers` + 1 without one.
 
         One audit suffices, as reading too little only costs work.
@@ -213,7 +213,7 @@ class Record:
         proven_prefixes = {
             audit.prefix
             for audit in self.audits
-            if audit.prefix != alarm.prefix and self.proven(audit.prefix) >= alarm.depth
+            if audit.prefix != alarm.prefix and self.proven_depth(audit.prefix) >= alarm.depth
         }
         for depth, audits in self._by_depth.items():
             if depth >= alarm.depth:
@@ -245,9 +245,9 @@ class EarnedDepths:
         Returns whether one of the audits revoked a depth, as `Record.add` does.
         """
         prefix = audits[0].prefix
-        old_depths = record.proven(None), record.proven(prefix)
+        old_depths = record.proven_depth(None), record.proven_depth(prefix)
         revoked = record.add(audits)
-        new_depths = record.proven(None), record.proven(prefix)
+        new_depths = record.proven_depth(None), record.proven_depth(prefix)
         if self.changed is not None and old_depths != new_depths:
             self.changed()
         return revoked

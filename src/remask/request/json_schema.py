@@ -196,7 +196,7 @@ class _Scope:
             path += f"[{key}]" if isinstance(key, int) else f".{_short_name(key)}"
         return replace(self, path=path, depth=self.depth + 1)
 
-    def requiring(self, names: frozenset[str]) -> "_Scope":
+    def with_required(self, names: frozenset[str]) -> "_Scope":
         """This scope with values restricted to objects that have properties of these names."""
         if not names:
             return self
@@ -274,7 +274,7 @@ class _Translation:
         if name == "oneOf":
             properties = self._distinguishing_properties(branches, scope)
             branches = [
-                (branch_scope.requiring(names), schema)
+                (branch_scope.with_required(names), schema)
                 for (branch_scope, schema), names in zip(branches, properties, strict=True)
             ]
         elif name == "allOf":

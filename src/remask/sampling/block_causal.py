@@ -19,7 +19,7 @@ from remask.denoising.rules import (
     BlockFacts,
     Remasking,
     check_threshold,
-    scheduled,
+    choose_by_schedule,
 )
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
@@ -153,9 +153,9 @@ class BlockCausalDecoding(Decoding):
         if self.template is None:
             return
         pinned = np.flatnonzero(self.template.pinned) + len(self.prompt)
-        late = pinned[pinned >= self.block_ranges[0].stop]
-        if len(late):
-            index = int(late[0]) - len(self.prompt)
+        late_positions = pinned[pinned >= self.block_ranges[0].stop]
+        if len(late_positions):
+            index = int(late_positions[0]) - len(self.prompt)
             raise ConfigError(
                 f"canvas: place {index} of the response is fixed, and stands in a block behind one with a hole. A "
                 f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
@@ -270,7 +270,7 @@ class BlockCausalDecoder(RuleDecoder):
         threshold = self.params.threshold if self._rule.counts == "schedule" else None
         if self.params.blocks.sub_block_length is not None or self.params.remasking.fallback == "leftmost":
             return None
-        if self._choose is scheduled:
+        if self._choose is choose_by_schedule:
             if threshold is None:
                 return select.RankRule(self._scheduled_count)
             return (
@@ -366,8 +366,8 @@ class EditingDecoder(BlockCausalDecoder):
         size = self.params.remasking.penalty_lambda
         if not size:
             return group
-        left = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
-        return replace(group, penalty=Penalty(left, size))
+        predecessors = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
+        return replace(group, penalty=Penalty(predecessors, size))
 
     def choose(self, predictions: Predicted) -> Positions:
         """Return the positions of masks that are filled and of tokens that are replaced now, ascending."""
@@ -377,16 +377,16 @@ class EditingDecoder(BlockCausalDecoder):
         filled = super().choose(predictions.select(masks)) if masks.any() else positions[:0]
         return np.union1d(filled, positions[edits])
 
-    def outcome(self, written: Positions) -> Outcome:
+    def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
         block = slice(self.block.start, self.block.stop)
-        edits = written[~self._mask_flags[written]]
+        edits = positions[~self._mask_flags[positions]]
         editing = not self._mask_flags[block].any()
-        self._mask_flags[written] = False
+        self._mask_flags[positions] = False
         self._post += int(not self._mask_flags[block].any())
-        if (editing and not len(written)) or self._post > self._max_post_steps:
+        if (editing and not len(positions)) or self._post > self._max_post_steps:
             return Outcome(np.flatnonzero(self.canvas.noisy[block]) + block.start, edits)
-        return Outcome(written[:0], edits)
+        return Outcome(positions[:0], edits)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
@@ -441,14 +441,14 @@ class IndelDecoder(BlockCausalDecoder):
         written: Positions = positions[changed]
         return written
 
-    def outcome(self, written: Positions) -> Outcome:
+    def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
         state = self._state
         first = self.block.stop - len(state.tokens)
         return Outcome(
-            written[:0] if state.end_reason is None else np.arange(first, self.block.stop),
-            written[np.isin(written, self._edited_positions)],
-            state.tokens[written - first],
+            positions[:0] if state.end_reason is None else np.arange(first, self.block.stop),
+            positions[np.isin(positions, self._edited_positions)],
+            state.tokens[positions - first],
             tuple((first + index, token) for index, token in sorted((*self._round.fills, *self._round.edits))),
         )
 

@@ -197,8 +197,10 @@ class CanvasDecoder(Decoder):
         changed: Positions = positions[self._next != self.canvas.tokens[positions]]
         return changed
 
-    def outcome(self, written: Positions) -> Outcome:
-        return Outcome(written if self._canvas_done else written[:0], tokens=self._next[written - self.block.start])
+    def outcome(self, positions: Positions) -> Outcome:
+        return Outcome(
+            positions if self._canvas_done else positions[:0], tokens=self._next[positions - self.block.start]
+        )
 
     def advance(self) -> None:
         self.step += 1

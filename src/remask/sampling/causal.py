@@ -183,12 +183,12 @@ class CausalDecoder(RuleDecoder):
             return positions[select.above(confidence, threshold)]
         return positions[self._apply_rule(positions, confidence, 1)]
 
-    def outcome(self, written: Positions) -> Outcome:
+    def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`. Rejected draft tokens become masks again."""
-        rejected = np.arange(self.block.start + len(written), self.block.stop)
+        rejected = np.arange(self.block.start + len(positions), self.block.stop)
         if self.context.shift != 1 or not len(rejected):
-            return Outcome(written)
-        return Outcome(written, resets=(rejected, np.full(len(rejected), self._mask_id)))
+            return Outcome(positions)
+        return Outcome(positions, resets=(rejected, np.full(len(rejected), self._mask_id)))
 
     def advance(self) -> None:
         """Go to the next step of a block that has masks left, else to the token after the last final one.

@@ -160,9 +160,9 @@ class Decoder(ABC):
         All of `predictions` are positions of the block. The engine calls `outcome` next, and then `advance`.
         """
 
-    def outcome(self, written: Positions) -> Outcome:
-        """Return what the step writes at the positions `written`, chosen by `choose`, the cache policy or a reader."""
-        return Outcome(written)
+    def outcome(self, positions: Positions) -> Outcome:
+        """Return what the step writes at `positions`, chosen by `choose`, the cache policy or a reader."""
+        return Outcome(positions)
 
     @abstractmethod
     def advance(self) -> None:

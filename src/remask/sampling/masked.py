@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from remask.denoising import select
-from remask.denoising.rules import REMASKING, RULES, BlockFacts, Remasking, names_on, scheduled
+from remask.denoising.rules import REMASKING, RULES, BlockFacts, Remasking, choose_by_schedule, names_on
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
 from remask.plan.spans import Mask
@@ -206,7 +206,7 @@ class MaskedDecoder(RuleDecoder):
             if threshold is None:
                 return select.RankRule(1, factor=self.params.remasking.factor)
             return select.RankRule.above(threshold)
-        if self._choose is scheduled:
+        if self._choose is choose_by_schedule:
             return select.RankRule(self._scheduled_count())
         return self._blind_choice()
 
@@ -218,7 +218,7 @@ class MaskedDecoder(RuleDecoder):
             return positions[select.above(confidence, self.params.threshold)]
         if self._uses_threshold and self.params.remasking.factor is not None:
             return positions[select.by_factor(confidence, self.params.remasking.factor)]
-        if self._choose is scheduled:
+        if self._choose is choose_by_schedule:
             return positions[select.top(confidence, self._scheduled_count())]
         share = None if self._times is None else self._times.share(self.block_step)
         return positions[self._apply_rule(positions, confidence, self._scheduled_count(), share)]

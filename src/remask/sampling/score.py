@@ -186,20 +186,20 @@ def distributions(
     The logits to choose by are without barred tokens, and without the mask token but in free rows.
     """
 
-    def filtered(logits: Tensor) -> Tensor:
+    def apply_all_filters(logits: Tensor) -> Tensor:
         remaining = _apply_filters(logits, group, vocabulary)
         return vocabulary.top_k(vocabulary.top_p(remaining, group.top_p), group.top_k)
 
     tempered = logits / group.temperature if group.temperature > 0 else logits
     basis = logits if group.basis == "logits" else tempered
     if group.basis == "filtered":
-        basis = filtered(basis)
+        basis = apply_all_filters(basis)
     # The mask is excluded before filtering, or it could be the only token that a filter leaves.
     choice = tempered.clone()
     if not group.free:
         vocabulary.bar(choice, [mask_id])
     _apply_bars(choice, group, vocabulary)
-    return vocabulary.log_softmax(basis), choice, filtered(choice)
+    return vocabulary.log_softmax(basis), choice, apply_all_filters(choice)
 
 
 def confidence(logprobs: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:

@@ -313,21 +313,21 @@ class UniformDecoder(Decoder):
         written: Positions = positions[chosen[gains[chosen] > 0]]
         return written
 
-    def outcome(self, written: Positions) -> Outcome:
+    def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`. A block is final in its last step, unless later steps may revise or correct it.
 
         With revisions or correction steps all blocks are final in the last step of the request.
         """
         uniform = self._params.uniform
-        edits = written[:0]
+        edits = positions[:0]
         tokens = None
         if self._correction is not None:
             is_final = self._correction.finished
             start = self.block.start
-            tokens = self._correction.proposals(written)
+            tokens = self._correction.proposals(positions)
         else:
             if self.context.fresh is not None:
-                edits = written[written < self._new_block.start]
+                edits = positions[positions < self._new_block.start]
             is_final = self.block_step + 1 == self._steps and not uniform.correction_steps
             start = self._new_block.start
             if uniform.revision_tokens:

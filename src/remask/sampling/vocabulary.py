@@ -202,7 +202,7 @@ class SplitVocabulary(Vocabulary):
         """A token is kept if more probable ones have at most `share`. The smallest such logit is found bit by bit."""
         if share is None or share >= 1:
             return logits
-        probabilities, keys = self.softmax(logits), _ordered(logits)
+        probabilities, keys = self.softmax(logits), _sortable_bits(logits)
         low = torch.full_like(keys[:, 0], -(2 ** (_BITS - 1)))
         high = torch.full_like(low, 2 ** (_BITS - 1) - 1)
         for _ in range(_BITS):
@@ -221,7 +221,7 @@ class SplitVocabulary(Vocabulary):
         return (tokens - self.held.start).clamp(0, len(self.held) - 1), is_local
 
 
-def _ordered(logits: Tensor) -> Tensor:
+def _sortable_bits(logits: Tensor) -> Tensor:
     """Return int64 numbers in the order of `logits`, float32: their bits as integers, mirrored for negative ones."""
     bits = logits.contiguous().view(torch.int32).long()
     return torch.where(bits < 0, -(2 ** (_BITS - 1)) - bits - 1, bits)
