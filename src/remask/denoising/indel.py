@@ -18,6 +18,8 @@ from remask.plan.spans import Mask
 Tokens: TypeAlias = NDArray[np.int64]
 Probabilities: TypeAlias = NDArray[np.float32]
 EndReason: TypeAlias = Literal["stable", "budget", "cap"]
+Writes: TypeAlias = tuple[tuple[int, int], ...]  # pairs of a position and a token
+Pick: TypeAlias = Callable[[Probabilities], int]  # picks one of m positions by their probabilities, float32 [m]
 
 MAX_ESCAPES = 5
 """Attempts of one step to leave a state in which the block has been before."""
@@ -53,10 +55,7 @@ class TokenCandidates:
 
     @classmethod
     def of(cls, numbers: NDArray[np.float32], *, drawn: bool) -> "TokenCandidates":
-        """Unpack the `numbers` of `sampling.device_reads.MostProbable`, float32 [width, n].
-
-        `drawn`: they hold drawn tokens, as they do above temperature 0.
-        """
+        """Unpack the `numbers` of `sampling.device_reads.MostProbable`, float32 [width, n]; `drawn`: with draws."""
         count = (len(numbers) - 3 * drawn) // 2
         tokens = numbers[:count].T.astype(np.int64)
         probabilities = np.exp(numbers[count : 2 * count].T)
@@ -102,13 +101,13 @@ class Round:
         escapes: position and token of each attempt to leave a repeated state.
     """
 
-    fills: tuple[tuple[int, int], ...]
-    edits: tuple[tuple[int, int], ...]
+    fills: Writes
+    edits: Writes
     original: int
     new: int
     post: int
     last: bool
-    escapes: tuple[tuple[int, int], ...]
+    escapes: Writes
 
 
 class IndelBlock(ABC):
@@ -149,11 +148,8 @@ class IndelBlock(ABC):
         result: Mask = self.tokens == self._mask_id
         return result
 
-    def choose(self, candidates: TokenCandidates, pick: Callable[[Probabilities], int]) -> Round:
-        """Apply the predictions of a pass. Writes `tokens`, `original`, `step` and `end_reason`.
-
-        `pick` chooses one of m positions by their probabilities, float32 [m], for an escape.
-        """
+    def choose(self, candidates: TokenCandidates, pick: Pick) -> Round:
+        """Apply the predictions of a pass, with `pick` for escapes. Writes all attributes."""
         old = self.tokens
         masks = self.masks
         original = int((masks & self.original).sum())
@@ -169,7 +165,7 @@ class IndelBlock(ABC):
             filled = masks
         new = np.where(filled, fill_tokens, np.where(edited, best, old))
         written = filled | edited
-        escapes: tuple[tuple[int, int], ...] = ()
+        escapes: Writes = ()
         if last:
             self._replace_edit_tokens(new, written, filled, candidates, plain_tokens)
         elif written.any():
@@ -224,13 +220,7 @@ class IndelBlock(ABC):
         """
 
     @abstractmethod
-    def _escape(
-        self,
-        new: Tokens,
-        probabilities: Probabilities,
-        candidates: TokenCandidates,
-        pick: Callable[[Probabilities], int],
-    ) -> tuple[tuple[int, int], ...]:
+    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
         """Change `new`, in place, if it repeats a state of the block. Returns the positions and tokens that changed."""
 
     @abstractmethod
@@ -300,13 +290,7 @@ class Levenshtein(IndelBlock):
             return self.post >= max_post_steps
         return original > 0 and not unfilled
 
-    def _escape(
-        self,
-        new: Tokens,
-        probabilities: Probabilities,
-        candidates: TokenCandidates,
-        pick: Callable[[Probabilities], int],
-    ) -> tuple[tuple[int, int], ...]:
+    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
         escapes: list[tuple[int, int]] = []
         while new.tobytes() in self._past_states and len(escapes) < MAX_ESCAPES:
             positions = np.flatnonzero(new != self.tokens)
@@ -355,13 +339,7 @@ class JointThresholdIndel(IndelBlock):
             return True
         return self.post >= max_post_steps if max_post_steps else not unfilled
 
-    def _escape(
-        self,
-        new: Tokens,
-        probabilities: Probabilities,
-        candidates: TokenCandidates,
-        pick: Callable[[Probabilities], int],
-    ) -> tuple[tuple[int, int], ...]:
+    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
         state = self.tokens.tobytes()
         if state not in self._past_states:
             self._past_states.add(state)

@@ -118,7 +118,7 @@ class Remasking:
         meaning: what the rule does, in a sentence or two, for the documentation.
         kinds: kinds of models that it is defined on.
         begin: returns the function that chooses in the steps of one block, which may keep a state. Raises
-            `ConfigError` where the rule cannot be applied to the block.
+            `ConfigError` if the rule cannot be applied to the block.
         config: the class of its own parameters, which a request sends as `remasking.config`: a frozen dataclass whose
             fields are all declared (`remask.checks.fields.declare`); None if it has none.
         measure: the confidence; larger is more confident. None: the probability of the token.

@@ -105,29 +105,24 @@ class Record:
 
     def add(self, audits: Sequence[Audit]) -> bool:
         """Add the audits of one request. Returns whether one of them revoked a depth that had been proven."""
-        alarm = next(
-            (audit for audit in audits if audit.nats > self.alarm and audit.depth <= self.depth(audit.prefix, 0)),
-            None,
-        )
-        if alarm is not None:
-            self._drop_contradicted(alarm)
+        alarms = [audit for audit in audits if audit.nats > self.alarm and audit.depth <= self.depth(audit.prefix, 0)]
+        if alarms:
+            self._drop_contradicted(alarms[0])
         for audit in audits:
             self._by_depth.setdefault(audit.depth, deque(maxlen=WINDOW)).append(audit)
         self.unaudited = 0
         self._prefixes = {audit.prefix for audit in self.audits}
         self._estimates.clear()
         self.common = self.proven_depth(None)
-        return alarm is not None
+        return bool(alarms)
 
     def estimates(self, prefix: int | None = None) -> dict[int, Estimate]:
         """Estimates by depth, ascending, over the requests of a prefix, or over the means of all prefixes (None)."""
         if prefix not in self._estimates:
             if prefix is not None and prefix not in self._prefixes:
                 return {}  # not cached, as there is no limit to prefixes without audits
-            values_by_depth = {depth: self._values(depth, prefix) for depth in sorted(self._by_depth)}
-            self._estimates[prefix] = {
-                depth: Estimate.of(values) for depth, values in values_by_depth.items() if values
-            }
+            values = {depth: self._values(depth, prefix) for depth in sorted(self._by_depth)}
+            self._estimates[prefix] = {depth: Estimate.of(nats) for depth, nats in values.items() if nats}
         return self._estimates[prefix]
 
     def depth(self, prefix: int, start: int) -> int:

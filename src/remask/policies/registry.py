@@ -40,7 +40,7 @@ class PolicyType:
 
     make: type[CachePolicy]
     # Names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless the field has
-    # `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it has that value.
+    # `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown if it has that value.
     settings: Mapping[str, str]
     # The field of type `CachePolicy`; None without one. Only a policy with such a field may wrap another one.
     inner: str | None

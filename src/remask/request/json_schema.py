@@ -111,7 +111,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "minProperties": (0,),
     "propertyNames": (True,),
     "required": ([],),
-    "strict": (False, True),  # OpenAI's, where it has slipped into the schema
+    "strict": (False, True),  # OpenAI's, if it has slipped into the schema
     "unevaluatedItems": (True,),
     "unevaluatedProperties": (True,),
     "uniqueItems": (False,),

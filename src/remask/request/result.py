@@ -20,7 +20,7 @@ class Usage:
         prompt_tokens: given tokens: the prompt, and the fixed parts of the response.
         completion_tokens: tokens of the response that were generated.
         cached_tokens: tokens whose K/V were read from the store.
-        steps: denoising steps, those of a correction included.
+        steps: denoising steps, correction steps included.
         forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
         row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
         prefix_row_layers: rows times layers of the prefix-only pass that ran because this request's prefix was not

@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The trace as JSON-like values; what is empty in an event is left out."""
+        """Return the trace as JSON-like values. Empty fields of events are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return values | {"events": [_event_values(event) for event in self.events]}
 

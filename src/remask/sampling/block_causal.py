@@ -243,7 +243,7 @@ class BlockCausalDecoding(Decoding):
 class BlockCausalDecoder(RuleDecoder):
     """The decoding of one request in progress."""
 
-    _scheduled: int  # steps of the block's schedule so far, idle ones included
+    _schedule_step: int  # steps of the block's schedule so far, idle ones included
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
         # Confidences are taken after temperature and before filters, as in JetEngine and in SDAR's sampler for
@@ -273,11 +273,9 @@ class BlockCausalDecoder(RuleDecoder):
         if self._choose is choose_by_schedule:
             if threshold is None:
                 return select.RankRule(self._scheduled_count)
-            return (
-                select.RankRule.strictly_above(threshold, self._scheduled_count)
-                if self._strict
-                else select.RankRule.above(threshold)
-            )
+            if self._strict:
+                return select.RankRule.strictly_above(threshold, self._scheduled_count)
+            return select.RankRule.above(threshold)
         return self._blind_choice() if threshold is None else None
 
     def choose(self, predictions: Predicted) -> Positions:
@@ -292,7 +290,7 @@ class BlockCausalDecoder(RuleDecoder):
     def advance(self) -> None:
         self.step += 1
         self.block_step += 1
-        self._scheduled += 1
+        self._schedule_step += 1
         if self.block.stop < len(self.canvas) and not self._count_masks():
             stop = self.block.stop
             self._begin_block(range(stop, min(stop + self._length, len(self.canvas))))
@@ -301,13 +299,13 @@ class BlockCausalDecoder(RuleDecoder):
     def _prepare_step(self) -> None:
         """Go to the next step of the schedule that transfers something, and set its context."""
         if self._linear is not None and self._follows_schedule:
-            self._scheduled = self._linear.next_busy_step(self._scheduled, self._count_masks())
+            self._schedule_step = self._linear.next_busy_step(self._schedule_step, self._count_masks())
         self.context = self._contexts[self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])]
 
     def _begin_block(self, block: range) -> None:
         self.block = block
         self.block_step = 0
-        self._scheduled = 0
+        self._schedule_step = 0
         self._schedule_total = self._length if self._strict else self._count_masks()
         self._choose = self._rule.begin(BlockFacts(self._count_masks(), self._steps, self.params.knobs))
 
@@ -325,7 +323,7 @@ class BlockCausalDecoder(RuleDecoder):
 
     @property
     def _strict(self) -> bool:
-        """Whether confidences must exceed the threshold, and as many as the schedule of a whole block transfers."""
+        """Whether a threshold must be exceeded, by at least the number of positions that the schedule transfers."""
         return self._defaults.schedule == "even"
 
     @property
@@ -339,11 +337,11 @@ class BlockCausalDecoder(RuleDecoder):
 
         It is 1 after the schedule's last step, until the block is complete, and under a threshold that replaces it.
         """
-        if self._scheduled >= self._steps or (self._rule.counts == "schedule" and not self._follows_schedule):
+        if self._schedule_step >= self._steps or (self._rule.counts == "schedule" and not self._follows_schedule):
             return 1
         if self._linear is not None:
-            return max(1, self._linear.count(self._scheduled, self._count_masks()))
-        return max(1, even_count(self._schedule_total, self._steps, self._scheduled))
+            return max(1, self._linear.count(self._schedule_step, self._count_masks()))
+        return max(1, even_count(self._schedule_total, self._steps, self._schedule_step))
 
 
 class EditingDecoder(BlockCausalDecoder):

@@ -49,7 +49,7 @@ def check_blockwise(params: SamplingParams) -> None:
 
 
 def check_initial(tokens: Sequence[int] | None, length: int, vocab: int) -> None:
-    """Raise `ConfigError` unless `tokens`, if there are any, are valid and as many as `length`, the canvas' noise."""
+    """Raise `ConfigError` if there are `tokens`, but not `length` valid ones, the noise of the canvas."""
     if tokens is not None and len(tokens) != length:
         raise ConfigError(
             f"initial_canvas must hold the {length} tokens of the canvas after the prompt, got {len(tokens)}"

@@ -75,7 +75,7 @@ class Vocabulary:
         return values.gather(1, tokens)
 
     def only(self, tokens: Tensor, like: Tensor) -> Tensor:
-        """1 where a column is that of the row's token, else 0; of the shape and dtype of `like`."""
+        """1 in the column of the row's token, else 0; of the shape and dtype of `like`."""
         return torch.zeros_like(like).scatter_(1, tokens[:, None], 1.0)
 
     def sum(self, values: Tensor) -> Tensor:
