@@ -75,7 +75,9 @@ class DeviceHook:
     """
 
     def __init__(self, model: Transformer, pool: Pool, canvases: Sequence[Hooked]) -> None:
-        self.model, self.pool, self.canvases = model, pool, canvases
+        self.model = model
+        self.pool = pool
+        self.canvases = canvases
 
     @property
     def device(self) -> torch.device:

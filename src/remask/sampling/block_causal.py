@@ -284,7 +284,8 @@ class BlockCausalDecoder(RuleDecoder):
         if length is not None and len(positions):
             # Sub-blocks are completed from left to right.
             stop = self.block.start + ((positions[0] - self.block.start) // length + 1) * length
-            positions, confidence = positions[positions < stop], confidence[: int((positions < stop).sum())]
+            count = int((positions < stop).sum())
+            positions, confidence = positions[:count], confidence[:count]
         return positions[self._choose_indices(positions, confidence)]
 
     def advance(self) -> None:

@@ -106,7 +106,8 @@ class RowChoice:
 
         Of equal confidences the leftmost are chosen first, as on the host. Nothing waits for the device.
         """
-        owner, (first, _, least, threshold, factor, changes) = self.owner, self.rules.unbind()
+        owner = self.owner
+        first, _, least, threshold, factor, changes = self.rules.unbind()
         threshold, factor = threshold.view(torch.float64), factor.view(torch.float64)
         candidate = noisy & (self.kinds == RANKED)
         # Stable sorts: first by confidence, then by request, candidates before the others.

@@ -22,7 +22,8 @@ class LogProbabilities:
     """
 
     def __init__(self, logits: Tensor, top: int, mask_id: int, vocabulary: Vocabulary = WHOLE) -> None:
-        self._logits, self._vocabulary = logits, vocabulary
+        self._logits = logits
+        self._vocabulary = vocabulary
         self._total = vocabulary.logsumexp(logits)
         self._top = self._most_probable(min(top, vocabulary.size(logits) - 1), mask_id)
 

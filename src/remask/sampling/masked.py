@@ -178,7 +178,8 @@ class MaskedDecoder(RuleDecoder):
     def __init__(
         self, decoding: MaskedDecoding, canvas: Canvas, idle: IdlePasses, *, first: int = 0, step: int = 0
     ) -> None:
-        rule, params = decoding.rule.remasking, decoding.params
+        rule = decoding.rule.remasking
+        params = decoding.params
         super().__init__(params, rule, "filtered" if rule.filtered else "logits", canvas, decoding.seed, step)
         self.blocks = decoding.blocks
         self.idle = idle

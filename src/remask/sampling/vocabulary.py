@@ -202,7 +202,8 @@ class SplitVocabulary(Vocabulary):
         """A token is kept if more probable ones have at most `share`. The smallest such logit is found bit by bit."""
         if share is None or share >= 1:
             return logits
-        probabilities, keys = self.softmax(logits), _sortable_bits(logits)
+        probabilities = self.softmax(logits)
+        keys = _sortable_bits(logits)
         low = torch.full_like(keys[:, 0], -(2 ** (_BITS - 1)))
         high = torch.full_like(low, 2 ** (_BITS - 1) - 1)
         for _ in range(_BITS):

@@ -19,7 +19,8 @@ from remask.sampling.uniform import UniformDecoder, UniformDecoding, check_initi
 from remask.sampling.uniform_score import NoisyRows
 
 # The defaults of the authors' code.
-STEPS, CANVAS, SAMPLER, SCHEDULE = 128, 2048, "ancestral", "linear"
+STEPS, CANVAS = 128, 2048
+SAMPLER, SCHEDULE = "ancestral", "linear"
 
 
 @dataclass(frozen=True, slots=True)
