@@ -33,15 +33,15 @@ def fit_defaults(
     `max_tokens`, a default `block_length` to the largest one below it that divides `max_tokens`, and default `steps`
     keep their number per token. Defaults of a range give way to its other end, and that of a sub-block to the block.
     Defaults of one choice are dropped if the request sets another field of it, thresholds if it sets `steps`, and those
-    of other modes if the model has `modes`. A default `block_length` stays unless responses must be `whole` blocks, or
-    if the last block may be shorter (`ragged`). None unsets a field.
+    of other modes if the model has `modes`. A default `block_length` stays if responses need not be `whole` blocks, or
+    the last block may be shorter (`ragged`). None unsets a field.
 
     The response of a `template`, of `max_tokens` positions, need not be a multiple of its block, and its steps follow
     the positions to be filled. The same holds for a canvas that grows: by default if the model's family is `growing`. A
     default `growing_canvas` gives way to a `template`. Raises `ConfigError`.
     """
-    defaults_by_path = _set_fields(defaults)
-    requested_by_path = _set_fields(requested)
+    defaults_by_path = _fields_by_path(defaults)
+    requested_by_path = _fields_by_path(requested)
     if modes:
         mode = requested_by_path.get("mode") or defaults_by_path.get("mode") or DIFFUSION
         defaults_by_path = _fields_of_mode(defaults_by_path, mode)
@@ -82,8 +82,8 @@ def overlay_defaults(
 ) -> dict[str, Any]:
     """Return new defaults: the `overrides`, and `defaults` for all others, as `fit_defaults` adapts them."""
     params = fit_defaults(defaults, overrides, POSITIONS, growing=growing, whole=whole, ragged=ragged)
-    defaults_by_path = _set_fields(defaults)
-    overrides_by_path = _set_fields(overrides)
+    defaults_by_path = _fields_by_path(defaults)
+    overrides_by_path = _fields_by_path(overrides)
     fields = {**_applicable_defaults(defaults_by_path, overrides_by_path), **overrides_by_path}
     return by_group(SamplingParams, {path: attrgetter(path)(params) for path in fields})
 
@@ -103,7 +103,7 @@ def _params_of(values: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams.from_mapping(by_group(SamplingParams, values))
 
 
-def _set_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_by_path(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the set fields by path. Raises `ConfigError` on bad values; unknown names are refused by `_params_of`."""
     fields = by_path(SamplingParams, values)
     declarations = paths(SamplingParams)
