@@ -33,7 +33,7 @@ from remask.model.transformer import Transformer
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache, Earned
 from remask.policies.dense import Reuse
-from remask.policies.earned import MOST, Audited, EarnedDepths, Record
+from remask.policies.earned import MAX_NATS, Audit, EarnedDepths, Record
 from remask.policies.registry import name_of
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Auditor:
             read = hit.boundary
             record.unaudited += 1
         name = name_of(policy).partition("+")[0]  # an inner policy has no part in it
-        depths = record.wanted(key) if _earns(policy) else ()
+        depths = record.audit_depths(key) if _earns(policy) else ()
         if not depths or record.depth(key, 0):
             # Nothing is to be proven before anything is saved, so the share decides. An audit is then of the depth that
             # is read; of some also of what might be read instead, as traffic may have changed to what would allow it.
@@ -230,7 +230,7 @@ class Auditor:
         name: str,
     ) -> Work:
         """One exact pass, unless the request's `hidden` was one, and one at each of `depths`."""
-        passes, audits, reference = self.passes, list[Audited](), hidden
+        passes, audits, reference = self.passes, list[Audit](), hidden
         if reference is None:
             reference = self._counted(seen, passes.exact(seen, rounded=False))
             if reference is None:
@@ -240,7 +240,7 @@ class Auditor:
             predicted = self._counted(seen, passes.reusing(seen, prefix, depth))
             if predicted is None:
                 return
-            audits.append(Audited(key, depth, passes.moved(reference, predicted)))
+            audits.append(Audit(key, depth, passes.moved(reference, predicted)))
             if depth < depths[-1]:
                 yield
         self.stats.audits += 1
@@ -265,11 +265,11 @@ class Auditor:
         if exact is not None and passes.model.quantised:
             yield
             reference = self._counted(seen, passes.exact(seen, rounded=False))
-            moved = 0.0 if reference is None else min(passes.moved(reference, exact), MOST)
+            moved = 0.0 if reference is None else min(passes.moved(reference, exact), MAX_NATS)
         if reference is None:
             return
         self.stats.audits += 1
-        self._take(name, min(passes.moved(reference, hidden), MOST) - moved)
+        self._take(name, min(passes.moved(reference, hidden), MAX_NATS) - moved)
 
     def _counted(self, seen: Seen, predicted: Tensor | None) -> Tensor | None:
         """What a pass over `seen` predicted, which is counted; None: there was no room for it."""

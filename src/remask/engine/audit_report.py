@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from remask.policies.earned import MOST, Estimate
+from remask.policies.earned import MAX_NATS, Estimate
 
 KEPT: Final = 512  # divergences of each policy that are remembered
 
@@ -63,5 +63,5 @@ class Findings:
 
     @property
     def estimate(self) -> Estimate:
-        """The mean of the recent ones, which count at most `MOST` each, and its interval."""
-        return Estimate.of([min(nats, MOST) for nats in self.recent])
+        """The mean of the recent ones, which count at most `MAX_NATS` each, and its interval."""
+        return Estimate.of([min(nats, MAX_NATS) for nats in self.recent])

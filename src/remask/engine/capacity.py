@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from remask.checks import Quantization
-from remask.denoising.select import DRAWN
+from remask.denoising.select import DRAW_WEIGHT
 from remask.errors import ConfigError
 from remask.model import weights
 from remask.model.config import ModelConfig
@@ -73,13 +73,13 @@ def weight_bytes(
 
 
 def logit_rows(config: ModelConfig) -> int:
-    """Rows of logits that exist at a time where greedy ones are read. Others count as `DRAWN` of these."""
-    return max(DRAWN, MAX_LOGITS // config.vocab)
+    """Rows of logits that exist at a time where greedy ones are read. Others count as `DRAW_WEIGHT` of these."""
+    return max(DRAW_WEIGHT, MAX_LOGITS // config.vocab)
 
 
 def logit_bytes(config: ModelConfig, rows: int, ranks: int = 1) -> int:
     """Bytes that reading `rows` predicted rows takes on each of `ranks`: an upper estimate."""
-    return LOGIT_COPIES * min(rows * DRAWN, logit_rows(config)) * -(-config.vocab // ranks) * 4
+    return LOGIT_COPIES * min(rows * DRAW_WEIGHT, logit_rows(config)) * -(-config.vocab // ranks) * 4
 
 
 def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None = None) -> int:

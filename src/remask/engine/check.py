@@ -136,8 +136,8 @@ def check_request(
         raise ConfigError(
             f"mode {SPECULATION!r}: what {undrafted.name!r} reads or writes depends on the steps before; use mode 'ar'"
         )
-    rows = decoding.longest * pending.canvases
-    pending.row_layers = decoding.passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
+    rows = decoding.max_length * pending.canvases
+    pending.row_layers = decoding.max_passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
     limits.check_work(decoding.total_steps, pending.row_layers, params)
     pending.page_keys = page_keys(request, decoding)
     return pending
@@ -147,10 +147,10 @@ def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator
     """Of a growing canvas those of the first block and of the last, which may be shorter."""
     layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
     if not isinstance(decoding, GrowingDecoding):
-        places, steps = decoding.response_of(request.response).open_places, decoding.scheduled_steps
+        places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps
         yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
         return
-    for part in (decoding, decoding.last):
+    for part in (decoding, decoding.last_block):
         places = len(decoding.block_ranges[part.number])
         yield RequestFacts(layers, shift, ordered, part.length, places, part.scheduled_steps)
 
@@ -196,7 +196,7 @@ def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) ->
     if shape.self_conditioning:
         assert shape.block_length is not None
         formed = any(reader.formed for reader in asked.readers)
-        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, formed=formed)
+        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, has_form=formed)
     if params.renoising != RenoisingParams():
         raise ConfigError(f"renoising is for models that write canvases of noise; leave it out on {shape.family}")
     if shape.causal_prefix:
@@ -209,7 +209,7 @@ def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) ->
         block, routing, most = shape.block_length, shape.routing_block, limits.steps
         decoding = BlockCausalDecoding.of(
             prompt, params, shape.sampling, block, shape.mask_id, seed, template,
-            edit_tokens=shape.edit_tokens, routing=routing, most_steps=most,
+            edit_tokens=shape.edit_tokens, routing=routing, max_steps=most,
         )  # fmt: skip
         if decoding.rule.edits and shape.sampling.opens_blocks:
             raise ConfigError(

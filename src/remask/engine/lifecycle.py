@@ -169,7 +169,7 @@ class Lifecycle:
     def grow(self, running: RunningRequest) -> None:
         """Let a request wait for the place of a longer canvas. Its tokens are the host's, and all else is freed."""
         pending, canvases = running.pending, [state.canvas for state in running.canvases]
-        pending.decoding = pending.decoding.grown(canvases, running.decoder.step)
+        pending.decoding = pending.decoding.grow(canvases, running.decoder.step)
         self._release(running)
         self.outgrown[pending] = running
 

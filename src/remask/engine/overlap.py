@@ -115,7 +115,7 @@ def _following(turn: Turn) -> Turn | None:
     elif known.changes:  # what is final follows from step clocks
         counted = final = decoder.outcome(final).final
     else:
-        counted = noisy[: known.sure(len(noisy))]  # as many as these
+        counted = noisy[: known.min_count(len(noisy))]  # as many as these
     after = _after(decoder, canvas.ahead(counted, decoder.step))
     if after.finished:
         return Turn(running, (), _FREE, after, final)
@@ -123,7 +123,7 @@ def _following(turn: Turn) -> Turn | None:
     plan = running.planner.repeated(after, open_)
     if plan is None or (isinstance(known, RankRule) and known.changes and after.transfers is None):
         return None
-    if isinstance(known, RankRule) and not known.changes and not known.counted(len(noisy)):
+    if isinstance(known, RankRule) and not known.changes and not known.has_fixed_count(len(noisy)):
         then = _after_block(running, decoder, noisy)
         if then is not None and not then.spans.rewrites(plan.spans):
             return None

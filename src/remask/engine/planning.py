@@ -59,10 +59,10 @@ class ResponseEnd:
         self.lead = lead = canvas.settled_lead
         settled = tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
         finished = decoder.finished
-        complete = finished and not decoding.grows
+        complete = finished and not decoding.can_grow
         if self._stoppable:
             inside = decoder.block_step > 0 and not finished
-            may_stop = not inside or decoding.ends_within(stop_written=stop_written)
+            may_stop = not inside or decoding.may_stop_within_block(stop_written=stop_written)
             if may_stop and self.length(lead) is not None:
                 self.reason = "stop"
                 return settled

@@ -228,7 +228,7 @@ def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int
     """Replace tokens in `group` that the host does not know yet by those of the token buffer."""
     if group.noisy is not None:
         places = turn.member.canvases[0].places[turn.predicted]
-        group.noisy = group.noisy.on(token_buffer.tokens(send(places, token_buffer.values.device)), mask_id)
+        group.noisy = group.noisy.with_current(token_buffer.tokens(send(places, token_buffer.values.device)), mask_id)
 
 
 @torch.inference_mode()

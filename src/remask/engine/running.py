@@ -241,7 +241,7 @@ class RunningRequest(Member):
             whole = predictions.positions
             # A repeated plan predicts positions of its block only.
             if not plan.again and len(whole) and not block.start <= whole[0] <= whole[-1] < block.stop:
-                positions = decoder.choose(predictions.of((whole >= block.start) & (whole < block.stop)))
+                positions = decoder.choose(predictions.select((whole >= block.start) & (whole < block.stop)))
             else:
                 positions = decoder.choose(predictions)
         outcome = decoder.outcome(positions)
@@ -280,7 +280,7 @@ class RunningRequest(Member):
         settled = self.end.settle(transfer, decoding, self.decoder)
         if record.first_settled is None and self.end.lead > record.given:
             record.first_settled = self.pending.elapsed_s
-        self.done = self.end.reason is not None or (self.decoder.finished and decoding.grows)
+        self.done = self.end.reason is not None or (self.decoder.finished and decoding.can_grow)
         if transfer is not None or settled:
             events.append(Event(self.id, transfer=transfer, settled=settled))
         if events:

@@ -200,7 +200,7 @@ class Prefixes(Sharing):
         if self.depths is not None and prefix:
             record = self.depths.record(request.adapter or "", prefix, canvas)
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
-        return policy.at(min(depth, self.shape.layers))
+        return policy.with_depth(min(depth, self.shape.layers))
 
     def _read(self, pending: PendingRequest, entry: PrefixEntry, length_asked: int) -> Wish:
         # The boundary depends on the length that is read, not on the length that was asked for.
@@ -238,12 +238,12 @@ class Pages(Sharing):
         """Identities of the pages that a prompt fills in the blocks of `decoding`; empty: none. Any thread may ask."""
         if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
             return ()
-        tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.ahead)
-        return tuple(self.chain.identities(tokens, salt, decoding.ahead))
+        tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.block_offset)
+        return tuple(self.chain.identities(tokens, salt, decoding.block_offset))
 
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
-        block, ahead = decoding.block, decoding.ahead
+        block, ahead = decoding.block, decoding.block_offset
         if self.chain.awaited(pending.page_keys):
             return AwaitsPage()
         salt = _salt(request, block, ahead)
@@ -278,7 +278,7 @@ class Pages(Sharing):
                 return Unread(
                     "blocks",
                     f"blocks of {block} are counted from the end of the prompt, whose {len(tokens)} tokens leave "
-                    f"{decoding.ahead}; the page stored of its beginning is of prompts that leave {ahead}",
+                    f"{decoding.block_offset}; the page stored of its beginning is of prompts that leave {ahead}",
                 )
         return None
 
@@ -293,7 +293,7 @@ class Pages(Sharing):
         if not plan.publishes:
             return Shared(prefix, pages=plan.found)
         extents, keys = placement.own[0][0].single(), list(pending.page_keys)
-        grid = pending.decoding.block, pending.decoding.ahead
+        grid = pending.decoding.block, pending.decoding.block_offset
         publishes = PageSharing(self.chain, canvas, *grid, plan.salt, list(plan.found), extents, keys)
         undo.callback(publishes.release)
         return Shared(prefix, pages=plan.found, publishes=publishes)
@@ -301,7 +301,7 @@ class Pages(Sharing):
 
 def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
     tokens = request.prompt_token_ids
-    return tokens[: len(tokens) - (len(tokens) - decoding.ahead) % decoding.block]
+    return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block]
 
 
 def _salt(request: Request, block: int, ahead: int) -> str:
