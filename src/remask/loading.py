@@ -20,7 +20,7 @@ from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physi
 from remask.machine.device import Threads, allocating, free_memory, resolve_dtype, resolve_threads, set_threads
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
-from remask.model.quantised import check_quantization, described
+from remask.model.quantised import check_quantization, kernel_description
 from remask.model.ranks import Ranks, Shard
 from remask.parallel import lead
 from remask.sampling.whole_canvas import CANVAS, STEPS
@@ -175,7 +175,7 @@ def _numbers(
         )
         if on_cpu and fit is not None and not fit.length:
             raise CpuMemory.before(config, dtype, quantization, room.room, ranks).no_room(fit.wanted, 0)
-    words = f"dtype={_name(dtype)} ({why}) quantization={described(quantization, device)} ({bits_why})"
+    words = f"dtype={_name(dtype)} ({why}) quantization={kernel_description(quantization, device)} ({bits_why})"
     return _Numbers(dtype, quantization, words, chosen)
 
 

@@ -64,7 +64,7 @@ def test_tensors_arrive_in_their_places(tmp_path: Path, name: str, shards: int) 
     assert torch.equal(weights.norm, held[f"{norm}.weight"])
     assert torch.equal(weights.head, held[f"{head}.weight"])
     for number, layer in enumerate(weights.layers):
-        assert layer.named().keys() == places.keys()
+        assert layer.named_tensors().keys() == places.keys()
         for field, names in places.items():
             expected = torch.cat([held[stem.format(number) + each] for each in names])
             assert torch.equal(getattr(layer, field), expected), field

@@ -301,7 +301,7 @@ def test_an_audit_is_of_its_request_alone() -> None:
     one = asked("r")
     keys = {engine.store.key(one.prompt_token_ids[:PREFIX], each.salt) for each in (one, replace(one, cache_salt="b"))}
     assert len(keys) == 2
-    assert MODELS["llada"].unrounded() is MODELS["llada"]
+    assert MODELS["llada"].without_rounding() is MODELS["llada"]
 
 
 def test_prefixes_without_audits_leave_nothing_behind() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_work import NEAR_TILE, TILE, StageRows, make_near, make_work, neighbour_places
-from remask.model.attention import attend_near
+from remask.model.attention import attend_sliding
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.stage import Index, runs
 from remask.plan.canvas import Canvas, Ledger
@@ -99,7 +99,7 @@ def check_near(
         assert work.pairs < len(keys) * (2 * reach + 1 + NEAR_TILE)
         torch.testing.assert_close(TorchAttention(cap)(q, k, v, work, extra), expected, rtol=0, atol=1e-12)
         places = neighbour_places(parts, torch.device("cpu"))
-        torch.testing.assert_close(attend_near(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(attend_sliding(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
 
 
 def block_limits(length: int, block: int) -> list[int]:

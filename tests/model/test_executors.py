@@ -17,8 +17,8 @@ from remask.model import cpu_kernels, executors
 from remask.model.attention import NumpyAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.cpu_kernels import ROWS, SIDE, Kernel, average, dtype_speeds, speeds
-from remask.model.executors import check_graphs, resolve_executor
-from remask.model.invariant import ApartAttention
+from remask.model.executors import graphs_obstacle, resolve_executor
+from remask.model.invariant import UnitwiseAttention
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from tests.engine.support import MODELS
@@ -81,7 +81,7 @@ def test_what_is_asked_for_by_name() -> None:
 def test_rows_or_layers_that_differ_are_not_repeated(changes: dict[str, Any]) -> None:
     config = replace(preset("diffusion-gemma-tiny"), mixture=None, **changes)
     model = Transformer(config, empty_weights(config, torch.float32, torch.device("meta")))
-    said = check_graphs(model)
+    said = graphs_obstacle(model)
     assert said is not None
     assert "computed alike" in said
 
@@ -99,7 +99,7 @@ def test_an_engine_computes_by_what_was_chosen() -> None:
     tiled = Engine(
         model, EngineConfig(max_model_len=32, attention="numpy", batch_invariant=True), "test"
     ).model.attention
-    assert isinstance(tiled, ApartAttention)
+    assert isinstance(tiled, UnitwiseAttention)
     assert isinstance(tiled.inner, NumpyAttention)
 
 

@@ -118,7 +118,7 @@ def _named(weights: Weights) -> dict[str, Tensor]:
 
 
 def _slots(weights: Weights) -> dict[str, Tensor]:
-    return {name if layer is None else f"{layer}.{name}": tensor for name, layer, tensor in weights.named()}
+    return {name if layer is None else f"{layer}.{name}": tensor for name, layer, tensor in weights.named_tensors()}
 
 
 def _fill(weights: Weights, found: Mapping[str, Tensor]) -> None:

@@ -58,8 +58,8 @@ def dummy_weights(
     """
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device, shard, quantization)
-    shapes = empty_weights(config, dtype, torch.device("meta")).named()
-    for (name, layer, shape), (_, _, tensor) in zip(shapes, weights.named(), strict=True):
+    shapes = empty_weights(config, dtype, torch.device("meta")).named_tensors()
+    for (name, layer, shape), (_, _, tensor) in zip(shapes, weights.named_tensors(), strict=True):
         if shard.size == 1 and not isinstance(tensor, QuantisedMatrix):
             _draw(name, tensor, generator)
             continue

@@ -120,7 +120,7 @@ def _changing(below: StepBatch, above: StepBatch, depth: int, layers: int) -> St
 
 @torch.inference_mode()
 def _forward(model: Transformer, batch: StepBatch, pool: Pool, rounded: bool) -> Tensor:
-    return (model if rounded else model.unrounded()).forward(batch, pool)
+    return (model if rounded else model.without_rounding()).forward(batch, pool)
 
 
 @torch.inference_mode()

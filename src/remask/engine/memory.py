@@ -159,7 +159,7 @@ class Memory:
         request, traits = pending.request, placement.policy.traits
         canvas = pending.decoding.canvas() if before is None else before.canvases[0].canvas
         if "outputs" in traits.keeps:
-            self.pool.keep_outputs()
+            self.pool.allocate_outputs()
         owned = [extent for canvas in placement.own for extent in canvas]
         for extent in owned:
             self.allocator.claim(extent)

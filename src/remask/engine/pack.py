@@ -230,7 +230,7 @@ def _stage(
     if last is None or last.partial is not None:
         work, near = make_work(attending, target.separately), None
     else:
-        work, near = last.work, last.near
+        work, near = last.work, last.sliding_work
     if reach is not None and near is None:
         near = make_near(attending, reach)
     return Stage(
@@ -242,7 +242,7 @@ def _stage(
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
         work=work,
-        near=near,
+        sliding_work=near,
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
         outputs=any(part.state.outputs for part in parts),

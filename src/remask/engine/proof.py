@@ -22,7 +22,7 @@ from remask.engine.runner import score_rows
 from remask.engine.stage_work import add_near
 from remask.errors import ConfigError
 from remask.machine.transfers import send
-from remask.model.executors import Executor, attend, check_graphs, make_graphs, resolve_executor
+from remask.model.executors import Executor, graphs_obstacle, make_graphs, resolve_executor, set_executor
 from remask.model.invariant import batch_invariant
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch
@@ -72,9 +72,9 @@ def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, Engi
     choice = choose(model, config)
     config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
     if choice.executor.name != "torch":  # the default of a model
-        attend(model := copy(model), choice.executor)
+        set_executor(model := copy(model), choice.executor)
     if model.ranks.several:  # the other ranks' models may have had another engine before
-        model.ranks.everywhere(attend, model, choice.executor)
+        model.ranks.everywhere(set_executor, model, choice.executor)
     return batch_invariant(model) if config.batch_invariant else model, config, choice
 
 
@@ -89,7 +89,7 @@ def choose(model: Transformer, config: EngineConfig) -> DeviceChoice:
     if config.batch_invariant:
         usual, why = False, "auto: batch_invariant=True"
     graphs = usual if config.graphs is None else config.graphs
-    if graphs and config.graphs is None and (hindrance := check_graphs(model)) is not None:
+    if graphs and config.graphs is None and (hindrance := graphs_obstacle(model)) is not None:
         graphs, why = False, f"{why}; no graphs: {hindrance}"
     if config.overlap is not None and config.graphs is not None:
         why = "as asked"
@@ -192,7 +192,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     model = _beginning(model)  # on other ranks it is whole
     outcomes: dict[str, Outcome] = {}
     try:
-        attend(model, executor)
+        set_executor(model, executor)
         pool = Pool(model.part, sum(_pages(model, length)), PAGE, model.dtype, _device(model))
         runs = {"": model}
         if graphs:

@@ -246,7 +246,9 @@ def _keep_signal(model: Transformer, signals: Tensor, logits: Tensor, group: Row
     assert group.signal is not None
     assert group.signal.slots is not None
     chances = vocabulary_of(model).softmax(logits / group.signal.temperature)
-    signals.index_copy_(0, send(group.signal.slots, signals.device), model.expected(chances).to(signals.dtype))
+    signals.index_copy_(
+        0, send(group.signal.slots, signals.device), model.expected_embedding(chances).to(signals.dtype)
+    )
 
 
 def vocabulary_of(model: Transformer) -> Vocabulary:

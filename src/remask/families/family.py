@@ -43,11 +43,11 @@ class Slot:
         from remask.model.quantised import Codes, QuantisedMatrix, encode
 
         if isinstance(stored, Codes) and stored.values.dim() == 3:
-            for number, codes in enumerate(stored.times(self.scale).experts()):
+            for number, codes in enumerate(stored.multiply(self.scale).experts()):
                 self._matrix(weights).expert(number).store(slice(None), codes)
             return
         if isinstance(stored, Codes):
-            self._quantise(self._matrix(weights), stored.times(self.scale))
+            self._quantise(self._matrix(weights), stored.multiply(self.scale))
             return
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale

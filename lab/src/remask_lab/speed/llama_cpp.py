@@ -211,7 +211,7 @@ def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> 
     for number, layer in enumerate(weights.layers):
         qkv, both = layer.qkv.numpy(), layer.gate_up.numpy()
         for name, values in {
-            "attn_norm": layer.named()["attn_norm"].numpy(),
+            "attn_norm": layer.named_tensors()["attn_norm"].numpy(),
             "attn_q": _in_pairs(qkv[:q], config.heads),
             "attn_k": _in_pairs(qkv[q : q + kv], config.kv_heads),
             "attn_v": qkv[q + kv :],
