@@ -96,7 +96,7 @@ class LLM:
         if settings.progress and found.config.parameters >= _TOLD:
             print(f"remask: loading {model}", file=sys.stderr, flush=True)
         self.refused_adapters = found.refused
-        usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
+        usual = found.default_names.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
         policy, policy_settings = from_file(usual, cache_config)
         parse(policy, policy_settings, lambda: DepthLookup({}))
         Shard(0, settings.tensor_parallel).check(found.config)

@@ -9,7 +9,7 @@ import torch
 from remask.checkpoint import hub
 from remask.checkpoint.loaded import FoundModel, LoadedModel
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.shelf import shelved
+from remask.checkpoint.shelf import shelf_entry
 from remask.checks import Quantization
 from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, weight_bytes
 from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
@@ -59,7 +59,7 @@ def open_model(
     if device.type == "cpu":
         _announce_work(found.config)
     ranks = found.settings.tensor_parallel
-    usual = found.usual.get("quantization")
+    usual = found.default_names.get("quantization")
     numbers = _numbers(found.settings, found.config, device, limits or EngineConfig(), found.quantization, usual)
     if numbers.chosen is not None:
         log.warning("%s: %s", found.settings.model, numbers.chosen)
@@ -82,7 +82,7 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
     None: it is not computed. Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError`
     where it fits neither the memory nor the disk, unless `settings.force`.
     """
-    row = None if settings.load_format == "dummy" else shelved(settings.model)
+    row = None if settings.load_format == "dummy" else shelf_entry(settings.model)
     if row is None or hub.on_disk(row.hub, row.revision) is not None:
         return
     computed = ""

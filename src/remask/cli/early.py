@@ -12,7 +12,7 @@ from dataclasses import fields
 
 from remask.checks import BUNDLED_MODELS, QUANTIZATIONS
 from remask.checks.plugins import install_line
-from remask.checks.values import json_list, json_object, real, whole
+from remask.checks.values import check_real, check_whole, json_list, json_object
 from remask.cli import options
 from remask.cli.commands import OWN
 from remask.engine.config import EngineConfig
@@ -77,7 +77,7 @@ def check_fleet(args: argparse.Namespace) -> None:
 def check_server(args: argparse.Namespace) -> None:
     """As `check`, and the packages and the settings of a server, and whether it can listen on its address."""
     check_extra("server", *_SERVED, "yaml")
-    whole("--port", args.port, low=0, high=options.MAX_PORT)
+    check_whole("--port", args.port, low=0, high=options.MAX_PORT)
     with closing(bind(args.host, args.port)):
         pass  # it is bound again, once all is imported
     _check_served(args)
@@ -119,19 +119,19 @@ def check_quantized(args: argparse.Namespace) -> None:
 
 def check_pulled(args: argparse.Namespace) -> None:
     """Raise `ConfigError` where `remask models` lists no such model, and it is no id of a hub."""
-    from remask.checkpoint.shelf import SHELF, meant
+    from remask.checkpoint.shelf import SHELF, suggest_models
     from remask.checkpoint.source import is_hub_id
 
     if args.name not in (*SHELF, *BUNDLED_MODELS) and not is_hub_id(args.name):
         raise ConfigError(
-            f"There is no model {args.name!r} to download.{meant(args.name)} `remask models` lists names; "
+            f"There is no model {args.name!r} to download.{suggest_models(args.name)} `remask models` lists names; "
             "a hub id reads 'organisation/name'."
         )
 
 
 def check_inspected(args: argparse.Namespace) -> None:
     """Check the options of `remask inspect model`."""
-    real("--memory", args.memory, low=0, above=True, optional=True)
+    check_real("--memory", args.memory, low=0, above=True, optional=True)
     from remask.families import presets
 
     shapes = presets()
@@ -178,7 +178,7 @@ def check_model(model: str, load_format: str = "auto", overrides: str | None = N
     Raises `CheckpointError` where there is no such model, or its folder has no `config.json` that can be read, and
     `UnknownNameError` where no family claims it, or there is no such preset.
     """
-    from remask.checkpoint.files import OVERRIDES, raw_config, read_json, read_own
+    from remask.checkpoint.files import OVERRIDES, raw_config, read_json, read_model_defaults
     from remask.checkpoint.gguf_header import is_gguf
     from remask.checkpoint.source import ADAPTER_CONFIG, is_adapter, local
     from remask.families import family_of, preset
@@ -194,7 +194,7 @@ def check_model(model: str, load_format: str = "auto", overrides: str | None = N
         if isinstance(base, str) and base:
             local(base)
         return
-    laid = read_own(folder).get(OVERRIDES, {}) | options.object_option("--hf-overrides", overrides)
+    laid = read_model_defaults(folder).get(OVERRIDES, {}) | options.object_option("--hf-overrides", overrides)
     family_of(raw_config(folder) | laid)
 
 

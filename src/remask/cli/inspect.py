@@ -17,7 +17,7 @@ from remask.checkpoint.adapter import AdapterFacts, read_adapter
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.source import find_source
 from remask.checks import ModelKind, Quantization, in_words
-from remask.checks.values import real, whole
+from remask.checks.values import check_real, check_whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
 from remask.engine.capacity import DeviceMemory, token_bytes, weight_bytes
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_model(args: argparse.Namespace) -> int:
     """Print what is known of the model."""
-    real("--memory", args.memory, low=0, above=True, optional=True)
+    check_real("--memory", args.memory, low=0, above=True, optional=True)
     size = None if args.memory is None else int(args.memory * 1e9)
     report = inspect_model(args.path, size, args.tensor_parallel, args.adapter)
     print(json.dumps(asdict(report)) if args.json else report.text())
@@ -229,7 +229,7 @@ def inspect_model(
     source = find_source(name)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
-    adapter = source.merged(name, adapter)
+    adapter = source.merged_adapter(name, adapter)
     _, located = check_tensors(folder, family, config, torch.bfloat16)
     stored = Counter[str]()
     for place in located.values():
@@ -246,7 +246,7 @@ _SHAPE = (
 def _report(
     name: str, c: ModelConfig, stored: Mapping[str, int], size: int | None, ranks: int, adapter: str | None
 ) -> ModelReport:
-    whole("--tensor-parallel", ranks, low=1)
+    check_whole("--tensor-parallel", ranks, low=1)
     Shard(0, ranks).check(c)
     total, free = _machine_memory() if size is None else (size, size)
     cuda = torch.cuda.is_available()

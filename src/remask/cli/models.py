@@ -11,10 +11,10 @@ from typing import Literal
 
 from remask.checkpoint.files import raw_config
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.shelf import SHELF, Shelved, begun
+from remask.checkpoint.shelf import SHELF, ShelfEntry, is_in_cache
 from remask.checkpoint.source import find_source
 from remask.checks import BUNDLED_MODELS, CPU_QUANTIZATIONS, SMOLLM2, Quantization
-from remask.checks.values import real
+from remask.checks.values import check_real
 from remask.cli.logs import tell_people
 from remask.engine.capacity import DeviceMemory, weight_bytes
 from remask.engine.config import AUTO, EngineConfig
@@ -23,7 +23,7 @@ from remask.engine.fitting import Fit, cpu_quantizations, widest
 from remask.errors import CheckpointError
 from remask.families import PRESETS, family_of
 from remask.machine.cpu import BFLOAT16, instructions, may_have_gpu, memory, physical_cores, quota, usual_dtype
-from remask.machine.speeds import measured
+from remask.machine.speeds import read_speeds
 from remask.model.config import ModelConfig
 from remask.model.sizes import FORMATS
 
@@ -70,7 +70,7 @@ class ModelLine:
         return not self.hub
 
 
-def line_of(row: Shelved, dtype: str, fit: Fit | None, device: str | int | None) -> ModelLine:
+def line_of(row: ShelfEntry, dtype: str, fit: Fit | None, device: str | int | None) -> ModelLine:
     """What is told of a `row` of the shelf, which has the dtype by default, and a `fit` where the memory is known.
 
     `device` is what a speed is computed for, as of `tokens_per_second`; None: no speed is.
@@ -102,7 +102,7 @@ def of_shipped(name: str, room: DeviceMemory | None, known: frozenset[str]) -> M
         config = family_of(raw).config(raw)
     dtype, _ = usual_dtype(config.parameters, known)
     fit = None if room is None else widest(config, FORMATS[dtype], room, EngineConfig())
-    advised = None if source is None else source.usual.get("quantization")
+    advised = None if source is None else source.default_names.get("quantization")
     if fit is not None and advised in CPU_QUANTIZATIONS:
         fit = replace(fit, quantization=advised)
     return ModelLine(
@@ -123,9 +123,9 @@ def _fits(dtype: str, fit: Fit | None) -> str:
     return f"{word} {fit.quantization or dtype}" if fit.length else "does not fit"
 
 
-def _on_disk(row: Shelved) -> bool:
+def _on_disk(row: ShelfEntry) -> bool:
     """Whether all files of `row` are in the hub's cache, whose client is imported where some may be."""
-    if not begun(row.hub):
+    if not is_in_cache(row.hub):
         return False
     from remask.checkpoint import hub
 
@@ -145,7 +145,7 @@ def lines_here() -> list[ModelLine]:
     there = memory()
     room = None if there is None else DeviceMemory(*there, 1.0)
     ships = [of_shipped(name, room, instructions()) for name in BUNDLED_MODELS]
-    speeds, lines = measured(), [*ships, *(_line_here(row, room) for row in SHELF.values())]
+    speeds, lines = read_speeds(), [*ships, *(_line_here(row, room) for row in SHELF.values())]
     rates = [speeds.get(line.name, speeds.get(line.hub)) for line in lines]
     return [
         line if rate is None else replace(line, tokens_per_second=rate, speed="measured")
@@ -155,7 +155,7 @@ def lines_here() -> list[ModelLine]:
 
 def run(args: argparse.Namespace) -> int:
     """List the models."""
-    real("--memory", args.memory, low=0, above=True, optional=True)
+    check_real("--memory", args.memory, low=0, above=True, optional=True)
     lines = lines_here() if args.memory is None else lines_of(int(args.memory * 1e9))
     if args.json:
         print(json.dumps([asdict(each) for each in lines]))
@@ -175,7 +175,7 @@ def cores_here() -> int:
     return max(1, min(physical_cores(), int(quota() or physical_cores())))
 
 
-def _line_here(row: Shelved, room: DeviceMemory | None) -> ModelLine:
+def _line_here(row: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
     """What is told of `row` on this machine, whose memory has this `room`."""
     if may_have_gpu():
         # Imported here, as PyTorch takes seconds.

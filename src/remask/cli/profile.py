@@ -13,7 +13,7 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
-from remask.checks.values import real, whole
+from remask.checks.values import check_real, check_whole
 from remask.cli.lines import load_lines, read_lines
 from remask.cli.options import open_llm
 from remask.depth.find import keep_table
@@ -30,8 +30,8 @@ REQUESTS = 128  # that are drawn where no number is asked for
 
 def run(args: argparse.Namespace) -> int:
     """Measure the model, print the table, and write or keep it."""
-    real("--bound", args.bound, low=0)
-    whole("--requests", args.requests, low=1, optional=True)
+    check_real("--bound", args.bound, low=0)
+    check_whole("--requests", args.requests, low=1, optional=True)
     lines = None if args.input is None else load_lines(args.input, without=("cache", "cache_config"))
     system = None if args.system_prompt is None else read_system_prompt(args.system_prompt)
     if lines is not None and system is not None:
@@ -102,7 +102,7 @@ def quantize(args: argparse.Namespace) -> int:
             Path(args.output),
             args.progress,
             overrides=source.overrides,
-            own=source.own(family.words),
+            defaults=source.model_defaults(family.read_generation),
         )
     except OSError as error:
         raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error
