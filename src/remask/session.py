@@ -475,7 +475,7 @@ class Session:
         by_id = {request.id: request for request in requests}
         steps = closing(events_of(requests, engine or self.engine))
         written = passes = 0
-        with steps as each, Progress("answering", len(requests), "requests", shown=shown) as bar:
+        with steps as each, Progress("answering", len(requests), "requests", enabled=shown) as bar:
             for events in each:
                 passes += 1
                 written += sum(len(event.transfer.positions) for event in events if event.transfer is not None)

@@ -117,12 +117,12 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(cpu_kernels, "time", made)
-    monkeypatch.setattr(cpu_kernels, "_OTHERS", 16)
+    monkeypatch.setattr(cpu_kernels, "_EVICTING", 16)
     return made
 
 
 def test_the_least_time_counts_but_for_the_first_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "_float32", lambda: (6.0, 6.0, 12.0))
+    monkeypatch.setattr(cpu_kernels, "_float32_seconds", lambda: (6.0, 6.0, 12.0))
     taken: dict[int, list[float]] = {1: [0.1, 9, 3, 9, 9, 9], 32: [0.1, 2, 2, 2, 2, 2], 128: [9, 9, 9, 9, 9, 8]}
     shapes = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint.settings import Reads
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.cli.lines import Lines, as_request, load_lines, read_lines
 from remask.cli.options import check_folder, object_option, open_llm
 from remask.engine.config import EngineConfig
@@ -49,7 +49,7 @@ def separated(text: str) -> list[str]:
 def check_least(args: argparse.Namespace, **least: int) -> None:
     """Raise `ConfigError` where an option is smaller than `least` of its name. An option that is not given passes."""
     for name, low in least.items():
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=low, optional=True)
+        check_whole(f"--{name.replace('_', '-')}", getattr(args, name), low=low, optional=True)
 
 
 def check_unset(args: argparse.Namespace, why: str, *names: str) -> None:

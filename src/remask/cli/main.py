@@ -109,9 +109,9 @@ def _exhausted(error: Exception) -> bool:
     """Whether memory ran out. PyTorch, if it is not imported, has not allocated any."""
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)
-    from remask.machine.device import exhausts
+    from remask.machine.device import is_out_of_memory
 
-    return exhausts(error)
+    return is_out_of_memory(error)
 
 
 def _drop_output() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from remask.checkpoint.settings import LoadSettings, Reads
 from remask.checks.fields import declared, parse
-from remask.checks.values import json_object, whole
+from remask.checks.values import check_whole, json_object
 from remask.cli.logs import tell_people
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError
@@ -140,7 +140,7 @@ def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of `ServerConfig`. `args.model` must be set. Raises `ConfigError` on a bad port."""
-    whole("--port", args.port, low=0, high=MAX_PORT)
+    check_whole("--port", args.port, low=0, high=MAX_PORT)
     return {
         "model_names": args.served_model_name or [args.model],
         "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],

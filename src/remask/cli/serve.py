@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from remask.checks.fields import declared
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.cli.logs import tell_people
 from remask.cli.options import engine_config, model_settings, object_option, open_llm, server_settings, show_banner
 from remask.errors import ConfigError
@@ -70,7 +70,7 @@ class StepTrace:
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
-        whole("profile_steps", steps, low=1)
+        check_whole("profile_steps", steps, low=1)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -138,7 +138,7 @@ def _fields(cls: type[Any], prefix: str = "") -> Iterator[str]:
             yield from _fields(field.values.cls, f"{name}.")
             continue
         default = "" if field.default is None else f"; default {json.dumps(field.default)}"
-        yield _entry(prefix + name, f"{field.values.words}{default}. {field.described}")
+        yield _entry(prefix + name, f"{field.values.words}{default}. {field.description}")
 
 
 def _entry(name: str, text: str) -> str:

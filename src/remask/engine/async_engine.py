@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from remask.checks.values import real, whole
+from remask.checks.values import check_real, check_whole
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
@@ -105,9 +105,9 @@ class AsyncEngine:
         trim_after: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        whole("max_queue", max_queue, low=0)
-        whole("max_client_work", max_client_work, low=1, optional=True)
-        real("step_limit", step_limit, low=0.0, above=True)
+        check_whole("max_queue", max_queue, low=0)
+        check_whole("max_client_work", max_client_work, low=1, optional=True)
+        check_real("step_limit", step_limit, low=0.0, above=True)
         self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
         longest = engine.max_model_len**2 * engine.model.config.layers
         self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 
 from remask.checks import CPU_QUANTIZATIONS, Quantization, QuantizationChoice
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.capacity import DeviceMemory
 from remask.engine.config import AUTO
 from remask.engine.fitting import CpuMemory, cpu_quantizations
@@ -37,7 +37,7 @@ def resolve_quantization(
     files that are quantized.
     """
     if asked is None and stored is None and usual is not None and device.type == "cpu":
-        one_of("'quantization' in remask.json", usual, (AUTO, NONE, *CPU_QUANTIZATIONS))
+        check_choice("'quantization' in remask.json", usual, (AUTO, NONE, *CPU_QUANTIZATIONS))
         kind, why = resolve_quantization(usual, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
         return kind, why if usual == AUTO else "as the model's files advise"
     if asked == NONE:

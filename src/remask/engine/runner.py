@@ -21,7 +21,7 @@ from remask.engine.capacity import logit_rows
 from remask.engine.hook_passes import run_layers, with_choices
 from remask.engine.member import Reads, Scores, Share, Turn
 from remask.engine.pack import Items, Packer, Target
-from remask.machine.device import exhausts, is_fatal
+from remask.machine.device import is_fatal, is_out_of_memory
 from remask.machine.transfers import Arrival, send
 from remask.model.graphs import Graphs
 from remask.model.pool import Pool
@@ -350,7 +350,7 @@ def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[Pending
 
 def _blames(batch: Batch, error: Exception, failed: list[Turn]) -> bool:
     """Whether one of several turns causes `error`. A turn alone fails with it. Raises what no turn causes."""
-    if is_fatal(error) or exhausts(error):
+    if is_fatal(error) or is_out_of_memory(error):
         raise error
     if len(batch) > 1:
         return True

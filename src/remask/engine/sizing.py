@@ -19,7 +19,7 @@ from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory
-from remask.model.graphs import graph_bytes, most_rows
+from remask.model.graphs import graph_bytes, max_rows
 from remask.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
     token, stored = token_bytes(shape, item, ranks), 0 if budget == "auto" else budget
     extra = 0
     if config.graphs:  # which have memory of their own for a pass
-        rows = most_rows(shape)
+        rows = max_rows(shape)
         extra = workspace_bytes(shape, rows, longest, item, ranks, model.attention) + graph_bytes(shape, item)
         extra += attention_bytes(shape, rows, longest, item, model.attention, filled=True)
     left = memory.room - extra - canvases * longest * token.kv - stored * (token.kv + token.state)

@@ -76,10 +76,7 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 
 class NumpyAttention:
-    """Softmax of scores in float64; scores s become `cap` * tanh(s / `cap`) first.
-
-    It runs on the host: K and V on another device are copied at each call.
-    """
+    """Attention in float64 on the host, to which K and V are copied. Scores s become `cap` * tanh(s / `cap`)."""
 
     def __init__(self, cap: float | None = None) -> None:
         self.cap = cap

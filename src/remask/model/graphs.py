@@ -145,7 +145,6 @@ class Graphs:
     def _run_with_attention(
         self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Sequence[Rows]
     ) -> None:
-        """Run `stage` with attention in the graphs."""
         heads, groups, sink = model.part.heads, model.part.kv_heads, model.part.sink is not None
         lists = [stage.work] if stage.sliding_work is None else [stage.work, stage.sliding_work]
         sizes = [attention.size(work, heads, groups, sink=sink).round_up(len(h)) for work in lists]
@@ -168,7 +167,6 @@ class Graphs:
         return send(self._attention.numbers(work, heads, groups, size), device)
 
     def _run_without_attention(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
-        """Run `stage` with attention between the graphs."""
         graphs = self._graphs_of((len(buffers.h), stage.outputs, ()))
         pool = self._pool
         count = len(stage.positions)

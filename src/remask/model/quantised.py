@@ -60,10 +60,7 @@ class Codes:
 
 
 def encode(kind: Quantization, values: Tensor) -> Codes:
-    """The nearest codes to `values` [m, K].
-
-    A part of the rows is encoded at a time, so that intermediate results are small and stay in a cache.
-    """
+    """The nearest codes to `values` [m, K]. Few rows are encoded at a time, so that temporaries stay in a cache."""
     parts = [_encode_part(kind, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
     if len(parts) == 1:
         return parts[0]
@@ -219,10 +216,7 @@ class _Scaled(QuantisedMatrix):
 
 
 class Int8Matrix(_Scaled):
-    """Whole numbers from -127 to 127. For a product, rows are quantised to eight bits, each with a scale of its own.
-
-    The sums of products are exact.
-    """
+    """Whole numbers from -127 to 127. Rows are quantised alike for a product, whose sums are exact."""
 
     kind, bits = "int8", torch.int8
 
@@ -308,10 +302,7 @@ class _Packed:
 
 
 class PackedInt8Matrix(QuantisedMatrix):
-    """An `Int8Matrix` for FBGEMM's kernel.
-
-    The kernel stores rows in an order of its own, so a matrix consists of pieces, and can be cut only between them.
-    """
+    """An `Int8Matrix` in the order of FBGEMM's kernel, which consists of pieces and is cut only between them."""
 
     kind = "int8"
 

@@ -46,10 +46,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def matrix_bytes(kind: Quantization, shape: Sequence[int]) -> int:
-    """Bytes of a quantized matrix [M, K], or [E, M, K], with a scale for each row.
-
-    Rows that FBGEMM packs have two more numbers, which are not counted.
-    """
+    """Bytes of a quantized matrix [M, K], or [E, M, K], with a scale for each row; FBGEMM's rows have 8 bytes more."""
     *outer, columns = shape
     row_bytes = columns // GROUP * GROUP_BYTES if kind == "int4" else columns
     return prod(outer) * (row_bytes + 4)

@@ -490,10 +490,7 @@ class Transformer:
 
 
 def _stage_input(stage: Stage, h: Tensor) -> Tensor:
-    """The input [N, D] of the stage's rows: of the output `h` of the stage before, or restored.
-
-    Copies the states that the stage saves.
-    """
+    """The input [N, D] of the stage's rows, from the stage before or restored. Copies the states that are saved."""
     if stage.carry is not None:
         source, target = stage.carry
         rows = h.index_select(0, source)
@@ -510,10 +507,7 @@ def _stage_input(stage: Stage, h: Tensor) -> Tensor:
 
 
 def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
-    """The rows of `pick` with the lowest `values` [A] in each canvas, int64 [S]; of equal ones the first.
-
-    Appends them to `pick.chosen`.
-    """
+    """Rows with the lowest `values` [A] in each canvas, int64 [S], the first of equal ones; `pick.chosen` gets them."""
     # First by value, then stably by canvas, so that two sorts serve canvases of different sizes.
     by_value = values.argsort(stable=True)
     order = by_value[pick.owner[by_value].argsort(stable=True)]

@@ -105,10 +105,7 @@ class SignalWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model, or of one rank's part of it, on one device and of one dtype.
-
-    If `head` and `embed` are tied, `head` is `embed` or a view of it.
-    """
+    """All weights of a model or a rank's part of it, on one device. A tied `head` is `embed` or a view of it."""
 
     embed: Tensor  # [V, D], on every rank
     layers: tuple[LayerWeights, ...]

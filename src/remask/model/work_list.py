@@ -118,10 +118,7 @@ class WorkList:
         return builder.list()
 
     def cut_at_runs(self, min_run: int) -> "WorkList":
-        """The same attention in units whose slots are consecutive.
-
-        A unit is unchanged if its runs of consecutive slots are shorter than `min_run` on average.
-        """
+        """The same attention in units of consecutive slots; units with mean runs below `min_run` are unchanged."""
         pieces: list[tuple[int, int, int]] = []  # index of the unit, first of its slots, number of slots
         for index, unit in enumerate(self.units):
             edges = run_edges(self.slots[unit[FIRST_SLOT] : unit[FIRST_SLOT] + unit[SLOTS]])
@@ -134,10 +131,7 @@ class WorkList:
         return self._pieces(unit, np.zeros_like(unit), self.units[unit, ROWS], slot, count)
 
     def _pieces(self, unit: Longs, row: Longs, rows: Longs | Ints, slot: Longs, slots: Longs) -> "WorkList":
-        """Pieces of units, [pieces] each: `rows` rows from `row` on and `slots` slots from `slot` on of number `unit`.
-
-        Drops pieces that no row sees.
-        """
+        """Parts of units: `rows` from `row` on and `slots` from `slot` on of `unit`. Drops those that no row sees."""
         whole = self.units[unit]
         pieces = np.stack([whole[:, FIRST_ROW] + row, rows, whole[:, FIRST_SLOT] + slot, slots], axis=1)
         if not self.limited:
@@ -197,10 +191,7 @@ class WorkListBuilder:
 
 
 def _limits(units: Ints, limits: Sequence[Longs | None], defaults: Ints) -> Ints | None:
-    """The limits of all partial results, int32 [P]: those of a unit without any are its entry in `defaults` [U].
-
-    Returns None if no unit has limits.
-    """
+    """The limits of all partial results, int32 [P], by default those in `defaults` [U]; None if no unit has limits."""
     if all(limit is None for limit in limits):
         return None
     parts = []
