@@ -217,7 +217,7 @@ class Session:
         return self._tables[adapter]
 
     def fingerprint_of(self, adapter: str | None) -> str:
-        """The identity of the model, computed with one of its adapters. Raises `UnknownNameError`."""
+        """Return the identity of the model with this adapter, or none. Raises `UnknownNameError` on an unknown one."""
         loaded = self.loaded
         if adapter is None:
             return loaded.fingerprint
@@ -226,7 +226,7 @@ class Session:
         return f"{loaded.fingerprint}-{loaded.adapters[adapter].fingerprint}"
 
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
-        """Another engine on the same weights, with its own memory and prefix store."""
+        """Return a new engine on the same weights, with its own K/V pages and prefix store."""
         decode = self.tokenizer.decode if self.tokenizer is not None else None
         return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
 
@@ -286,12 +286,12 @@ class Session:
         return terms, self.chosen_policy(cache, terms.cache_config, terms.adapter)
 
     def streamed(self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]) -> Request:
-        """The request of `stream`. Safe on any thread. Raises `ConfigError`."""
+        """Return the request of `LLM.stream`. Safe on any thread. Raises `ConfigError` on a bad prompt or setting."""
         (request,) = self.requests([prompt], params, *self.terms(terms, self.streamed))
         return request
 
     def answer(self, pending: PendingRequest) -> ResponseCollector:
-        """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
+        """Return the collector of a request's text as it settles. Raises `ConfigError` without a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         shape, blocks = self.loaded.config, pending.decoding.block_ranges
@@ -300,11 +300,12 @@ class Session:
         )
 
     def pieces(self, answer: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
-        """What one step of the engine adds to an answer: one item, or none."""
+        """Return what the `events` of one step add to an answer: one item, or none if they add nothing."""
         delta = answer.take(events)
         output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)
-        found = delta.text or delta.tokens or output
-        return [StreamedOutput(delta.text, tuple(delta.tokens), output)] if found else []
+        if not (delta.text or delta.tokens or output):
+            return []
+        return [StreamedOutput(delta.text, tuple(delta.tokens), output)]
 
     def response(
         self,
@@ -342,7 +343,7 @@ class Session:
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
-        """The cache and its settings of requests, with this adapter or none, that name no cache but perhaps settings.
+        """Return the cache and its settings of requests that name no cache; `settings` replace the session's.
 
         Raises `UnknownNameError` on an unknown adapter.
         """
@@ -363,13 +364,13 @@ class Session:
     def chosen_policy(
         self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None, adapter: str | None
     ) -> CachePolicy:
-        """The policy of requests that may name one, or perhaps settings. Raises `ConfigError`."""
+        """Return the policy of Python arguments, which may name a file or no cache. Raises `ConfigError`."""
         if cache is None:
             return self.policy(*self.default_cache(adapter, settings or None), adapter=adapter)
         return self.policy(*from_file(cache, settings), adapter=adapter)
 
     def policy_of(self, terms: Terms) -> CachePolicy:
-        """The policy of a request in JSON, which names no file with one. Raises `ConfigError`."""
+        """Return the policy of a request in JSON, which may not name a file. Raises `ConfigError`."""
         if terms.cache is None:
             return self.policy(*self.default_cache(terms.adapter, terms.cache_config), adapter=terms.adapter)
         return self.policy(terms.cache, terms.cache_config, adapter=terms.adapter)
@@ -468,18 +469,25 @@ class Session:
     ) -> Generator[Output, None, None]:
         """Run requests, each under its own policy, and yield their outputs as they finish.
 
-        Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early
-        cancels the other requests.
+        A consumer that stops early cancels the requests that have not finished.
+
+        Args:
+            trace: add the transfers of each step to the outputs.
+            engine: runs the requests; None: the session's own.
+            progress: show a progress bar on stderr; None: as the session was told.
+
+        Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
         """
-        shown = self.progress if progress is None else progress
+        show_progress = self.progress if progress is None else progress
         by_id = {request.id: request for request in requests}
-        steps = closing(events_of(requests, engine or self.engine))
-        written = passes = 0
-        with steps as each, Progress("answering", len(requests), "requests", shown=shown) as bar:
-            for events in each:
-                passes += 1
-                written += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
-                bar.update(0, f"step {passes}, {written} tokens")
+        stepper = closing(events_of(requests, engine or self.engine))
+        step_count = 0
+        token_count = 0
+        with stepper as steps, Progress("answering", len(requests), "requests", shown=show_progress) as bar:
+            for events in steps:
+                step_count += 1
+                token_count += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
+                bar.update(0, f"step {step_count}, {token_count} tokens")
                 for event in events:
                     if event.result is not None:
                         bar.update()
@@ -487,15 +495,15 @@ class Session:
 
 
 def check_idle(engine: Engine) -> None:
-    """Raise `ConfigError` where `engine` runs requests of somebody else."""
+    """Raise `ConfigError` if `engine` has requests already."""
     if engine.busy:
         raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
 
 
 def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
-    """Run requests, and yield the events of each step. They are cancelled where nobody takes more.
+    """Run requests, and yield the events of each step. A consumer that stops early cancels them.
 
-    Raises `ConfigError`, before any of them has run, on one that cannot run, and where the engine is not idle.
+    Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
     """
     check_idle(engine)
     try:
@@ -511,7 +519,7 @@ def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Eve
 
 
 def _step(engine: Engine) -> list[Event]:
-    """One step of `engine`, which begins again where a step fails on nobody's account."""
+    """Run one step of `engine` and return its events; none after a failed step, from which the engine recovers."""
     try:
         return engine.step()
     except Exception as error:
