@@ -97,8 +97,8 @@ class Session:
         self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
-        self.cache, given = self.default_cache()
-        if config.audit and self.policy(self.cache, given).traits.exact:
+        self.cache, policy_settings = self.default_cache()
+        if config.audit and self.policy(self.cache, policy_settings).traits.exact:
             raise ConfigError(
                 f"audit={config.audit:g}: the cache {self.cache_name!r} computes what an audit would compare it with; "
                 "leave audit out (requests that name a cache which approximates are audited all the same), or choose "
@@ -173,16 +173,16 @@ class Session:
         ragged = masked and shape.sampling.schedule == "linear"
         return {"growing": shape.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
-    def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, given: str = "") -> Constraint | None:
-        """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
+    def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, beginning: str = "") -> Constraint | None:
+        """Return the reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
 
-        The responses may go on from a text that is `given`. Raises `ConfigError` where the form cannot be compiled, the
-        model's tokens cannot spell it, or nothing of this form begins with that text.
+        Forms are compiled once. Responses continue the text `beginning`. Safe on any thread. Raises `ConfigError` if
+        the form cannot be compiled, the model's tokens cannot spell it, or nothing of the form begins with that text.
         """
         if form is None:
             return None
         parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
-        return self._forms().compiled(parsed, given)
+        return self._forms().compiled(parsed, beginning)
 
     @property
     def takes_forms(self) -> bool:
@@ -424,7 +424,7 @@ class Session:
                 parts: Any = canvases[index]
                 terms = replace(terms, canvas=parts)
             begun: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
-            request = self.request(str(index), tokens, shared, own or {}, terms, policy, begun=begun)
+            request = self.request(str(index), tokens, shared, own or {}, terms, policy, beginning=begun)
             requests.append(request.with_readers(*readers))
         return requests
 
@@ -438,14 +438,14 @@ class Session:
         policy: CachePolicy,
         *,
         command: Mapping[str, Any] | None = None,
-        begun: str = "",
+        beginning: str = "",
     ) -> Request:
         """The request of a prompt of `tokens`, `shared` of which are its prefix by default, as `response` resolves it.
 
-        The answer goes on from a text that is `begun`. Raises `ConfigError`.
+        The answer goes on from a text that is `beginning`. Raises `ConfigError`.
         """
         params, template = self.response(terms, own, len(tokens), command=command)
-        constraint = self.constraint(terms.structured_outputs, begun)
+        constraint = self.constraint(terms.structured_outputs, beginning)
         return request_of(
             name,
             tokens,
@@ -456,7 +456,7 @@ class Session:
             shared=shared,
             constraint=constraint,
             template=template,
-            continues=bool(begun),
+            continues=bool(beginning),
         )
 
     def run(
