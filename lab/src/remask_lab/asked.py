@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint.settings import Reads
 from remask.checks.values import check_whole
-from remask.cli.lines import Lines, as_request, load_lines, read_lines
+from remask.cli.lines import RequestFile, build_request, build_requests, load_lines
 from remask.cli.options import check_folder, object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -194,26 +194,26 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
     )
 
 
-def own_lines(args: argparse.Namespace) -> Lines | None:
+def own_lines(args: argparse.Namespace) -> RequestFile | None:
     """The lines of `--input`, if it is given. Raises `ConfigError` where they cannot be read, or there are none."""
     if args.input is None:
         return None
-    lines = load_lines(args.input, without=("cache", "cache_config"))
-    if not lines.each:
+    lines = load_lines(args.input, forbidden_keys=("cache", "cache_config"))
+    if not lines.lines:
         raise ConfigError(f"--input: {args.input!r} holds no request")
     return lines
 
 
-def own_workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Workload:
+def own_workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> Workload:
     """The request of `--prompt`, or those of `--input`, each with the `answer` that its line may carry.
 
     Raises `ConfigError` on what cannot be used.
     """
     sampling = asked_sampling(args)
     if lines is None:
-        tasks = [Task(as_request(llm, {"prompt": args.prompt}, "0", sampling))]
+        tasks = [Task(build_request(llm, {"prompt": args.prompt}, "0", sampling))]
     else:
-        found = read_lines(llm, lines, sampling, ("answer",))[: args.requests]
+        found = build_requests(llm, lines, sampling, ("answer",))[: args.requests]
         tasks = [
             Task(request, _right(request.id, line.get("answer")), check=says, rule=SAYS) for request, line in found
         ]
