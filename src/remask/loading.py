@@ -177,7 +177,8 @@ def _numbers(
         )
         if on_cpu and fit is not None and not fit.length:
             raise CpuMemory.before(config, dtype, quantization, room.room, ranks).no_room(fit.wanted, 0)
-    words = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel_description(quantization, device)} ({quantization_reason})"
+    kernel = kernel_description(quantization, device)
+    words = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
     return _Numbers(dtype, quantization, words, chosen)
 
 
