@@ -19,6 +19,7 @@ from torch import Tensor
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.engine.request import Request
+from remask.policies.registry import POLICIES
 from remask.request.result import Result
 from tests import goldens
 from tests.checkpoint import checkpoints
@@ -211,6 +212,12 @@ DREAM: dict[str, Kind] = {
     "dllm-cache, by key": (whole_canvas, dllm_key_config),
     "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
 }
+
+
+def test_every_policy_of_masked_models_has_an_oracle() -> None:
+    """Without an entry above a new policy would be compared with nothing."""
+    names = {name for key in (*LLADA, *DREAM) for name in key.partition(",")[0].split("+")}
+    assert POLICIES.built_in.keys() - names == {"exact", "uniform-cache"}, "add the policy to LLADA or DREAM"
 
 
 def draw_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line:
