@@ -164,7 +164,7 @@ def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Outpu
         found["logprobs"] = [asdict(each) for each in output.logprobs or ()]
     if terms.return_step_maps:
         written = step_map(output.trace, len(request.prompt_token_ids), request.params.max_tokens)
-        shown = request.response.shown(len(written))[: len(output.token_ids)]
+        shown = request.response.answer_places(len(written))[: len(output.token_ids)]
         found["step_maps"] = [written[place] for place in shown]
     if terms.return_trace:
         fingerprint = llm.session.fingerprint_of(request.adapter)

@@ -244,7 +244,7 @@ class Admission:
             match decision:
                 case NoRoom():
                     # Evict an entry that no request reads, and try again.
-                    if self._memory.give_way(decision):
+                    if self._memory.evict_one(decision):
                         continue
                     return False
                 case Placement():

@@ -58,7 +58,7 @@ class Memory:
         self._pages = -(-(room.running + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
-        self.recent = RecentPrompts(useful=config.prefix_min)
+        self.recent = RecentPrompts(min_shared=config.prefix_min)
         kv = self._pages * size * token_bytes(shape, 1, model.ranks.shard.size, model.kv_dtype.itemsize).kv
         what = (
             f"{gigabytes(kv)} of K/V for {self._pages * size} tokens (max_num_seqs={config.max_num_seqs}, canvases of "
@@ -92,7 +92,7 @@ class Memory:
         self._begin()
         self.store.stats, self.chain.stats, self.chain.listener = store, chain.stats, chain.listener
         if chain.listener is not None:
-            chain.listener.cleared()
+            chain.listener.on_cleared()
         self.model.ranks.everywhere(_check_device, self.model)
 
     def check_kept(self, policy: CachePolicy) -> None:
@@ -136,7 +136,7 @@ class Memory:
 
     def give_way(self, waiting: NoRoom) -> bool:
         """Evict a stored prefix or page that no request reads, and that `waiting` would not; False: none is left."""
-        return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
+        return waiting.evictable and (self.store.evict_one(waiting.entry) or self.chain.evict_one(waiting.pages))
 
     def place(
         self, pending: PendingRequest, placement: Placement, before: RunningRequest | None = None
@@ -146,7 +146,7 @@ class Memory:
             running = self._place(pending, placement, before, undo)
             undo.pop_all()
         if placement.unread is not None and before is None:
-            self.store.stats.unread[placement.unread.reason] += 1
+            self.store.stats.unread_reasons[placement.unread.reason] += 1
             if placement.unread.reason == "budget":
                 log.warning("request %s: %s", pending.request.id, placement.unread.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.canvases)

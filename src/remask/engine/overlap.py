@@ -116,10 +116,10 @@ def _following(turn: Turn) -> Turn | None:
         counted = final = decoder.outcome(final).final
     else:
         counted = noisy[: known.sure(len(noisy))]  # as many as these
-    after = _after(decoder, canvas.ahead(counted, decoder.step))
+    after = _after(decoder, canvas.with_settled(counted, decoder.step))
     if after.finished:
         return Turn(running, (), _FREE, after, final)
-    open_ = canvas.ahead(final, decoder.step).noisy if len(final) else canvas.noisy
+    open_ = canvas.with_settled(final, decoder.step).noisy if len(final) else canvas.noisy
     plan = running.planner.repeated(after, open_)
     if plan is None or (isinstance(known, RankRule) and known.changes and after.transfers is None):
         return None
@@ -144,7 +144,7 @@ def _after(decoder: Decoder, canvas: Canvas) -> Decoder:
 def _after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
     """The plan of the request if this pass transfers all `noisy` positions of the block; None where it has finished."""
     state = copy(running.canvases[0])
-    state.canvas = state.canvas.ahead(noisy, decoder.step)
+    state.canvas = state.canvas.with_settled(noisy, decoder.step)
     after = _after(decoder, state.canvas)
     if after.finished:
         return None

@@ -331,7 +331,7 @@ def _restores(layer: int, parts: list[StageRows], before: list[StageRows], devic
     restores = []
     for part, old in zip(parts, before, strict=True):
         crossed = crossing(old.span, part.span)
-        joining, places, states = crossed.joining, crossed.joined, part.state.restored
+        joining, places, states = crossed.joining, crossed.joining_positions, part.state.restored
         if not len(joining):
             continue
         if states is None or places[-1] >= states.shape[1]:

@@ -46,7 +46,7 @@ class PageSharing:
         self._last = self.found[-1] if self.found else None
         self._key = None if self._last is None else self._last.key
         self._expected = self.keys[self._offered :]
-        self.chain.expect(self._expected)  # others may wait for them
+        self.chain.announce(self._expected)  # others may wait for them
 
     def ready(self) -> int:
         """Number of leading positions whose blocks have settled."""
@@ -72,11 +72,11 @@ class PageSharing:
 
     def release(self) -> None:
         """Publish nothing more. The pages themselves stay with their owners."""
-        self.chain.give_up(self._expected)
+        self.chain.withdraw(self._expected)
         self._expected = []
 
     def _offer(self, number: int) -> None:
-        tokens = self.canvas.tokens[self.chain.known_by(number, self.ahead)].tolist()
+        tokens = self.canvas.tokens[self.chain.token_slice(number, self.ahead)].tolist()
         key = self.chain.identity(tokens, self._key, self.salt)
         if self._stored:
             self._last = self.chain.publish(tokens, key, self._last, self.own[number - len(self.found)], self.salt)
@@ -84,7 +84,7 @@ class PageSharing:
         self._key, self._offered = key, number + 1
         if key in self._expected:
             self._expected.remove(key)
-            self.chain.give_up([key])
+            self.chain.withdraw([key])
 
 
 @dataclass(slots=True)

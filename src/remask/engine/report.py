@@ -115,7 +115,7 @@ def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[
     parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
-        levels = [level for level in shorter if level.holds(entry.tokens[: len(level)], entry.cache_salt)]
+        levels = [level for level in shorter if level.matches(entry.tokens[: len(level)], entry.cache_salt)]
         parent = _hex(levels[-1].key) if levels else None
         parts.append(_stored(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)

@@ -108,7 +108,7 @@ class Prefixes(Sharing):
             return Shared()
         lease = self._lease(pending, plan)
         undo.callback(self._unlease, lease)
-        self.store.stats.found += pending.common is not None and plan.asked > pending.request.prefix_length
+        self.store.stats.unnamed += pending.common is not None and plan.asked > pending.request.prefix_length
         return Shared(plan.prefix, lease)
 
     def longest(self, pending: PendingRequest) -> int:
@@ -183,7 +183,7 @@ class Prefixes(Sharing):
         """Leading tokens that a request shares: those that it names, or those that were found."""
         request, config, most = pending.request, self.config, self.longest(pending)
         if pending.common is not None:
-            level = self.store.level(request.prompt_token_ids[: max(0, most)], request.salt)
+            level = self.store.longest_level(request.prompt_token_ids[: max(0, most)], request.salt)
             if level is not None and len(level) >= max(config.prefix_min, config.prefix_cover * pending.common):
                 return len(level)
             if pending.common >= config.prefix_min:
@@ -244,7 +244,7 @@ class Pages(Sharing):
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
         block, ahead = decoding.block, decoding.ahead
-        if self.chain.awaited(pending.page_keys):
+        if self.chain.is_next_pending(pending.page_keys):
             return AwaitsPage()
         salt = _salt(request, block, ahead)
         pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, ahead))
@@ -273,7 +273,7 @@ class Pages(Sharing):
         tokens, block = request.prompt_token_ids, decoding.block
         for ahead in range(block) if decoding.from_prompt else ():
             salt = _salt(request, block, ahead)
-            key = self.chain.identity(tokens[self.chain.known_by(0, ahead)], None, salt)
+            key = self.chain.identity(tokens[self.chain.token_slice(0, ahead)], None, salt)
             if self.chain.find(tokens, [key], salt, ahead):
                 return Unread(
                     "blocks",
@@ -288,11 +288,11 @@ class Pages(Sharing):
         for page in plan.found:
             self.allocator.retain(page.extent)
             undo.callback(self.allocator.release, page.extent)
-        self.chain.found(plan.found, len(pending.page_keys))
+        self.chain.record_lookup(plan.found, len(pending.page_keys))
         prefix = PrefixHit(len(plan.found) * self.chain.page_size, self.layers) if plan.found else None
         if not plan.publishes:
             return Shared(prefix, pages=plan.found)
-        extents, keys = placement.own[0][0].single(), list(pending.page_keys)
+        extents, keys = placement.own[0][0].split(), list(pending.page_keys)
         grid = pending.decoding.block, pending.decoding.ahead
         publishes = PageSharing(self.chain, canvas, *grid, plan.salt, list(plan.found), extents, keys)
         undo.callback(publishes.release)
