@@ -85,7 +85,9 @@ def breaking(name: str, owner: Callable[[Engine], Any], when: Callable[..., bool
 
 def breaks_begin(engine: Engine, patch: pytest.MonkeyPatch, name: str) -> None:
     """Not while the request is checked, where canvases and decoders are made too."""
-    breaking(name, lambda _: MaskedDecoding, lambda own, *_: own.seed == SEED and bool(engine.at_work))(engine, patch)
+    breaking(name, lambda _: MaskedDecoding, lambda own, *_: own.seed == SEED and bool(engine.active_ids))(
+        engine, patch
+    )
 
 
 def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "leave", layer: int = 0) -> None:

@@ -376,14 +376,14 @@ def test_layouts_of_the_last_two_passes_serve_again() -> None:
     branches[0].canvas.settle(np.array([7]), 0)
     later = [(branch, plan.predicting(plan.predict & branch.canvas.noisy)) for branch, plan in refresh]
     again, anew = packer.pack(later), pack(later, HERE)
-    assert packer.reused == 1
+    assert packer.reuses == 1
     assert again.stages is first.stages
     assert again.tokens.tolist() == anew.tokens.tolist() != first.tokens.tolist()
     assert again.predict.tolist() == anew.predict.tolist()
     assert len(again.predict) == len(first.predict) - 1
     packer.pack(refresh[:1])
     packer.pack(between)
-    assert packer.reused == 1
+    assert packer.reuses == 1
     packer.forget()
     packer.pack(between)
-    assert packer.reused == 1
+    assert packer.reuses == 1

@@ -44,7 +44,7 @@ def state(engine: Engine) -> tuple[Any, ...]:
 
 
 def own_tokens(placement: Placement) -> list[list[tuple[int, range]]]:
-    return [[(extent.tokens, extent.layers) for extent in canvas] for canvas in placement.own]
+    return [[(extent.tokens, extent.layers) for extent in canvas] for canvas in placement.extents]
 
 
 def planned(engine: Engine, asked: Request) -> Placement:

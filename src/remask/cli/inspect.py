@@ -259,7 +259,9 @@ def _report(
     tokens: dict[str, int | None] = {}
     for form, (dtype, kind) in forms.items():
         if on_cpu or kind is not None:
-            tokens[form] = CpuMemory.before(c, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks).tokens()
+            tokens[form] = CpuMemory.before_loading(
+                c, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks
+            ).tokens()
         else:
             device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)
             tokens[form] = gpu_tokens(c, dtype, None, device, ranks, attention)

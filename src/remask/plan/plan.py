@@ -117,7 +117,7 @@ class Plan:
         return 0 if span.last < 0 else int(self.sees[span.last])
 
     def repeated(self, block: range, noisy: Mask) -> "Plan":
-        """The plan of a later step of `block`: only the predicted positions differ, which are the `noisy` ones of it."""
+        """The plan of a later step of `block`. Only the predicted positions differ: those of it that are noisy then."""
         in_block = noisy[block.start : block.stop]
         predict = np.zeros(len(noisy), dtype=np.bool_)
         predict[block.start : block.stop] = in_block

@@ -82,7 +82,7 @@ class Metrics(Collector):
     def watch(self, engine: AsyncEngine, adapters: int = 0) -> None:
         """Report the counters of `engine`, whose requests may name so many `adapters`. Call it once."""
         self._engine, self._adapters = engine, adapters
-        engine.engine.auditor.found = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
+        engine.engine.auditor.listener = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
         self.registry.register(self)
 
     def text(self) -> bytes:
@@ -210,9 +210,9 @@ class Metrics(Collector):
             "enable_prefix_caching": inner.memory.store_budget > 0,
         }
         named: dict[bool, set[str]] = {True: set(), False: set()}  # by whether their requests have begun
-        for name, pending in self._engine.open.items():
+        for name, pending in self._engine.open_requests.items():
             if pending.request.adapter:
-                named[name in self._engine.begun].add(pending.request.adapter)
+                named[name in self._engine.running_ids].add(pending.request.adapter)
         adapters = {
             "max_lora": self._adapters,
             "running_lora_adapters": ",".join(sorted(named[True])),

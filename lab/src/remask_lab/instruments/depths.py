@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.engine.audit_passes import AuditPasses, Seen
+from remask.engine.audit_passes import AuditPasses, PassInput
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -94,9 +94,9 @@ def first_predictions(
     layers `reuse`. Raises `ConfigError` where memory has no room.
     """
     model = passes.model
-    seen = Seen(canvas, np.flatnonzero(canvas.noisy), None, model.config.shift, adapter)
+    pass_input = PassInput(canvas, np.flatnonzero(canvas.noisy), None, model.config.shift, adapter)
     for depth in depths:
-        rows = passes.reusing(seen, prefix, depth)
+        rows = passes.run_reusing(pass_input, prefix, depth)
         if rows is None:
             raise ConfigError(f"a canvas of {len(canvas)} tokens finds no room in the engine's memory")
         yield depth, model.head(rows).float().log_softmax(-1)
@@ -127,12 +127,12 @@ def measure_predictions(
     requests: Sequence[Request],
     clusters: Sequence[Hashable],
     depths: Sequence[int],
-    seen: Callable[[KV, KV], None] | None = None,
+    pass_input: Callable[[KV, KV], None] | None = None,
 ) -> tuple[Shift, ...]:
     """Compare what the first step of each of `requests` predicts at `depths` with what it predicts without a cache.
 
     Requests of one of `clusters` share a prefix. The canvas is the one with which the engine begins; all of its noisy
-    positions are compared. `seen` is given K and V of each request's prefix, alone and on the canvas. Raises
+    positions are compared. `pass_input` is given K and V of each request's prefix, alone and on the canvas. Raises
     `ConfigError`, before anything runs, where `Passes` refuses a request or the model does not have a depth.
     """
     depths, passes = sorted(set(depths)), Passes(llm, requests)
@@ -144,8 +144,8 @@ def measure_predictions(
         canvas, count = passes.canvas(request), passes.prefix(request)
         (_, none), *others = first_predictions(passes.audits, canvas, count, (0, *depths), request.adapter)
         moved.append([_moved(none, rows) for _, rows in others])
-        if seen is not None:
-            seen(
+        if pass_input is not None:
+            pass_input(
                 states(probe, request.prompt_token_ids[:count]),
                 states(probe, canvas.tokens.tolist(), count),
             )

@@ -237,7 +237,7 @@ def _commit(request: Running, stop: int) -> None:
         positions = np.arange(len(request.canvas))
         rows: Mask = (positions >= sharing.committed) & (positions < stop)
         nothing: Mask = np.zeros(len(positions), dtype=np.bool_)
-        sharing.computed(Plan((Span(LAYER, rows),), nothing), sharing.ready())
+        sharing.record_pass(Plan((Span(LAYER, rows),), nothing), sharing.settled_length())
 
 
 def _request_state(request: Running) -> SandboxRequest:
