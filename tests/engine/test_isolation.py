@@ -295,14 +295,14 @@ def test_an_error_while_a_request_is_placed_leaves_nothing_claimed(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    state = engine.memory._state
+    state = engine.memory._new_state
 
     def made(canvas: Canvas, *args: Any, **more: Any) -> CanvasState:
         if canvas.tokens[0] == BAD:
             raise error
         return state(canvas, *args, **more)
 
-    monkeypatch.setattr(engine.memory, "_state", made)
+    monkeypatch.setattr(engine.memory, "_new_state", made)
     good = Work(request("good", prefix=5), Reuse())
     results, events = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
     assert results["bad"].finish_reason == "error"

@@ -238,9 +238,9 @@ def test_a_refresh_restores_the_prefix_at_the_boundary() -> None:
     label_states(items)
     batch = pack(items, HERE)
     restore = batch.stages[1].restore[0]
-    assert branch.restored is not None
+    assert branch.restore_states is not None
     assert restore.rows == slice(0, 4)
-    assert restore.states.data_ptr() == branch.restored[1].data_ptr()  # in place, not a copy
+    assert restore.states.data_ptr() == branch.restore_states[1].data_ptr()  # in place, not a copy
     check(batch, items)
 
 
