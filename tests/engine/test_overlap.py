@@ -403,7 +403,7 @@ def compare_boards(work: Sequence[Work]) -> tuple[Engine, int]:
         for branch in (branch for running in engine._lifecycle.unfinished() for branch in running.canvases):
             if branch.unsent is None or engine._next_pass is not None:
                 continue
-            settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.outdated())
+            settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.unsent_positions())
             values = token_buffer.values[torch.from_numpy(branch.buffer_slots[settled])]
             assert (values >> 1).tolist() == branch.canvas.tokens[settled].tolist()
             assert (values & 1).bool().tolist() == branch.canvas.noisy[settled].tolist()

@@ -162,7 +162,7 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[CanvasSt
 def label_states(items: list[tuple[CanvasState, Plan]]) -> None:
     """Boundary states say what they are; those of a shared entry name the first item that reads it."""
     for index in reversed(range(len(items))):
-        states = items[index][0].restored
+        states = items[index][0].restore_states
         if states is not None:
             for layer in range(LAYERS - 1):
                 for position in range(states.shape[1]):
@@ -343,7 +343,7 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     lone, lease = memory.branch(5, 3), memory.branch(6, 3, 4, 2)
     rows = np.arange(8) % 3 != 0
     whole = tuple(Span(range(i, i + 1), rows if i < first else np.ones(8, dtype=np.bool_)) for i in range(LAYERS))
-    lone.restored = new_states(LAYERS, 1, torch.float64, CPU, 8)
+    lone.restore_states = new_states(LAYERS, 1, torch.float64, CPU, 8)
     items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
     label_states(items)
     everything, rest = pack(items, HERE), pack(items, HERE, first=first)

@@ -257,25 +257,26 @@ def check_weights_fit(
     whether the device computes in it, so that it may be advised.
     """
 
-    def required(ranks: int, kind: Quantization | None = quantization, item: NumberFormat = dtype) -> int:
+    def required_bytes(ranks: int, kind: Quantization | None = quantization, item: NumberFormat = dtype) -> int:
         return weight_bytes(config, item, ranks, kind) * (1 if apart else ranks)
 
-    if required(ranks) <= memory.room:
+    if required_bytes(ranks) <= memory.room:
         return
     name = str(dtype).removeprefix("torch.")
     ways = []
     if apart:
-        counts = [count for count in _rank_counts(config) if count > ranks and required(count) <= memory.room]
+        counts = [count for count in _rank_counts(config) if count > ranks and required_bytes(count) <= memory.room]
         ways = [f"--tensor-parallel {counts[0]}"] if counts else []
-    if dtype.itemsize > 2 and bfloat16 and required(ranks, item=FORMATS["bfloat16"]) <= memory.room:
+    if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, item=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
         kinds: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")
-        ways += [f"--quantization {kind}" for kind in kinds if required(ranks, kind) <= memory.room][:1]
+        ways += [f"--quantization {kind}" for kind in kinds if required_bytes(ranks, kind) <= memory.room][:1]
     raise ConfigError(
-        f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need {gigabytes(required(ranks))} "
-        f"as {quantization or name}{' on each device' if apart and ranks > 1 else ''}, and everything may take "
-        f"{memory}. Use {' or '.join([*ways, 'a smaller model', *_MORE[1:]])}"
+        f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need "
+        f"{gigabytes(required_bytes(ranks))} as {quantization or name}"
+        f"{' on each device' if apart and ranks > 1 else ''}, and everything may take {memory}. "
+        f"Use {' or '.join([*ways, 'a smaller model', *_MORE[1:]])}"
     )
 
 

@@ -111,7 +111,7 @@ def check_request(
     schedule, readers = policy.traits.schedule, request.readers
     asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
-    decoding = _decoding(asked, limits, adapters)
+    decoding = _make_decoding(asked, limits, adapters)
     if decoding.length > max_model_len:
         block = max(map(len, decoding.block_ranges))
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
@@ -193,7 +193,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
             raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
 
 
-def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
+def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
     for reader in asked.readers:

@@ -92,13 +92,13 @@ class CpuMemory:
         The store takes as many tokens, up to `store`, beside it. Returns 0 if no page fits.
         """
 
-        def required(tokens: int) -> int:
+        def required_bytes(tokens: int) -> int:
             return self.pair(tokens, min(tokens, store))
 
-        if required(length) <= self.available:
+        if required_bytes(length) <= self.available:
             return length
         counts = range(1, length // self.page + 1)
-        return bisect_right(counts, self.available, key=lambda count: required(count * self.page)) * self.page
+        return bisect_right(counts, self.available, key=lambda count: required_bytes(count * self.page)) * self.page
 
     def fitting_length(self, max_model_len: int | None = None) -> int:
         """Tokens of the longest canvas of an engine with this setting; 0 if the engine would be refused."""
@@ -202,7 +202,7 @@ def gpu_tokens(
     attention: Attention | None = None,
 ) -> int | None:
     """Tokens of K/V that fit on each of `ranks` GPUs beside weights and the longest pass; None if these do not fit."""
-    longest = default_length(config)
+    max_canvas = default_length(config)
     room = memory.room - weight_bytes(config, dtype, ranks, quantization)
-    room -= workspace_bytes(config, longest, longest, dtype.itemsize, ranks, attention)
+    room -= workspace_bytes(config, max_canvas, max_canvas, dtype.itemsize, ranks, attention)
     return room // token_bytes(config, dtype.itemsize, ranks).kv if room >= 0 else None

@@ -120,7 +120,7 @@ def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[
     for entry in sorted(entries, key=len):
         levels = [level for level in shorter if level.matches(entry.tokens[: len(level)], entry.cache_salt)]
         parent = _hex(levels[-1].key) if levels else None
-        parts.append(_stored(entry.key, parent, len(entry), entry.extent, counts, pages_of))
+        parts.append(_stored_part(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)
     return parts
 
@@ -134,12 +134,12 @@ def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet
         for page in [page for page in remaining.values() if page.parent in length]:
             length[page.key] = length[page.parent] + len(page.tokens)
             parent = None if page.parent is None else _hex(page.parent)
-            parts.append(_stored(page.key, parent, length[page.key], page.extent, counts, pages_of))
+            parts.append(_stored_part(page.key, parent, length[page.key], page.extent, counts, pages_of))
             del remaining[page.key]
     return parts
 
 
-def _stored(
+def _stored_part(
     key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, pages_of: Mapping[str, PageSet]
 ) -> StoredPart:
     pages = _page_set(extent)

@@ -216,7 +216,7 @@ class RunningRequest(Member):
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length") and all(reader.generates for reader in self.request.readers):
             canvas = self.canvases[0].canvas
-            tokens = tuple(canvas.response[: self.end.length(canvas.settled_lead)].tolist())
+            tokens = tuple(canvas.response[: self.end.stop_length(canvas.settled_lead)].tolist())
         record, usage = self.record, self.record.usage
         holes = self.pending.response.holes
         usage.completion_tokens = sum(min(hole.stop, len(tokens)) - hole.start for hole in holes if tokens)

@@ -127,12 +127,12 @@ def measure_predictions(
     requests: Sequence[Request],
     clusters: Sequence[Hashable],
     depths: Sequence[int],
-    pass_input: Callable[[KV, KV], None] | None = None,
+    seen: Callable[[KV, KV], None] | None = None,
 ) -> tuple[Shift, ...]:
     """Compare what the first step of each of `requests` predicts at `depths` with what it predicts without a cache.
 
     Requests of one of `clusters` share a prefix. The canvas is the one with which the engine begins; all of its noisy
-    positions are compared. `pass_input` is given K and V of each request's prefix, alone and on the canvas. Raises
+    positions are compared. `seen` is given K and V of each request's prefix, alone and on the canvas. Raises
     `ConfigError`, before anything runs, where `Passes` refuses a request or the model does not have a depth.
     """
     depths, passes = sorted(set(depths)), Passes(llm, requests)
@@ -144,8 +144,8 @@ def measure_predictions(
         canvas, count = passes.canvas(request), passes.prefix(request)
         (_, none), *others = first_predictions(passes.audits, canvas, count, (0, *depths), request.adapter)
         moved.append([_moved(none, rows) for _, rows in others])
-        if pass_input is not None:
-            pass_input(
+        if seen is not None:
+            seen(
                 states(probe, request.prompt_token_ids[:count]),
                 states(probe, canvas.tokens.tolist(), count),
             )
