@@ -189,8 +189,8 @@ class Auditor:
         has_earned = _has_earned_depth(policy)
         depths = record.wanted(key) if has_earned else ()
         if not depths or record.depth(key, 0):
-            # A depth is earned already, or none is to be: the share decides. These audits run at the depth that
-            # requests read; some also at the next one, as traffic may have changed so that it would be allowed.
+            # Nothing is left to prove, or a depth is earned already: the share decides. These audits run at the depth
+            # that requests read; some also at the next one, as traffic may have changed so that it would be allowed.
             next_depths = depths or ((record.next_depth(read_depth),) if has_earned else ())
             tries_next = not read_depth or self._prefix_audits % DEEPER_INTERVAL == DEEPER_INTERVAL - 1
             depths = ((read_depth,) if read_depth else ()) + (next_depths if tries_next else ())

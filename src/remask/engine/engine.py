@@ -177,6 +177,7 @@ class Engine:
             except Exception as error:
                 lifecycle.fail(member, error, POLICY_FAILED)
         batch = list[Turn]()
+        active_ids = list[str]()
         for turn in lifecycle.scheduler.next(turns):
             member = turn.member
             lifecycle.active_ids = (member.id,)
@@ -190,7 +191,8 @@ class Engine:
                 lifecycle.fail(member, error, failure)
                 continue
             batch.append(turn)
-        lifecycle.active_ids = [turn.member.id for turn in batch]
+            active_ids.append(member.id)
+        lifecycle.active_ids = active_ids
         if len(batch) > 1:
             batch.sort(key=attrgetter("member.sort_key"))
         return batch
@@ -269,7 +271,7 @@ class Engine:
 
     def _write(self, turn: Turn, scores: Scores) -> None:
         """Let a member write the scores of its turn, collect its events, and handle its end."""
-        member, lifecycle, plan = turn.member, self._lifecycle, turn.plan
+        member, lifecycle, (_, plan) = turn.member, self._lifecycle, turn.items[0]
         lifecycle.active_ids = (member.id,)
         try:
             if turn.tally.forwards:  # it is the pass of a request

@@ -3,7 +3,7 @@
 Passes without an engine are packed here, too.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,15 +15,15 @@ from remask.engine.canvas_state import CanvasState, TokenBuffer, plain_table, pr
 from remask.engine.stage_work import (
     StageRows,
     computed_parts,
+    make_partial,
     make_sliding_work,
     make_work,
-    neighbour_places,
     signals_of,
 )
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.config import Sliding
-from remask.model.stage import AdapterRows, Index, Partial, Pick, Restore, Save, Stage, StepBatch, send_run
+from remask.model.stage import AdapterRows, Index, Restore, Save, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
@@ -240,7 +240,7 @@ def _stage(
     attending = parts
     if any(part.span.pick or part.span.held is not None for part in parts):
         picks = any(part.span.pick for part in parts)
-        partial = _partial(layers.start, parts, device, picks and target.sliding is not None)
+        partial = make_partial(layers.start, parts, device, picks and target.sliding is not None)
         attending = computed_parts(parts)
         has_same_work = False
         if picks:
@@ -277,53 +277,6 @@ def _stage(
         adapters=AdapterRows.of((part.state.adapter, len(part.positions)) for part in parts),
         roles=roles,
     )
-
-
-def _partial(layer: int, parts: list[StageRows], device: torch.device, slides: bool) -> Partial:
-    """The computed rows of a stage in which others are held or picked. If `slides`, picked rows may have windows."""
-    computed: list[Index] = []
-    picks: defaultdict[tuple[bool, int, int], _PickLists] = defaultdict(_PickLists)  # by keys, every, phase
-    count = 0
-    for number, part in enumerate(parts):
-        fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
-        computed.append(fixed)
-        count += len(fixed)
-        pick = part.span.pick
-        if pick is not None:
-            among = part.rows.start + np.flatnonzero(pick.among[part.positions])
-            computed.append(among[: pick.count])
-            phase = (layer - pick.first) % pick.every
-            picks[pick.by == "key", pick.every, phase].add(number, among, count + np.arange(pick.count))
-            count += pick.count
-    slots = np.concatenate([part.table.slots[part.positions] for part in parts])
-    device_picks = tuple(lists.send(*key, device) for key, lists in picks.items())
-    neighbours = neighbour_places(parts, device) if slides else None
-    return Partial(send(np.concatenate(computed), device), device_picks, send(slots, device), neighbours)
-
-
-@dataclass(slots=True)
-class _PickLists:
-    """Canvases of a stage that pick rows by one kind of vector, in the same layers; see `Pick`."""
-
-    rows: list[Index] = field(default_factory=list)
-    owner: list[Index] = field(default_factory=list)
-    order: list[Index] = field(default_factory=list)
-    target: list[Index] = field(default_factory=list)
-    count: int = 0  # of `rows`
-
-    def add(self, number: int, among: Index, target: Index) -> None:
-        """Let canvas `number` pick some of the rows `among`, one for each entry of `target`."""
-        self.rows.append(among)
-        self.owner.append(np.full(len(among), number))
-        self.order.append(self.count + np.arange(len(target)))
-        self.target.append(target)
-        self.count += len(among)
-
-    def send(self, keys: bool, every: int, phase: int, device: torch.device) -> Pick:
-        """The lists as index tensors on the device."""
-        lists = (self.rows, self.owner, self.order, self.target)
-        rows, owner, order, target = (send(np.concatenate(index), device) for index in lists)
-        return Pick(rows, owner, order, target, keys, every, phase)
 
 
 def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:

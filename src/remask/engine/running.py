@@ -158,7 +158,7 @@ class RunningRequest(Member):
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
         items, tally = turn.items, turn.tally
         planner, publisher = self.planner, self.claim.publisher
-        plan, context = turn.plan, self.decoder.context
+        plan, context = items[0][1], self.decoder.context
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.row_layers_saved

@@ -1,7 +1,8 @@
-"""The work list of a stage: which slots its rows attend to."""
+"""The work of a stage: which slots its rows attend to, and which rows it computes."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.errors import PlanError
 from remask.machine.transfers import send
-from remask.model.stage import Index, Neighbours, Signals
+from remask.model.stage import Index, Neighbours, Partial, Pick, Signals
 from remask.model.work_list import WorkList, WorkListBuilder
 from remask.plan.plan import Plan
 from remask.plan.spans import Span, neighbours
@@ -189,6 +190,53 @@ def computed_parts(parts: list[StageRows]) -> list[StageRows]:
         )
         start += count
     return computed
+
+
+def make_partial(layer: int, parts: list[StageRows], device: torch.device, slides: bool) -> Partial:
+    """The computed rows of a stage in which others are held or picked. If `slides`, picked rows may have windows."""
+    computed: list[Index] = []
+    picks: defaultdict[tuple[bool, int, int], _PickLists] = defaultdict(_PickLists)  # by keys, every, phase
+    count = 0
+    for number, part in enumerate(parts):
+        fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
+        computed.append(fixed)
+        count += len(fixed)
+        pick = part.span.pick
+        if pick is not None:
+            among = part.rows.start + np.flatnonzero(pick.among[part.positions])
+            computed.append(among[: pick.count])
+            phase = (layer - pick.first) % pick.every
+            picks[pick.by == "key", pick.every, phase].add(number, among, count + np.arange(pick.count))
+            count += pick.count
+    slots = np.concatenate([part.table.slots[part.positions] for part in parts])
+    device_picks = tuple(lists.send(*key, device) for key, lists in picks.items())
+    neighbours = neighbour_places(parts, device) if slides else None
+    return Partial(send(np.concatenate(computed), device), device_picks, send(slots, device), neighbours)
+
+
+@dataclass(slots=True)
+class _PickLists:
+    """Canvases of a stage that pick rows by one kind of vector, in the same layers; see `Pick`."""
+
+    rows: list[Index] = field(default_factory=list)
+    owner: list[Index] = field(default_factory=list)
+    order: list[Index] = field(default_factory=list)
+    target: list[Index] = field(default_factory=list)
+    count: int = 0  # of `rows`
+
+    def add(self, number: int, among: Index, target: Index) -> None:
+        """Let canvas `number` pick some of the rows `among`, one for each entry of `target`."""
+        self.rows.append(among)
+        self.owner.append(np.full(len(among), number))
+        self.order.append(self.count + np.arange(len(target)))
+        self.target.append(target)
+        self.count += len(among)
+
+    def send(self, keys: bool, every: int, phase: int, device: torch.device) -> Pick:
+        """The lists as index tensors on the device."""
+        lists = (self.rows, self.owner, self.order, self.target)
+        rows, owner, order, target = (send(np.concatenate(index), device) for index in lists)
+        return Pick(rows, owner, order, target, keys, every, phase)
 
 
 def neighbour_places(parts: list[StageRows], device: torch.device) -> Neighbours:
