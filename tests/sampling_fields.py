@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.checks.fields import paths
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 
 _PATHS = {path.rpartition(".")[2]: path for path in paths(SamplingParams)}
 
 
 def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The same parameters, each in its group."""
-    return layered({_PATHS.get(name, name): value for name, value in flat.items()})
+    return merge_sampling({_PATHS.get(name, name): value for name, value in flat.items()})
 
 
 def flat_params(flat: Mapping[str, Any] = {}, **more: Any) -> SamplingParams:

@@ -163,7 +163,7 @@ def test_the_rule_gets_its_parameters_and_their_defaults() -> None:
     given = {"threshold": 0.5, "slow_steps": 4, "window": None}
     params = SamplingParams.from_mapping({"remasking": {"rule": "slowfast", "config": given}})
     assert params.knobs.config == SlowFastConfig(threshold=0.5, slow_steps=4)
-    assert SamplingParams.from_mapping(params.chosen()) == params
+    assert SamplingParams.from_mapping(params.non_defaults()) == params
 
 
 @pytest.mark.parametrize(

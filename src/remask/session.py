@@ -34,7 +34,7 @@ from remask.request.questions import Decisions
 from remask.request.result import Event
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Part, TermKeywords, Terms, check_sampling
-from remask.sampling.defaults import fit, of_mode, overlaid
+from remask.sampling.defaults import fit_defaults, overlay_defaults, restrict_to_mode
 from remask.text.prompts import Prompt, as_prompts, encode
 from remask.text.tokenizer import Tokenizer
 
@@ -159,11 +159,11 @@ class Session:
         check_sampling(own or {})
         usual = self.sampling if defaults is None else self.overlaid(defaults)
         shape, room = self.loaded.config, self.engine.max_model_len - prompt_tokens
-        return fit(usual, own or {}, room, template, **self._blocks, modes=shape.causal_prefix)
+        return fit_defaults(usual, own or {}, room, template, **self._blocks, modes=shape.causal_prefix)
 
     def overlaid(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """`defaults` and, for the rest, the checkpoint's as far as they fit them. Raises `ConfigError`."""
-        return overlaid(self.sampling, defaults, **self._blocks)
+        return overlay_defaults(self.sampling, defaults, **self._blocks)
 
     @property
     def _blocks(self) -> dict[str, bool]:
@@ -331,7 +331,7 @@ class Session:
                 )
             return own, None
         if self.loaded.config.causal_prefix:
-            command = of_mode(command or {}, own.get("mode"))
+            command = restrict_to_mode(command or {}, own.get("mode"))
 
         def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
             return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)

@@ -387,7 +387,7 @@ def test_a_whole_text_may_go_on(regex: str) -> None:
         5,
     )
     for tokens, whole in (([0], True), ([0, 1], False), ([0, 1, 3], True), ([2, 3], True)):
-        assert automaton.accepting[automaton.after(tokens)] == whole
+        assert automaton.accepting[automaton.state_after(tokens)] == whole
 
 
 def test_the_forms_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_mixing_distributions_are_the_recorded_ones() -> None:
 
 def test_the_share_of_uniform_tokens_on_a_fresh_canvas() -> None:
     for shift, expected in goldens.sampling("torch_steps")[0]["prior_uniform_probability_by_noise_type"].items():
-        assert noise_of(float(shift)).uniform_share(-9.0) == pytest.approx(expected, abs=1e-7)
+        assert noise_of(float(shift)).uniform_probability(-9.0) == pytest.approx(expected, abs=1e-7)
 
 
 def test_pure_noise_is_exact_at_every_level() -> None:
@@ -45,9 +45,9 @@ def test_pure_noise_is_exact_at_every_level() -> None:
         assert np.delete(uniform, MASK).tolist() == [1 / (VOCAB - 1)] * (VOCAB - 1)
         assert masks[MASK] == 1
         assert masks.sum() == 1
-    assert noise_of(-1000.0).only_masks
-    assert not noise_of(1000.0).only_masks
-    assert not noise_of(-15.0).only_masks, "hybrid noise is masks alone at its noisiest only"
+    assert noise_of(-1000.0).has_only_masks
+    assert not noise_of(1000.0).has_only_masks
+    assert not noise_of(-15.0).has_only_masks, "hybrid noise is masks alone at its noisiest only"
 
 
 def test_a_canvas_of_uniform_noise_holds_every_token_but_the_mask() -> None:
@@ -144,7 +144,7 @@ def test_the_next_busy_step_is_the_first_that_a_search_finds(steps: int, eps: fl
     schedule = TimeSchedule(steps, eps)
     step, masks = data.draw(st.integers(0, steps + 2)), data.draw(st.integers(1, 5000))
     found = next(later for later in range(step, steps + 3) if schedule.count(later, masks))
-    assert schedule.busy(step, masks) == found
+    assert schedule.next_busy_step(step, masks) == found
 
 
 @pytest.mark.parametrize("masks", [1, 3, 64, 4096])
@@ -157,6 +157,6 @@ def test_a_thousand_million_steps_take_no_time(masks: int, monkeypatch: pytest.M
         return count(self, step, left)
 
     monkeypatch.setattr(TimeSchedule, "count", counted)
-    busy = schedule.busy(0, masks)
+    busy = schedule.next_busy_step(0, masks)
     assert count(schedule, busy, masks) > 0
     assert 0 < looked < 3000

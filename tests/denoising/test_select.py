@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from remask.denoising.rules import RULES, BlockFacts, Knobs, Step
-from remask.denoising.select import above, by_factor, entropy_bounded, top, within_budget
+from remask.denoising.select import above, by_entropy, by_factor, top, within_budget
 
 # Sixteenths are exact in float32, so limits are met exactly and ties are frequent.
 LEVELS = st.integers(0, 16).map(lambda n: n / 16)
@@ -131,5 +131,5 @@ def test_entropy_bounded(entropies: list[float], bound: int) -> None:
         if total >= bound / 16:
             break
         expected.append(index)
-    chosen = entropy_bounded(np.array(entropies, dtype=np.float32), bound / 16)
+    chosen = by_entropy(np.array(entropies, dtype=np.float32), bound / 16)
     assert chosen.tolist() == sorted(expected)

@@ -8,7 +8,7 @@ import pytest
 from remask.depth.find import earned_file, keep_earned, load_earned
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup, Earned
-from remask.policies.earned import PREFIXES, PROOF, Audited, EarnedDepths
+from remask.policies.earned import PREFIXES, PROOF, Audit, EarnedDepths
 from tests.depth.models import open_model
 
 
@@ -20,7 +20,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def proven(depths: EarnedDepths) -> None:
     record = depths.record("", 80, 100)
     for number in range(max(PROOF, PREFIXES)):
-        depths.add(record, [Audited(number, 2, 0.01)])
+        depths.add(record, [Audit(number, 2, 0.01)])
 
 
 def test_what_one_start_has_earned_is_where_the_next_begins() -> None:

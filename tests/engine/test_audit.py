@@ -24,7 +24,7 @@ from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
-from remask.policies.earned import Audited, Record
+from remask.policies.earned import Audit, Record
 from remask.request.result import Result
 from tests.engine.support import LAYERS, MODELS, Work, make_engine, outcome, prompt_of, request, run, served
 
@@ -80,7 +80,7 @@ def test_an_audit_finds_what_a_request_at_that_depth_moves(monkeypatch: pytest.M
     item = asked("r")
     exact = first_pass(Dense(), item)
     engine = make_engine(audit=1.0)
-    monkeypatch.setattr(Record, "wanted", lambda *_: tuple(range(1, LAYERS + 1)))
+    monkeypatch.setattr(Record, "audit_depths", lambda *_: tuple(range(1, LAYERS + 1)))
     run(engine, [Work(item, BiCache(depth=Earned()))])
     drain(engine)
     (record,) = engine.auditor.depths.records.values()
@@ -270,7 +270,7 @@ def test_what_proves_a_depth_comes_on_top_of_the_share(
     monkeypatch: pytest.MonkeyPatch, share: float | None, depth: int, audited: list[tuple[int, ...]]
 ) -> None:
     """Nothing is saved before. Later the share decides, and each second audit also tries what may be read instead."""
-    monkeypatch.setattr(Record, "wanted", lambda *_: (2,))
+    monkeypatch.setattr(Record, "audit_depths", lambda *_: (2,))
     monkeypatch.setattr(Record, "depth", lambda *_: depth)
     depths: list[tuple[int, ...]] = []
     monkeypatch.setattr(Record, "add", lambda _, audits: depths.append(tuple(audit.depth for audit in audits)))
@@ -308,7 +308,7 @@ def test_prefixes_without_audits_leave_nothing_behind() -> None:
     """A server sees prefixes without end, and audits few of them."""
     engine = make_engine(audit=1 / 64)
     record = engine.auditor.depths.record("", 80, 100)
-    record.add([Audited(1, 2, 0.0)])
+    record.add([Audit(1, 2, 0.0)])
     for prefix in range(2, 500):
         assert record.depth(prefix, 0) == 0
     assert len(record._estimates) <= 2

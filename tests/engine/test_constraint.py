@@ -63,7 +63,7 @@ def drawn(
         accepting = {rng.randrange(states)}
         edges = np.array([(s, t, q) for (s, t), q in table.items()], dtype=np.int64)
         made = automaton_of(edges, 0, np.array(sorted(accepting)), vocab, padding)
-        if made.alive(length)[made.start]:
+        if made.live_states(length)[made.start]:
             return Constraint(made), Form(table, accepting, padding)
 
 

@@ -125,9 +125,9 @@ def test_scripted_blocks() -> None:
         )
         capped = script["ended"] == "cap"
         for number, recorded in enumerate(script["passes"]):
-            assert block.ended is None
+            assert block.end_reason is None
             rows = script["candidates"][number % len(script["candidates"])][given:]
-            done = block.choose(offered(rows, block.candidates), lambda sure: int(sure.argmin()))
+            done = block.choose(offered(rows, block.candidate_count), lambda sure: int(sure.argmin()))
             if capped and number + 1 == len(script["passes"]):
                 assert done.last
                 assert MASK not in block.tokens
@@ -137,7 +137,7 @@ def test_scripted_blocks() -> None:
             found |= {"after": script["block"][:given] + block.tokens.tolist()}
             found |= ({"escape": tried} if tried else {}) | ({"last": True} if done.last else {})
             assert found == recorded
-        assert block.ended == script["ended"]
+        assert block.end_reason == script["ended"]
 
 
 @pytest.mark.few(10)

@@ -13,7 +13,7 @@ from remask.errors import ConfigError
 from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import Dense
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.defaults import fit
+from remask.sampling.defaults import fit_defaults
 from remask.text.incremental import MAX_PENDING, IncrementalDecoder, StopRule
 from tests.engine import kinds
 from tests.engine.support import (
@@ -98,12 +98,12 @@ def test_the_canvas_is_as_long() -> None:
     with pytest.raises(ConfigError, match="min_tokens=9 is more than max_tokens=8, the places of the response; raise"):
         SamplingParams(max_tokens=8, min_tokens=9)
     defaults = {"max_tokens": 32, "block_length": 16}
-    assert fit(defaults, {"min_tokens": 33}, 1000).max_tokens == 48
-    assert fit(defaults, {"min_tokens": 33}, 40).max_tokens == 40, "as much as there is room for"
-    assert fit(defaults, {"min_tokens": 8}, 1000).max_tokens == 32
-    assert fit({**defaults, "min_tokens": 20}, {"max_tokens": 8}, 1000).min_tokens == 8
+    assert fit_defaults(defaults, {"min_tokens": 33}, 1000).max_tokens == 48
+    assert fit_defaults(defaults, {"min_tokens": 33}, 40).max_tokens == 40, "as much as there is room for"
+    assert fit_defaults(defaults, {"min_tokens": 8}, 1000).max_tokens == 32
+    assert fit_defaults({**defaults, "min_tokens": 20}, {"max_tokens": 8}, 1000).min_tokens == 8
     with pytest.raises(ConfigError, match="min_tokens=33 is more than max_tokens="):
-        fit(defaults, {"min_tokens": 33}, 20)
+        fit_defaults(defaults, {"min_tokens": 33}, 20)
 
 
 def decode(tokens: Sequence[int]) -> str:

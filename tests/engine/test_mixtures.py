@@ -127,7 +127,7 @@ def at_depth(asked: Request, result: Result) -> Request:
     """The request with the depth that its usage reports, where audits had earned it."""
     policy = asked.policy
     if isinstance(policy, BiCache) and isinstance(policy.depth, Earned):
-        return replace(asked, policy=policy.at(result.usage.prefix_depth))
+        return replace(asked, policy=policy.with_depth(result.usage.prefix_depth))
     return asked
 
 

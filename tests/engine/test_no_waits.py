@@ -107,7 +107,7 @@ def chosen(turn: Turn, decoder: Decoder, confidence: NDArray[np.float32]) -> NDA
     known, positions = candidates.chosen, candidates.positions
     if not isinstance(known, RankRule):
         return np.isin(positions, [] if known is None else known)
-    rows = np.flatnonzero((candidates.ways() == RANKED) & noisy[positions])
+    rows = np.flatnonzero((candidates.choice_kinds() == RANKED) & noisy[positions])
     passing = int((confidence[rows] >= known.threshold).sum())
     return np.isin(np.arange(len(positions)), rows[top(confidence[rows], max(known.least, passing))])
 

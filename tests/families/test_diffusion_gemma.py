@@ -245,11 +245,11 @@ def test_a_file_that_says_nothing_changes_nothing(tmp_path: Path, caplog: pytest
     sampler = usual.pop("sampler_config")
     assert usual | {"entropy_bound": sampler.entropy_bound} == {
         "max_denoising_steps": canvases.STEPS,
-        "entropy_bound": canvases.BUDGET,
-        "t_max": canvases.FIRST,
-        "t_min": canvases.LAST,
-        "stability_threshold": canvases.STILL,
-        "confidence_threshold": canvases.SURE,
+        "entropy_bound": canvases.ENTROPY_BOUND,
+        "t_max": canvases.T_MAX,
+        "t_min": canvases.T_MIN,
+        "stability_threshold": canvases.STABILITY_THRESHOLD,
+        "confidence_threshold": canvases.CONFIDENCE_THRESHOLD,
     }
 
 

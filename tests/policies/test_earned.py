@@ -12,8 +12,8 @@ from remask.policies.earned import (
     PATIENCE,
     PREFIXES,
     PROOF,
-    REMEMBERED,
-    Audited,
+    WINDOW,
+    Audit,
     EarnedDepths,
     Estimate,
     Record,
@@ -43,11 +43,11 @@ def serve(record: Record, edge: int, rng: random.Random, requests: int, prefixes
     passes = 0
     for number in range(requests):
         prefix = number % prefixes
-        wanted = record.wanted(prefix)
+        wanted = record.audit_depths(prefix)
         found = []
         for depth in wanted:
             nats = rng.expovariate(1 / noise) if depth <= edge or rng.random() < 0.5 else rng.uniform(0.2, 5)
-            found.append(Audited(prefix, depth, nats))
+            found.append(Audit(prefix, depth, nats))
         passes += 1 + len(wanted) if wanted else 0
         if found:
             record.add(found)
@@ -72,7 +72,7 @@ def test_what_is_read_until_audits_have_shown_more() -> None:
     """A table is where it begins, and one audit beyond the bound is enough to read less."""
     record = Record(LAYERS, BOUND)
     assert (record.depth(1, 0), record.depth(1, 8)) == (0, 8)
-    record.add([Audited(1, 8, 0.5)])
+    record.add([Audit(1, 8, 0.5)])
     assert record.depth(1, 8) == record.depth(2, 8) == 7
 
 
@@ -80,7 +80,7 @@ def proven(depth: int, prefixes: range, each: int = 4) -> Record:
     record = Record(LAYERS, BOUND)
     for prefix in prefixes:
         for _ in range(each):
-            record.add([Audited(prefix, depth, 0.01)])
+            record.add([Audit(prefix, depth, 0.01)])
     return record
 
 
@@ -95,16 +95,16 @@ def test_an_alarm_ends_what_was_proven() -> None:
     """For its prefix and for all that have proven nothing themselves; and the last audits are what counts."""
     record = proven(30, range(1), PROOF)
     for prefix in range(1, 2 * PREFIXES):
-        record.add([Audited(prefix, 30, 0.01)])
+        record.add([Audit(prefix, 30, 0.01)])
     assert (record.depth(0, 0), record.depth(99, 0)) == (30, 30)
-    assert record.add([Audited(50, 30, 2.0)])
+    assert record.add([Audit(50, 30, 2.0)])
     assert (record.depth(0, 0), record.depth(99, 0), record.depth(50, 0)) == (30, 0, 0)
-    assert record.wanted(51) == (6,) or record.wanted(51)[0] < 30
+    assert record.audit_depths(51) == (6,) or record.audit_depths(51)[0] < 30
     serve(record, 6, random.Random(0), 64, 64)
     assert record.depth(99, 0) == 6
-    assert record.add([Audited(0, 30, 2.0)])
+    assert record.add([Audit(0, 30, 2.0)])
     assert record.depth(0, 0) == 6
-    assert max(record._requests(depth, None) for depth in ladder(LAYERS)) <= REMEMBERED
+    assert max(record._audit_count(depth, None) for depth in ladder(LAYERS)) <= WINDOW
 
 
 def test_audits_end_where_they_prove_nothing() -> None:
@@ -112,11 +112,11 @@ def test_audits_end_where_they_prove_nothing() -> None:
     record = Record(2, BOUND)
     rng = random.Random(0)
     for number in range(200):
-        wanted = record.wanted(number % 16)
+        wanted = record.audit_depths(number % 16)
         if wanted:
-            record.add([Audited(number % 16, depth, rng.choice([0.0, 0.19])) for depth in wanted])
-    assert record.wanted(0) == ()
-    assert max(record._requests(depth, None) for depth in (1, 2)) <= PATIENCE
+            record.add([Audit(number % 16, depth, rng.choice([0.0, 0.19])) for depth in wanted])
+    assert record.audit_depths(0) == ()
+    assert max(record._audit_count(depth, None) for depth in (1, 2)) <= PATIENCE
 
 
 def test_kept_and_read_again() -> None:
@@ -125,7 +125,7 @@ def test_kept_and_read_again() -> None:
     depths.changed = lambda: changes.append(1)
     record = depths.record("", 82, 100)
     for prefix in range(2 * PREFIXES):
-        depths.add(record, [Audited(prefix, 6, 0.02), Audited(prefix, 8, 0.7)])
+        depths.add(record, [Audit(prefix, 6, 0.02), Audit(prefix, 8, 0.7)])
     assert record is depths.record("", 89, 100) is not depths.record("a", 82, 100)
     assert changes == [1]
     assert dict(depths.lookup.entries) == {80: 6}

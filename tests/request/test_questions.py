@@ -88,7 +88,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"min": 3}, "min, max and step are those of a number"),
     ({"type": "number", "criteria": None}, "which needs min and max"),
     ({"type": "number", "min": 1, "max": 3}, "criteria is not for a number, whose alternatives are told by min"),
-    ({"type": "number", "criteria": None, "min": 3, "max": 3}, "the former smaller"),
+    ({"type": "number", "criteria": None, "min": 3, "max": 3}, "with min < max"),
     ({"type": "number", "criteria": None, "min": 0, "max": 1000}, "make 1001 numbers"),
     ({"type": "score", "criteria": None}, "two alternatives at least for a score"),
     ({"type": "noul", "criteria": {"perhaps": "x"}}, "those of yes and no"),
@@ -127,7 +127,7 @@ def test_criteria_alone_say_what_is_asked() -> None:
     told = question(type="noul", instructions="", criteria={"true": {"a": 1}})
     assert told.prompt(("Yes", "No")) == 'Which of these applies?\nYes: {"a": 1}\nYes or No?'
     assert question(type="noul", criteria=None).prompt(("Y", "N")) == "which ?\nY: yes\nN: no\nY or N?"
-    assert question(instructions=["a", {"b": "c"}]).asked == '["a", {"b": "c"}]'
+    assert question(instructions=["a", {"b": "c"}]).question_text == '["a", {"b": "c"}]'
 
 
 def items(*more: Any) -> list[Any]:

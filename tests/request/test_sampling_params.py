@@ -12,7 +12,7 @@ from remask.checks.fields import paths
 from remask.denoising.rules import REMASKING
 from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_groups import RemaskingParams, UniformParams
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 
 NAN, INF = math.nan, math.inf
 
@@ -155,7 +155,7 @@ def test_groups_take_objects_mappings_and_a_word() -> None:
     whole = SamplingParams(remasking=RemaskingParams(rule="random"), uniform=UniformParams(preset="s32/b32"))
     assert SamplingParams(remasking="random", uniform="s32/b32") == whole
     assert SamplingParams.from_mapping({"remasking": {"rule": "random"}, "uniform": {"preset": "s32/b32"}}) == whole
-    assert whole.chosen()["remasking"] == "random"
+    assert whole.non_defaults()["remasking"] == "random"
     with pytest.raises(UnknownNameError, match=r"Unknown remasking field 'remasking\.epss'. Did you mean 'eps'"):
         SamplingParams(remasking={"epss": 1})
     with pytest.raises(ConfigError, match="blocks must be an object of blocks fields, got 'x'"):
@@ -169,11 +169,11 @@ def test_groups_take_objects_mappings_and_a_word() -> None:
 def test_parameters_laid_over_others_change_single_fields_of_groups() -> None:
     usual = {"steps": 8, "uniform": {"sampler": "ancestral", "tokens_per_step": 2}, "remasking": {"eps": 0.1}}
     own = {"steps": None, "uniform": {"tokens_per_step": 3}, "remasking": None, "blocks.early_stop": True}
-    assert layered(usual, own) == {
+    assert merge_sampling(usual, own) == {
         "uniform": {"sampler": "ancestral", "tokens_per_step": 3},
         "blocks": {"early_stop": True},
     }
-    assert layered(usual, {"uniform": {"sampler": None}})["uniform"] == {"tokens_per_step": 2}
+    assert merge_sampling(usual, {"uniform": {"sampler": None}})["uniform"] == {"tokens_per_step": 2}
 
 
 @pytest.mark.parametrize(

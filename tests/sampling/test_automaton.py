@@ -46,7 +46,7 @@ def test_the_best_path_is_the_best_of_all_strings(seed: int) -> None:
     automaton, table, accepting, _ = drawn(rng, padded)
     length = rng.randint(1, 4)
     words = [w for w in itertools.product(range(VOCAB), repeat=length) if accepted(w, table, accepting, padded)]
-    assert bool(automaton.alive(length)[automaton.start]) is bool(words)
+    assert bool(automaton.live_states(length)[automaton.start]) is bool(words)
     scores = np.random.default_rng(seed).normal(size=(length, VOCAB)).astype(np.float32)
     best = np.full((length, automaton.labels), -np.inf, dtype=np.float32)
     for token, label in enumerate(automaton.classes):
@@ -80,7 +80,7 @@ def test_tokens_of_one_class_lead_alike(seed: int) -> None:
         assert bool(automaton.classes[one] == automaton.classes[other]) is alike
     words = [word for count in range(6) for word in itertools.product(range(5), repeat=count)]
     lengths = [len(word) for word in words if accepted(word, table, accepting, False)]
-    assert automaton.shortest(5) == min(lengths, default=None)
+    assert automaton.min_length(5) == min(lengths, default=None)
 
 
 class Interrupted(TokenAutomaton):
@@ -91,7 +91,7 @@ class Interrupted(TokenAutomaton):
     def __getattribute__(self, name: str) -> Any:
         if name == "target" and self.asked:
             self.asked, left = 0, self.asked
-            self.alive(left)
+            self.live_states(left)
         return super().__getattribute__(name)
 
 
@@ -101,15 +101,15 @@ def test_threads_may_ask_at_a_time(left: int) -> None:
     steps, final = np.arange(3), np.arange(4) == 3
     automaton = Interrupted(np.ones(1, dtype=np.int64), steps, np.ones(3, dtype=np.int64), steps + 1, 0, final)
     automaton.asked = left
-    automaton.alive(left)
-    assert [bool(automaton.alive(count)[0]) for count in range(6)] == [False, False, False, True, False, False]
+    automaton.live_states(left)
+    assert [bool(automaton.live_states(count)[0]) for count in range(6)] == [False, False, False, True, False, False]
 
 
 def test_what_no_answer_begins_with_is_an_error() -> None:
     automaton = automaton_of(np.array([(0, 1, 1)]), 0, np.array([1]), 3)
-    assert automaton.after([1]) == 1
+    assert automaton.state_after([1]) == 1
     with pytest.raises(ConstraintError, match="no beginning of an answer"):
-        automaton.after([2])
+        automaton.state_after([2])
 
 
 def test_the_best_token_of_each_class() -> None:

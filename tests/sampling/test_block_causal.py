@@ -48,7 +48,7 @@ def test_blocks_stand_on_an_absolute_grid() -> None:
     walk.advance()
     assert (walk.block, walk.finished) == (range(8, 12), True)
     assert not one.ordered
-    assert not one.ends_within(stop_written=True)
+    assert not one.may_stop_within_block(stop_written=True)
 
 
 def test_a_request_may_name_another_block() -> None:
@@ -110,15 +110,17 @@ def test_the_token_to_the_left_within_the_block_is_penalised() -> None:
 
 def test_the_work_of_edits_is_counted_beforehand() -> None:
     one = decoding(remasking="joint_threshold", max_post_steps=3)
-    assert (one.total_steps, one.passes(skips=False)) == (2 * (4 + 3), 7 + 2 * 3)
+    assert (one.total_steps, one.max_passes(skips=False)) == (2 * (4 + 3), 7 + 2 * 3)
     assert decoding(remasking="joint_threshold").max_post_steps == 16
     assert decoding().max_post_steps == 0
 
 
 def test_a_block_may_be_left_early() -> None:
     early = decoding(early_stop=True)
-    assert early.ends_within(stop_written=True)
-    assert not early.ends_within(stop_written=False), "the authors look for the end after steps that wrote one"
+    assert early.may_stop_within_block(stop_written=True)
+    assert not early.may_stop_within_block(stop_written=False), (
+        "the authors look for the end after steps that wrote one"
+    )
 
 
 @pytest.mark.parametrize(

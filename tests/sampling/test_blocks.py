@@ -137,7 +137,7 @@ def test_the_first_block_of_a_block_causal_model_may_begin_in_the_prompt() -> No
 def test_the_linear_schedule_runs_no_idle_step(masks: int, steps: int) -> None:
     schedule, step, counts, left = LinearSchedule(steps), 0, list[int](), masks
     while left:
-        step = schedule.busy(step, left)
+        step = schedule.next_busy_step(step, left)
         counts.append(schedule.count(step, left))
         left -= counts[-1]
         step += 1
@@ -147,7 +147,7 @@ def test_the_linear_schedule_runs_no_idle_step(masks: int, steps: int) -> None:
 
 def test_the_linear_schedule_of_many_steps_is_not_walked_through() -> None:
     schedule = LinearSchedule(2**30)
-    first = schedule.busy(0, 8)
+    first = schedule.next_busy_step(0, 8)
     assert 2**30 - 2000 < first < 2**30
     assert schedule.count(first, 8)
 

@@ -17,7 +17,9 @@ LEVELS = np.linspace(0, 1, 6, dtype=np.float32)  # few, so that many are equal
 RULES = st.one_of(
     st.integers(0, 6).map(RankRule),
     st.sampled_from([*LEVELS.tolist(), 0.3]).map(RankRule.above),
-    st.tuples(st.sampled_from([*LEVELS.tolist(), 0.3]), st.integers(1, 3)).map(lambda each: RankRule.beyond(*each)),
+    st.tuples(st.sampled_from([*LEVELS.tolist(), 0.3]), st.integers(1, 3)).map(
+        lambda each: RankRule.strictly_above(*each)
+    ),
     st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]).map(lambda factor: RankRule(1, factor=factor)),
     st.integers(1, 4).map(lambda count: RankRule(count, changes=True)),
     st.just("known"),
@@ -101,12 +103,12 @@ def test_what_is_certain_of_a_choice(count: int, seed: int, threshold: float | N
     confidence = np.random.default_rng(seed).choice(LEVELS, count)
     rules = [RankRule(least), RankRule(1, factor=1.0)]
     if threshold is not None:
-        rules = [RankRule.above(threshold), RankRule.beyond(threshold, max(1, least))]
+        rules = [RankRule.above(threshold), RankRule.strictly_above(threshold, max(1, least))]
     for rule in rules:
         chosen = len(by_host(rule, confidence))
-        assert chosen >= rule.sure(count)
-        if rule.counted(count):
-            assert chosen == rule.sure(count)
+        assert chosen >= rule.min_count(count)
+        if rule.has_fixed_count(count):
+            assert chosen == rule.min_count(count)
 
 
 def test_a_threshold_is_compared_as_float32() -> None:
@@ -114,7 +116,7 @@ def test_a_threshold_is_compared_as_float32() -> None:
     third = np.float32(0.7)
     below = np.nextafter(third, np.float32(0))
     assert RankRule.above(0.7).threshold == third
-    assert RankRule.beyond(0.7, 1).threshold > third
+    assert RankRule.strictly_above(0.7, 1).threshold > third
     rows = np.array([third, below], dtype=np.float32)
     assert (rows >= RankRule.above(0.7).threshold).tolist() == (rows >= 0.7).tolist()
-    assert (rows >= RankRule.beyond(0.7, 1).threshold).tolist() == (rows > 0.7).tolist()
+    assert (rows >= RankRule.strictly_above(0.7, 1).threshold).tolist() == (rows > 0.7).tolist()

@@ -8,7 +8,7 @@ import pytest
 from remask.checks import ModelKind
 from remask.checks.fields import paths
 from remask.errors import ConfigError
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask.sampling.defaults import check_fields
 
 KINDS: tuple[ModelKind, ...] = ("masked", "uniform", "block_causal")
@@ -111,7 +111,7 @@ def test_no_parameter_is_left_out_of_this_table() -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_parameters(name: str, kind: ModelKind) -> None:
     value, kinds = VALUES[name]
-    params = SamplingParams.from_mapping(layered({name: value}))
+    params = SamplingParams.from_mapping(merge_sampling({name: value}))
     if kind in kinds:
         check_fields(params, kind)
         return

@@ -237,9 +237,9 @@ def test_every_rule_ends_with_every_position_transferred_once(
 
 class OneByOne(MaskedDecoder):
     def _skip_idle(self) -> None:
-        counted = self._rule.counts == "schedule" and not self._by_value
-        while self.idle == "skipped" and not self.finished and counted and self._scheduled() == 0:
-            self._advance()
+        counted = self._rule.counts == "schedule" and not self._uses_threshold
+        while self.idle == "skipped" and not self.finished and counted and self._scheduled_count() == 0:
+            self._advance_steps()
 
 
 @settings(deadline=None)

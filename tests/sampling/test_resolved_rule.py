@@ -6,14 +6,14 @@ from remask.denoising.rules import REMASKING
 from remask.errors import ConfigError, UnknownNameError
 from remask.families import preset
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
-from remask.sampling.masked import Rule, resolve
+from remask.sampling.masked import Rule, resolve_rule
 from tests.sampling_fields import flat_params
 
 FAMILIES = {"llada": preset("llada-tiny").sampling, "dream": preset("dream-tiny").sampling}
 
 
 def rule(family: str, **values: Any) -> Rule:
-    return resolve(flat_params(max_tokens=4, **values), FAMILIES[family])
+    return resolve_rule(flat_params(max_tokens=4, **values), FAMILIES[family])
 
 
 def read(found: Rule) -> tuple[str, str, float | None, bool]:
@@ -77,8 +77,8 @@ def test_eps_needs_a_rule_that_counts() -> None:
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_under_block_caches_a_confidence_threshold_has_no_budget(family: str) -> None:
     params = SamplingParams(max_tokens=4, remasking="confidence_threshold", threshold=0.5)
-    assert read(resolve(params, FAMILIES[family], blockwise=True)) == ("maskgit_plus", "probability", None, True)
-    assert resolve(params, FAMILIES[family], blockwise=False).remasking.name == "confidence_threshold"
+    assert read(resolve_rule(params, FAMILIES[family], blockwise=True)) == ("maskgit_plus", "probability", None, True)
+    assert resolve_rule(params, FAMILIES[family], blockwise=False).remasking.name == "confidence_threshold"
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -96,7 +96,7 @@ def test_under_block_caches_a_confidence_threshold_has_no_budget(family: str) ->
 )
 def test_block_caches_change_no_other_rule(family: str, values: dict[str, Any]) -> None:
     params = flat_params(max_tokens=4, **values)
-    assert resolve(params, FAMILIES[family], blockwise=True) == resolve(params, FAMILIES[family])
+    assert resolve_rule(params, FAMILIES[family], blockwise=True) == resolve_rule(params, FAMILIES[family])
 
 
 @pytest.mark.parametrize("name", [None, "threshold", "factor"])
@@ -104,9 +104,9 @@ def test_a_familys_rule_stands_where_it_can(name: str | None) -> None:
     """A threshold keeps a default that compares probabilities, and replaces one that does not."""
     values: dict[str, Any] = {} if name is None else {name: 0.5}
     params = flat_params(max_tokens=4, **values)
-    plus = resolve(params, SamplingDefaults(remasking="maskgit_plus"))
+    plus = resolve_rule(params, SamplingDefaults(remasking="maskgit_plus"))
     assert read(plus) == ("maskgit_plus", "probability", None, True)
-    margin = resolve(params, SamplingDefaults(remasking="topk_margin"))
+    margin = resolve_rule(params, SamplingDefaults(remasking="topk_margin"))
     assert margin.remasking.name == ("topk_margin" if name is None else "low_confidence")
 
 

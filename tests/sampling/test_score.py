@@ -22,7 +22,7 @@ from remask.readers.implied import Added, AtLeast, Barred, Measuring, Penalized
 from remask.readers.logprobs import Ranking
 from remask.sampling import filters
 from remask.sampling import score as scoring
-from remask.sampling.device_reads import Best
+from remask.sampling.device_reads import BestTokens
 from remask.sampling.rows import DeviceRead, Penalty, RowGroup
 from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
@@ -283,7 +283,7 @@ noisy_rows = st.builds(
         st.builds(Barred, tokens=st.just(np.array([1, 2])), rows=of_rows(1).map(lambda rows: rows > 0)),
         of_rows(VOCAB - 1).map(lambda tokens: Given(tokens - 1)),
         of_rows(MASK_ID - 1).map(lambda tokens: Labels(np.stack([tokens, tokens // 2], axis=1))),
-        st.sampled_from([Best(), Measuring(MARGIN)]),
+        st.sampled_from([BestTokens(), Measuring(MARGIN)]),
         st.integers(0, 3).map(lambda top: Ranking(top, VOCAB)),
         st.just(Added(np.array([1, 4]), np.array([2.0, -9.0], np.float32))),
         st.just(Penalized(np.array([0, 2, 4]), 1.5, np.array([2, 4]), np.array([0.5, -0.25], np.float32))),

@@ -132,7 +132,7 @@ def test_defaults() -> None:
     assert decoding(block_length=6, tokens_per_step=9).steps == 1, "at least one"
     assert decoding(block_length=6, sampler="ancestral").steps == 6
     assert not one.ordered
-    assert not one.ends_within(stop_written=True)
+    assert not one.may_stop_within_block(stop_written=True)
 
 
 def test_the_canvas_is_the_prompt_and_noise_to_its_end() -> None:
@@ -162,7 +162,7 @@ def test_every_block_walks_from_full_noise_to_none() -> None:
     blocks = []
     while not walk.finished:
         transition = noisy(walk).transition
-        seen.append((transition.before, transition.after))
+        seen.append((transition.log_snr, transition.next_log_snr))
         blocks.append((walk.block.start, walk.block.stop))
         last = len(walk.outcome(np.empty(0, dtype=np.int64)).final)
         assert last == (4 if walk.block_step == 2 else 0)

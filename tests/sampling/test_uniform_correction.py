@@ -44,7 +44,7 @@ def test_positions_that_a_pass_leaves_out_keep_their_proposals() -> None:
     current[3] = 8
     assert take(correction, current, [3, 8], [0.9, 0.9], places=[2, 3]) == NOTHING
     assert not correction.finished, "a part of the scope is no proof of a fixed point"
-    assert not correction.touched(2, 20).any()
+    assert not correction.changed_blocks(2, 20).any()
     assert take(correction, current, [7, 2, 3, 8], [0.9] * 4) == NOTHING
     assert correction.finished
     assert correction.steps == 4
@@ -68,7 +68,7 @@ def test_it_ends_where_the_share_of_argmaxes_has_not_grown() -> None:
         ((1, 2, 4), (1, 2, 4)),
         ((9, 2, 4), (9, 2, 4)),
     ):
-        correction.note(np.arange(10, 13), np.array(argmax))
+        correction.record_argmax(np.arange(10, 13), np.array(argmax))
         take(correction, current, proposal, [0.5] * 3)
         shares.append((sum(a == b for a, b in zip(current, argmax, strict=True)), correction.finished))
     assert shares == [(2, False), (3, False), (3, False), (3, True)], "grown twice, then not for two steps"
@@ -97,8 +97,8 @@ def test_patience_counts_the_original_s_share() -> None:
         right = int((after == logits.argmax(-1)).sum())
         for most in (right - 1, right):
             correction = Correction(range(len(current)), 9, case["tokens_per_step"], patience=1)
-            correction._most = most
-            correction.note(np.arange(len(current)), logits.argmax(-1).numpy())
+            correction._max_argmax_count = most
+            correction.record_argmax(np.arange(len(current)), logits.argmax(-1).numpy())
             corrected(correction, case, logits, current, proposal)
             assert correction.finished == (right <= most)
             told += 1
@@ -108,7 +108,7 @@ def test_patience_counts_the_original_s_share() -> None:
 def test_touched_blocks_stand_on_the_response_grid_and_end_with_the_canvas() -> None:
     correction = Correction(range(10, 20), 9, 2)
     take(correction, [1] * 10, [7, *[1] * 7, 7, 1], [0.9] * 10)
-    assert np.flatnonzero(correction.touched(4, 21)).tolist() == [10, 11, 12, 13, 18, 19, 20]
+    assert np.flatnonzero(correction.changed_blocks(4, 21)).tolist() == [10, 11, 12, 13, 18, 19, 20]
 
 
 def test_recorded_steps_of_the_original() -> None:

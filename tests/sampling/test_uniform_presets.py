@@ -5,7 +5,7 @@ import pytest
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.defaults import fit
+from remask.sampling.defaults import fit_defaults
 
 
 @pytest.mark.thorough
@@ -28,9 +28,9 @@ def test_the_ancestral_sampler_takes_its_blocks_and_steps() -> None:
 
 def test_own_values_and_presets_give_way_as_defaults_and_clash_as_requests() -> None:
     usual = {"uniform": "s32/b32", "max_tokens": 64}
-    assert fit(usual, {}, 999).block_length == 32
-    assert fit(usual, {"block_length": 16}, 999).uniform.preset is None
-    assert fit({"block_length": 8, "uniform": {"tokens_per_step": 1}}, usual, 999).uniform.tokens_per_step == 3
+    assert fit_defaults(usual, {}, 999).block_length == 32
+    assert fit_defaults(usual, {"block_length": 16}, 999).uniform.preset is None
+    assert fit_defaults({"block_length": 8, "uniform": {"tokens_per_step": 1}}, usual, 999).uniform.tokens_per_step == 3
     assert SamplingParams(uniform="s32/b32", block_length=32).block_length == 32
     with pytest.raises(ConfigError, match="preset 's32/b32' sets block_length=32, got block_length=16"):
         SamplingParams(uniform="s32/b32", block_length=16)

@@ -15,7 +15,7 @@ from remask.cli.options import check_folder, object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask.request.terms import check_sampling
 from remask_lab.bench.workload import (
     SAYS,
@@ -110,7 +110,7 @@ def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
     """
     check_least(args, requests=1, prompt_tokens=1, max_tokens=1, prefix_tokens=0)
     own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
-    params = SamplingParams.from_mapping(layered(own, object_option("--sampling", args.sampling)))
+    params = SamplingParams.from_mapping(merge_sampling(own, object_option("--sampling", args.sampling)))
     # How long canvases are depends on the kind of model.
     llm = open_without_pool(args)
     config, prompt = llm.loaded.config, args.prefix_tokens + args.prompt_tokens
@@ -143,7 +143,7 @@ def asked_task(args: argparse.Namespace) -> TaskChoice | None:
 def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Sampling parameters as given, which come on top of the workload's usual ones."""
     lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    return layered(lengths, object_option("--sampling", args.sampling))
+    return merge_sampling(lengths, object_option("--sampling", args.sampling))
 
 
 def check_workload_options(args: argparse.Namespace) -> TaskChoice | None:
@@ -239,7 +239,7 @@ def described(workload: Workload) -> dict[str, Any]:
         "requests": len(workload.tasks),
         "prefixes": workload.prefixes,
         "prefix_ratio": round(workload.prefix_ratio, 3),
-        "sampling": layered(asdict(workload.tasks[0].request.params)),
+        "sampling": merge_sampling(asdict(workload.tasks[0].request.params)),
     }
 
 

@@ -8,7 +8,7 @@ from remask.engine.request import Request
 from remask.plan.canvas import OPEN
 from remask.policies.registry import name_of, settings_of
 from remask.request.result import Draft, Event, Result, Transfer, Usage
-from remask.request.trace import TokenLogprob, Trace, events_of, read_tokens
+from remask.request.trace import TokenLogprob, Trace, iterate_tokens, trace_events
 from remask.text.detokenize import ResponseText
 from remask.text.tokenizer import Tokenizer
 
@@ -134,7 +134,7 @@ class ResponseCollector:
                 if self._token_text is not None:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
-                for place, read in read_tokens(event.transfer, self._prompt):
+                for place, read in iterate_tokens(event.transfer, self._prompt):
                     if place < len(self._tokens):
                         self._tokens[place], self._steps[place], self._logprobs[place] = read.token_id, read.step, read
             self._settle(event)
@@ -209,6 +209,6 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
         cache_config=settings_of(request.policy),
         prompt_tokens=len(request.prompt_token_ids),
         prefix_length=usage.prefix_tokens or request.prefix_length,
-        sampling=request.params.chosen(),
-        events=events_of(transfers, len(request.prompt_token_ids)),
+        sampling=request.params.non_defaults(),
+        events=trace_events(transfers, len(request.prompt_token_ids)),
     )

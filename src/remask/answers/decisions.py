@@ -110,7 +110,7 @@ class DecisionPlan:
             prompt_token_ids=[*state, *ask.before],
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
             prefix_length=len(state) if ask.free else self.stored,
-            policy=policy.unearned if isinstance(policy, BiCache) else policy,
+            policy=policy.at_start_depth if isinstance(policy, BiCache) else policy,
             readers=(ask.reading,),
             **terms,
         )
@@ -211,7 +211,7 @@ class _Builder:
 
     def all(self, decisions: Decisions) -> "_Builder":
         """This builder with the asks of all questions."""
-        for name, question in decisions.asked.items():
+        for name, question in decisions.readable_questions.items():
             self.add(name, question, together=decisions.together)
         if decisions.together and self.questions:
             self.join()

@@ -84,7 +84,7 @@ class Structures:
             if at in reached:
                 for size in sizes:
                     token = self._by_bytes.get(content[at : at + size])
-                    state = None if token is None else automaton.step(reached[at], token)
+                    state = None if token is None else automaton.next_state(reached[at], token)
                     if state is not None:
                         reached[at + size] = state
         if len(content) not in reached:

@@ -107,6 +107,7 @@ def _counting(progress: Progress) -> type[tqdm]:
             self.update(initial)  # of a download that was interrupted
 
         def update(self, n: float | None = 1) -> None:
+            """Add `n` bytes."""
             with lock:
                 progress.update(int(n or 0))
 

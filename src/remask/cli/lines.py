@@ -15,7 +15,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.registry import check_setting
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import SAMPLING, Terms, flat
+from remask.request.terms import SAMPLING, Terms, flatten_sampling
 from remask.text.prompts import encode
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
@@ -25,7 +25,7 @@ KEYS = (*BESIDE, SAMPLING, *declared(SamplingParams))
 
 def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Mapping[str, Any]) -> Request:
     """Build the request of a line, which the command's `sampling` completes. Raises `ConfigError` if it is invalid."""
-    line = flat(line, BESIDE)
+    line = flatten_sampling(line, BESIDE)
     for key in line:
         if key not in KEYS:
             check_setting(str(key))

@@ -1,7 +1,7 @@
-"""Blocks whose tokens move: a model that writes DELETE and INSERT, which are carried out after each pass (LLaDA2.2).
+"""Blocks whose tokens move: a model that writes DELETE and INSERT, which are applied after each pass (LLaDA2.2).
 
 `Levenshtein` is the rule of the authors' decoder, and `JointThresholdIndel` SGLang's variant of it. Both were written
-from descriptions. A block is a list of places behind the prompt; nothing here knows of canvases.
+from descriptions. Positions here are counted within the block.
 """
 
 from abc import ABC, abstractmethod
@@ -16,54 +16,59 @@ from remask.denoising import select
 from remask.plan.spans import Mask
 
 Tokens: TypeAlias = NDArray[np.int64]
-Chances: TypeAlias = NDArray[np.float32]
-Ended: TypeAlias = Literal["stable", "budget", "cap"]
+Probabilities: TypeAlias = NDArray[np.float32]
+EndReason: TypeAlias = Literal["stable", "budget", "cap"]
+Writes: TypeAlias = tuple[tuple[int, int], ...]  # pairs of a position and a token
+Pick: TypeAlias = Callable[[Probabilities], int]  # picks one of m positions by their probabilities, float32 [m]
 
-ESCAPES = 5
-"""Tries of one step to leave a state in which the block has been before."""
+MAX_ESCAPES = 5
+"""Attempts of one step to leave a state in which the block has been before."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditTokens:
-    """The tokens that a model writes to delete the place where they stand, and to insert a mask before its token."""
+    """The ids of the tokens by which a model deletes a position, or inserts a mask before its token."""
 
     delete: int
     insert: int
 
-    def among(self, tokens: Tokens) -> Mask:
-        """Which of `tokens` are one of the two, bool of their shape."""
-        found: Mask = (tokens == self.delete) | (tokens == self.insert)
-        return found
+    def matches(self, tokens: Tokens) -> Mask:
+        """Which of `tokens` are DELETE or INSERT, bool of their shape."""
+        result: Mask = (tokens == self.delete) | (tokens == self.insert)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCandidates:
-    """What a pass says of each of the n places of a block.
+    """The predictions of a pass for the n positions of a block.
 
     Attributes:
-        tokens: the most probable tokens, the first one first, int64 [n, k]; the mask is not among them.
-        chances: their probabilities, float32 [n, k].
-        drawn: a drawn token of each place, its probability, and a drawn token that is neither DELETE nor INSERT, [n]
-            each; None: the most probable ones are taken.
+        tokens: the k most probable tokens of each but the mask, descending, int64 [n, k].
+        probabilities: their probabilities, float32 [n, k].
+        drawn: a drawn token of each position, its probability, and a drawn token that is neither DELETE nor INSERT, [n]
+            each; None if the most probable tokens are written.
     """
 
     tokens: Tokens
-    chances: Chances
-    drawn: tuple[Tokens, Chances, Tokens] | None = None
+    probabilities: Probabilities
+    drawn: tuple[Tokens, Probabilities, Tokens] | None = None
 
     @classmethod
     def of(cls, numbers: NDArray[np.float32], *, drawn: bool) -> "TokenCandidates":
-        """Those that `sampling.device_reads.MostProbable` has read, float32 [width, n]; `drawn` above temperature 0."""
+        """Unpack the `numbers` of `sampling.device_reads.MostProbable`, float32 [width, n]; `drawn`: with draws."""
         count = (len(numbers) - 3 * drawn) // 2
-        tokens, chances = numbers[:count].T.astype(np.int64), np.exp(numbers[count : 2 * count].T)
+        tokens = numbers[:count].T.astype(np.int64)
+        probabilities = np.exp(numbers[count : 2 * count].T)
         if not drawn:
-            return cls(tokens, chances)
-        ids, chance, plain = numbers[2 * count :]
-        return cls(tokens, chances, (ids.astype(np.int64), chance, plain.astype(np.int64)))
+            return cls(tokens, probabilities)
+        drawn_tokens, drawn_probabilities, plain_tokens = numbers[2 * count :]
+        return cls(
+            tokens, probabilities, (drawn_tokens.astype(np.int64), drawn_probabilities, plain_tokens.astype(np.int64))
+        )
 
-    def best(self, place: int, *barred: int) -> int | None:
-        """The most probable token of a place that is none of `barred`; None: all that are known are."""
-        return next((token for token in self.tokens[place].tolist() if token not in barred), None)
+    def best(self, position: int, *excluded: int) -> int | None:
+        """The most probable token of a position that is not `excluded`; None if all known ones are."""
+        return next((token for token in self.tokens[position].tolist() if token not in excluded), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +76,10 @@ class Limits:
     """Parameters of a block.
 
     Attributes:
-        threshold, edit_threshold: masks and tokens are replaced by tokens that are more probable than these.
-        max_post_steps: passes without masks to fill, after which the block ends.
+        threshold, edit_threshold: masks are filled, and tokens replaced, by tokens more probable than these.
+        max_post_steps: passes without masks to fill after which the block ends.
         steps: passes among which the masks of the block are shared; `Levenshtein` only.
-        max_steps: passes of the block at most, the last of which leaves no mask; the same.
+        max_steps: passes of the block at most, the last of which leaves no mask; `Levenshtein` only.
     """
 
     threshold: float
@@ -89,256 +94,269 @@ class Round:
     """What a pass did to a block.
 
     Attributes:
-        fills, edits: place and token of the masks and of the tokens that were replaced, before DELETE and INSERT.
-        original, new: masks before the pass, those that the block began with and others.
-        post: what counts towards `Limits.max_post_steps`.
+        fills, edits: position and token of the filled masks, and of the replaced tokens, before DELETE and INSERT.
+        original, new: numbers of masks before the pass: those that the block began with, and inserted ones.
+        post: passes that count towards `Limits.max_post_steps`.
         last: the pass left no mask, and wrote neither DELETE nor INSERT.
-        escapes: place and token of each try to leave a state that was there before.
+        escapes: position and token of each attempt to leave a repeated state.
     """
 
-    fills: tuple[tuple[int, int], ...]
-    edits: tuple[tuple[int, int], ...]
+    fills: Writes
+    edits: Writes
     original: int
     new: int
     post: int
     last: bool
-    escapes: tuple[tuple[int, int], ...]
+    escapes: Writes
 
 
 class IndelBlock(ABC):
-    """The places of one block that are denoised, in progress. `choose` takes a pass, until the block has `ended`.
+    """One block in progress. `choose` applies the predictions of a pass, until the block has an `end_reason`.
 
     Attributes:
-        tokens: int64 [n].
-        original: which places the block began with as masks, bool [n]; it counts only where a mask stands.
+        tokens: tokens of the positions that are denoised, int64 [n].
+        original: whether a mask is one that the block began with, bool [n]; without meaning for other tokens.
         step: passes so far.
-        post: what counts towards `Limits.max_post_steps` in the next pass.
-        ended: why the block is done; None while it is not.
+        post: passes that count towards `Limits.max_post_steps`, the next one included.
+        end_reason: why the block is done; None until it is.
         draws: whether masks may be filled with drawn tokens.
     """
 
     draws: ClassVar[bool] = True
     _ends_with_last: ClassVar[bool] = False
 
-    def __init__(self, places: int, mask: int, edit_tokens: EditTokens, limits: Limits) -> None:
-        self.tokens: Tokens = np.full(places, mask, dtype=np.int64)
-        self.original: Mask = np.ones(places, dtype=np.bool_)
-        self.step = self.post = 0
-        self.ended: Ended | None = None
-        self._mask, self._edit_tokens, self._limits = mask, edit_tokens, limits
-        self._seen: set[bytes] = set()
-        self._count()
+    def __init__(self, length: int, mask_id: int, edit_tokens: EditTokens, limits: Limits) -> None:
+        self.tokens: Tokens = np.full(length, mask_id, dtype=np.int64)
+        self.original: Mask = np.ones(length, dtype=np.bool_)
+        self.step = 0
+        self.post = 0
+        self.end_reason: EndReason | None = None
+        self._mask_id = mask_id
+        self._edit_tokens = edit_tokens
+        self._limits = limits
+        self._past_states: set[bytes] = set()
+        self._count_pass()
 
     @property
-    def candidates(self) -> int:
-        """How many of the most probable tokens of a place the next pass needs, the mask not counted."""
-        return 3  # the best one that is not DELETE or INSERT, or not the one that stands there
+    def candidate_count(self) -> int:
+        """How many of the most probable tokens of a position the next pass needs, the mask not counted."""
+        return 3  # at most two of them are excluded
 
     @property
     def masks(self) -> Mask:
-        """Places that are masked, bool [n]."""
-        found: Mask = self.tokens == self._mask
-        return found
+        """Which positions are masked, bool [n]."""
+        result: Mask = self.tokens == self._mask_id
+        return result
 
-    def choose(self, found: TokenCandidates, pick: Callable[[Chances], int]) -> Round:
-        """Write what a pass found. `pick` chooses one of some places by their probabilities [m], for an escape."""
-        old, masks = self.tokens, self.masks
+    def choose(self, candidates: TokenCandidates, pick: Pick) -> Round:
+        """Apply the predictions of a pass, with `pick` for escapes. Writes all attributes."""
+        old = self.tokens
+        masks = self.masks
         original = int((masks & self.original).sum())
-        best, sure = found.tokens[:, 0], found.chances[:, 0]
-        drawn, chances, plain = (best, sure, None) if found.drawn is None else found.drawn
-        filled = self._filled(masks, chances, original)
-        edited = ~masks & (sure > self._limits.edit_threshold) & (best != old)
-        last = self._last(bool((masks & self.original & ~filled).any()), original)
+        best = candidates.tokens[:, 0]
+        best_probabilities = candidates.probabilities[:, 0]
+        fill_tokens, fill_probabilities, plain_tokens = best, best_probabilities, None
+        if candidates.drawn is not None:
+            fill_tokens, fill_probabilities, plain_tokens = candidates.drawn
+        filled = self._choose_fills(masks, fill_probabilities, original)
+        edited = ~masks & (best_probabilities > self._limits.edit_threshold) & (best != old)
+        last = self._is_last_pass(bool((masks & self.original & ~filled).any()), original)
         if last:
             filled = masks
-        new = np.where(filled, drawn, np.where(edited, best, old))
-        sure = np.where(filled, chances, sure)
+        new = np.where(filled, fill_tokens, np.where(edited, best, old))
         written = filled | edited
-        escapes: tuple[tuple[int, int], ...] = ()
+        escapes: Writes = ()
         if last:
-            for place in np.flatnonzero(written & self._edit_tokens.among(new)).tolist():
-                if filled[place] and plain is not None:
-                    new[place] = plain[place]
-                else:
-                    better = found.best(place, self._edit_tokens.delete, self._edit_tokens.insert)
-                    assert better is not None
-                    new[place] = better
+            self._replace_edit_tokens(new, written, filled, candidates, plain_tokens)
         elif written.any():
-            escapes = self._escape(new, sure, found, pick)
-        self._note(new, written)
+            probabilities = np.where(filled, fill_probabilities, best_probabilities)
+            escapes = self._escape(new, probabilities, candidates, pick)
+        self._record(new, written)
         fills, edits = (
-            tuple((place, int(new[place])) for place in np.flatnonzero(which).tolist()) for which in (filled, edited)
+            tuple((position, int(new[position])) for position in np.flatnonzero(changed).tolist())
+            for changed in (filled, edited)
         )
-        done = Round(fills, edits, original, int(masks.sum()) - original, self.post, last, escapes)
-        self._carry_out(new)
+        result = Round(fills, edits, original, int(masks.sum()) - original, self.post, last, escapes)
+        self._apply_edits(new)
         self.step += 1
-        if self._stable(old, written):
-            self.ended = "stable"
+        if self._is_stable(old, written):
+            self.end_reason = "stable"
         elif last and self._ends_with_last:
-            self.ended = "budget"
+            self.end_reason = "budget"
         else:
-            self._count()
-        return done
+            self._count_pass()
+        return result
+
+    def _replace_edit_tokens(
+        self, new: Tokens, written: Mask, filled: Mask, candidates: TokenCandidates, plain_tokens: Tokens | None
+    ) -> None:
+        """Replace DELETE and INSERT among the `written` tokens of `new` by other tokens, in place."""
+        for position in np.flatnonzero(written & self._edit_tokens.matches(new)).tolist():
+            if filled[position] and plain_tokens is not None:
+                new[position] = plain_tokens[position]
+            else:
+                token = candidates.best(position, self._edit_tokens.delete, self._edit_tokens.insert)
+                assert token is not None
+                new[position] = token
 
     @staticmethod
     @abstractmethod
-    def most_steps(places: int, limits: Limits) -> int:
-        """Passes that a block of so many places may take."""
+    def max_passes(length: int, limits: Limits) -> int:
+        """How many passes a block of `length` positions may take."""
 
     @abstractmethod
-    def _count(self) -> None:
-        """Count the pass that comes next, or end the block."""
+    def _count_pass(self) -> None:
+        """Count the next pass in `post`, or end the block."""
 
     @abstractmethod
-    def _filled(self, masks: Mask, chances: Chances, original: int) -> Mask:
-        """The masks that are filled, bool [n]; `original` of them were there when the block began."""
+    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original: int) -> Mask:
+        """Which masks are filled, bool [n]. `original` of them are from the block's beginning."""
 
     @abstractmethod
-    def _last(self, unfilled: bool, original: int) -> bool:
-        """Whether the pass fills what is masked, and ends the changes of places.
+    def _is_last_pass(self, unfilled: bool, original: int) -> bool:
+        """Whether the pass fills all masks and deletes and inserts nothing.
 
-        `unfilled`: it leaves some of the `original` masks of the block.
+        `unfilled`: without that, it would leave some of the `original` masks of the block.
         """
 
     @abstractmethod
-    def _escape(
-        self, new: Tokens, sure: Chances, found: TokenCandidates, pick: Callable[[Chances], int]
-    ) -> tuple[tuple[int, int], ...]:
-        """Change `new` where the block has been there before; the places and tokens that were tried."""
+    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
+        """Change `new`, in place, if it repeats a state of the block. Returns the positions and tokens that changed."""
 
     @abstractmethod
-    def _note(self, new: Tokens, written: Mask) -> None:
-        """Remember what a pass wrote, before DELETE and INSERT are carried out."""
+    def _record(self, new: Tokens, written: Mask) -> None:
+        """Record the tokens of a pass before DELETE and INSERT are applied."""
 
-    def _stable(self, old: Tokens, written: Mask) -> bool:  # noqa: ARG002
+    def _is_stable(self, old: Tokens, written: Mask) -> bool:  # noqa: ARG002
         return np.array_equal(self.tokens, old) and not self.masks.any()
 
-    def _by_threshold(self, masks: Mask, chances: Chances, least: int) -> Mask:
-        """The masks above the threshold, or the `least` most probable ones where these are fewer."""
-        sure = masks & (chances > self._limits.threshold)
-        if sure.sum() >= least:
-            return sure
-        places, filled = np.flatnonzero(masks), np.zeros_like(masks)
-        filled[places[select.top(chances[places], least)]] = True
+    def _choose_by_threshold(self, masks: Mask, probabilities: Probabilities, least: int) -> Mask:
+        """Which masks are above the threshold, bool [n], but at least the `least` most probable ones."""
+        above = masks & (probabilities > self._limits.threshold)
+        if above.sum() >= least:
+            return above
+        positions = np.flatnonzero(masks)
+        filled = np.zeros_like(masks)
+        filled[positions[select.top(probabilities[positions], least)]] = True
         return filled
 
-    def _carry_out(self, new: Tokens) -> None:
-        """Delete and insert places from left to right, and keep the number of places."""
-        tokens, original, old = [], [], self.tokens.tolist()
-        for place, token in enumerate(new.tolist()):
+    def _apply_edits(self, new: Tokens) -> None:
+        """Apply DELETE and INSERT from left to right, and cut or fill up with masks to the length of the block."""
+        tokens: list[int] = []
+        original: list[bool] = []
+        old = self.tokens.tolist()
+        for position, token in enumerate(new.tolist()):
             if token == self._edit_tokens.delete:
                 continue
             if token == self._edit_tokens.insert:
-                tokens.append(self._mask)
+                tokens.append(self._mask_id)
                 original.append(False)
-                token = old[place]
+                token = old[position]
             tokens.append(token)
-            original.append(bool(self.original[place]))
-        short = max(0, len(new) - len(tokens))
-        self.tokens = np.array(tokens + [self._mask] * short, dtype=np.int64)[: len(new)]
-        self.original = np.array(original + [False] * short, dtype=np.bool_)[: len(new)]
+            original.append(bool(self.original[position]))
+        missing = max(0, len(new) - len(tokens))
+        self.tokens = np.array(tokens + [self._mask_id] * missing, dtype=np.int64)[: len(new)]
+        self.original = np.array(original + [False] * missing, dtype=np.bool_)[: len(new)]
 
 
 class Levenshtein(IndelBlock):
-    """The authors' rule. Masks are shared evenly among `Limits.steps`, and masks that were inserted come on top."""
+    """The authors' rule. A pass fills an even share of the masks, by `Limits.steps`, and all inserted masks."""
 
     @staticmethod
-    def most_steps(places: int, limits: Limits) -> int:  # noqa: ARG004
+    def max_passes(length: int, limits: Limits) -> int:  # noqa: ARG004
         """`Limits.max_steps`: a model may insert masks forever."""
         return limits.max_steps
 
-    def _count(self) -> None:
+    def _count_pass(self) -> None:
         masks = self.masks
         self.post = 0 if (masks & self.original).any() else self.post + 1
         if not masks.any() and self.post > self._limits.max_post_steps:
-            self.ended = "budget"
+            self.end_reason = "budget"
         elif self.step == self._limits.max_steps:
-            self.ended = "cap"
+            self.end_reason = "cap"
 
-    def _filled(self, masks: Mask, chances: Chances, original: int) -> Mask:
+    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original: int) -> Mask:
         limits = self._limits
         if self.step >= limits.steps:
             return masks
-        share = len(masks) // limits.steps + (self.step < len(masks) % limits.steps)
-        return self._by_threshold(masks, chances, share + int(masks.sum()) - original)
+        share = len(masks) // limits.steps + int(self.step < len(masks) % limits.steps)
+        return self._choose_by_threshold(masks, probabilities, share + int(masks.sum()) - original)
 
-    def _last(self, unfilled: bool, original: int) -> bool:
-        most = self._limits.max_post_steps
+    def _is_last_pass(self, unfilled: bool, original: int) -> bool:
+        max_post_steps = self._limits.max_post_steps
         if self.step + 1 == self._limits.max_steps:
             return True
-        return self.post >= most if most else original > 0 and not unfilled
+        if max_post_steps:
+            return self.post >= max_post_steps
+        return original > 0 and not unfilled
 
-    def _escape(
-        self, new: Tokens, sure: Chances, found: TokenCandidates, pick: Callable[[Chances], int]
-    ) -> tuple[tuple[int, int], ...]:
-        tried = list[tuple[int, int]]()
-        while new.tobytes() in self._seen and len(tried) < ESCAPES:
-            places = np.flatnonzero(new != self.tokens)
-            if not len(places):
+    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
+        escapes: list[tuple[int, int]] = []
+        while new.tobytes() in self._past_states and len(escapes) < MAX_ESCAPES:
+            positions = np.flatnonzero(new != self.tokens)
+            if not len(positions):
                 break
-            place = int(places[pick(sure[places])])
-            other = found.best(place, int(new[place]))
-            assert other is not None
-            new[place] = other
-            tried.append((place, other))
-        return tuple(tried)
+            position = int(positions[pick(probabilities[positions])])
+            token = candidates.best(position, int(new[position]))
+            assert token is not None
+            new[position] = token
+            escapes.append((position, token))
+        return tuple(escapes)
 
-    def _note(self, new: Tokens, written: Mask) -> None:  # noqa: ARG002
-        self._seen.add(new.tobytes())
+    def _record(self, new: Tokens, written: Mask) -> None:  # noqa: ARG002
+        self._past_states.add(new.tobytes())
 
 
 class JointThresholdIndel(IndelBlock):
-    """SGLang's variant: a mask more than were inserted is filled at least, and passes after the masks count once."""
+    """SGLang's variant: a pass fills at least one mask more than were inserted, and `post` is never reset."""
 
     draws = False
     _ends_with_last = True
 
     @staticmethod
-    def most_steps(places: int, limits: Limits) -> int:
-        """A pass for each place, those without masks to fill, and a last one."""
-        return places + limits.max_post_steps + 2
+    def max_passes(length: int, limits: Limits) -> int:
+        """A pass for each position, those without masks to fill, and a last one."""
+        return length + limits.max_post_steps + 2
 
-    def __init__(self, places: int, mask: int, edit_tokens: EditTokens, limits: Limits) -> None:
-        self._written: list[set[int]] = [set() for _ in range(places)]
-        super().__init__(places, mask, edit_tokens, limits)
+    def __init__(self, length: int, mask_id: int, edit_tokens: EditTokens, limits: Limits) -> None:
+        self._past_tokens: list[set[int]] = [set() for _ in range(length)]
+        super().__init__(length, mask_id, edit_tokens, limits)
 
     @property
-    def candidates(self) -> int:
-        """One more than have been written at one place, for an escape."""
-        return max(3, 2 + max(map(len, self._written), default=0))
+    def candidate_count(self) -> int:
+        """At least one more than the tokens that were written at any position, for an escape."""
+        return max(3, 2 + max(map(len, self._past_tokens), default=0))
 
-    def _count(self) -> None:
-        self.post += not (self.masks & self.original).any()
+    def _count_pass(self) -> None:
+        self.post += int(not (self.masks & self.original).any())
 
-    def _filled(self, masks: Mask, chances: Chances, original: int) -> Mask:
-        return self._by_threshold(masks, chances, 1 + int(masks.sum()) - original) if original else masks
+    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original: int) -> Mask:
+        return self._choose_by_threshold(masks, probabilities, 1 + int(masks.sum()) - original) if original else masks
 
-    def _last(self, unfilled: bool, original: int) -> bool:  # noqa: ARG002
-        most = self._limits.max_post_steps
-        if self.step > len(self.tokens) + most:
+    def _is_last_pass(self, unfilled: bool, original: int) -> bool:  # noqa: ARG002
+        max_post_steps = self._limits.max_post_steps
+        if self.step > len(self.tokens) + max_post_steps:
             return True
-        return self.post >= most if most else not unfilled
+        return self.post >= max_post_steps if max_post_steps else not unfilled
 
-    def _escape(
-        self, new: Tokens, sure: Chances, found: TokenCandidates, pick: Callable[[Chances], int]
-    ) -> tuple[tuple[int, int], ...]:
+    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
         state = self.tokens.tobytes()
-        if state not in self._seen:
-            self._seen.add(state)
+        if state not in self._past_states:
+            self._past_states.add(state)
             return ()
-        places = np.flatnonzero(new != self.tokens)
-        if not len(places):
+        positions = np.flatnonzero(new != self.tokens)
+        if not len(positions):
             return ()
-        place = int(places[pick(sure[places])])
-        other = found.best(place, *self._written[place])
-        if other is None:
+        position = int(positions[pick(probabilities[positions])])
+        token = candidates.best(position, *self._past_tokens[position])
+        if token is None:
             return ()
-        new[place] = other
-        return ((place, other),)
+        new[position] = token
+        return ((position, token),)
 
-    def _note(self, new: Tokens, written: Mask) -> None:
-        for place in np.flatnonzero(written).tolist():
-            self._written[place].add(int(new[place]))
+    def _record(self, new: Tokens, written: Mask) -> None:
+        for position in np.flatnonzero(written).tolist():
+            self._past_tokens[position].add(int(new[position]))
 
-    def _stable(self, old: Tokens, written: Mask) -> bool:
-        return not written.any() or super()._stable(old, written)
+    def _is_stable(self, old: Tokens, written: Mask) -> bool:
+        return not written.any() or super()._is_stable(old, written)

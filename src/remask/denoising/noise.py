@@ -12,12 +12,16 @@ class Noise:
     """A mixture of uniform noise over all tokens but the mask, and of masks. The mixture depends on the log-SNR.
 
     At log-SNR l a token is clean with probability sigmoid(l). Noise is uniform with probability sigmoid(l + shift),
-    else it is the mask (the hybrid parametrisation of GIDD, with scale 1). `shift` +1000 is uniform noise alone, -1000
-    masks alone. Where there is no mask (`mask_id` -1), noise is uniform over all tokens.
+    otherwise it is the mask (the hybrid parametrisation of GIDD, with scale 1). A `shift` of +1000 is uniform noise
+    alone, and of -1000 masks alone. Without a mask (`mask_id` -1) noise is uniform over all tokens.
 
     Attributes:
-        anchor: the tokens that close an answer on a canvas that is denoised as a whole, end and begin (Sumi); None:
-            canvases are denoised block by block (GIDD).
+        shift: log-SNR by which the mixture of uniform noise and masks is shifted.
+        min_log_snr, max_log_snr: log-SNR of the noisiest and of the cleanest step.
+        vocab: size of the vocabulary, the mask included.
+        mask_id: the mask token; -1 without one.
+        anchor: the end and begin tokens that close an answer on a canvas that is denoised as a whole (Sumi); None for
+            canvases that are denoised block by block (GIDD).
     """
 
     shift: float
@@ -29,43 +33,43 @@ class Noise:
 
     @property
     def uniform_tokens(self) -> int:
-        """Tokens that uniform noise is drawn from."""
-        return self.vocab - (self.mask_id >= 0)
+        """Number of tokens that uniform noise is drawn from: all but the mask."""
+        return self.vocab - int(self.mask_id >= 0)
 
-    def uniform_share(self, log_snr: float) -> float:
-        """Return the probability that noise is not the mask."""
+    def uniform_probability(self, log_snr: float) -> float:
+        """Return the probability that noise at `log_snr` is uniform, and not the mask."""
         return sigmoid(log_snr + self.shift)
 
     @property
-    def only_masks(self) -> bool:
+    def has_only_masks(self) -> bool:
         """Whether noise is always the mask."""
-        return self.uniform_share(self.max_log_snr) == 0
+        return self.uniform_probability(self.max_log_snr) == 0
 
     def probability(self, tokens: NDArray[np.int64], log_snr: float) -> NDArray[np.float64]:
-        """Return the probability of each of `tokens` as noise, of the same shape."""
-        share = self.uniform_share(log_snr)
-        return np.where(tokens == self.mask_id, 1 - share, share / self.uniform_tokens)
+        """Return the probability of each of `tokens` as noise, float64 of the same shape."""
+        uniform = self.uniform_probability(log_snr)
+        return np.where(tokens == self.mask_id, 1 - uniform, uniform / self.uniform_tokens)
 
     def draw(self, count: int, seed: int) -> NDArray[np.int64]:
-        """Draw the tokens of `count` positions at the noisiest level, int64; uniform noise is never the mask."""
+        """Draw the tokens of `count` positions at the noisiest log-SNR, int64 [count]."""
         rng = np.random.default_rng([seed, 0])
         tokens = rng.integers(0, self.uniform_tokens, count)
         if self.mask_id < 0:
             return tokens
-        tokens += tokens >= self.mask_id
-        masked = rng.random(count) >= self.uniform_share(self.min_log_snr)
+        tokens += tokens >= self.mask_id  # skips the mask, so that uniform noise never is it
+        masked = rng.random(count) >= self.uniform_probability(self.min_log_snr)
         return np.where(masked, self.mask_id, tokens)
 
 
 def sigmoid(x: float) -> float:
-    """Return 1 / (1 + exp(-x)), rounded to 0 and 1 where float32 would."""
+    """Return 1 / (1 + exp(-x)), rounded to float32."""
     return float(np.float32(1 / (1 + math.exp(-x)))) if x > -700 else 0.0
 
 
 def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
     """Return GIDD's grid of log-SNRs over a block, float64 [steps + 1]: index 0 is the cleanest, `steps` the noisiest.
 
-    The clean probability falls from its highest to its lowest value along a line ("linear") or half a cosine.
+    The clean probability falls from its highest to its lowest value along a line (`kind` "linear") or half a cosine.
     """
     times = np.arange(steps + 1) / steps
     shape = 1 - times if kind == "linear" else (1 + np.cos(np.pi * times)) / 2

@@ -32,7 +32,7 @@ INDEL_THRESHOLD, INDEL_EDIT_THRESHOLD, INDEL_STEPS, MAX_STEPS_PER_BLOCK = 0.5, 0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a block, as a rule sees it.
+    """The facts about one step of a block from which a rule chooses.
 
     Attributes:
         positions: the block's noisy positions on the canvas, ascending, int64 [n] with n >= 1.
@@ -40,7 +40,7 @@ class Step:
         number: steps of the block before this one.
         count: positions that the schedule transfers in this step.
         share: under Dream's time schedule, the share of the noisy positions that this step transfers; else None.
-        order: the positions that this step transfers, where the rule knows them before the pass; else None.
+        order: the positions that this step transfers, if they are known before the pass; else None.
         draw: draws a given count of uniform numbers from the request's seed and the step, float32.
     """
 
@@ -65,7 +65,7 @@ class Knobs:
         threshold: least confidence of a transferred position.
         eb_threshold: bound of the summed entropies, in nats.
         min_transfer: least number of masks that a step of an editing rule fills.
-        config: the rule's own parameters, an object of its `Remasking.config`; None of a rule that has none.
+        config: the rule's own parameters, an object of its `Remasking.config`; None if it has none.
     """
 
     threshold: float | None = None
@@ -74,8 +74,8 @@ class Knobs:
     config: Any = None
 
 
-def _nothing_left_out(tail: int | None) -> None:
-    """`BlockFacts.leave_out` of a decoder that never leaves out a tail."""
+def _ignore_tail(tail: int | None) -> None:
+    """The `BlockFacts.leave_out` of a decoder that never leaves out a tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +83,30 @@ class BlockFacts:
     """Facts about a block when it begins.
 
     Attributes:
-        masks: its noisy positions.
-        steps: its scheduled steps.
-        knobs: of the request's parameters.
-        leave_out: a rule calls it when it chooses. The next step leaves out all positions from `tail` on, which follow
-            some noisy ones; None: nothing.
+        masks: number of its noisy positions.
+        steps: number of its scheduled steps.
+        knobs: the request's parameters for rules.
+        leave_out: a rule may call it when it chooses. The next step leaves out all positions from `tail` on; None:
+            it leaves out nothing.
     """
 
     masks: int
     steps: int
     knobs: Knobs
-    leave_out: Callable[[int | None], None] = _nothing_left_out
+    leave_out: Callable[[int | None], None] = _ignore_tail
 
 
-def scheduled(step: Step) -> select.Chosen:
-    """As many as the schedule says, the most confident first."""
+def choose_by_schedule(step: Step) -> select.Chosen:
+    """Choose the most confident positions, as many as the schedule says."""
     return select.top(step.confidence, step.count)
 
 
 def every_block(choose: Choose) -> Callable[[BlockFacts], Choose]:
-    """`Remasking.begin` of a rule without a state of its own: the same function for every block."""
+    """Return a `Remasking.begin` for a rule without state: it uses `choose` in every block."""
     return lambda _: choose
 
 
-_BY_SCHEDULE = every_block(scheduled)
+_BEGIN_BY_SCHEDULE = every_block(choose_by_schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,31 +118,30 @@ class Remasking:
         meaning: what the rule does, in a sentence or two, for the documentation.
         kinds: kinds of models that it is defined on.
         begin: returns the function that chooses in the steps of one block, which may keep a state. Raises
-            `ConfigError` where the rule cannot be applied to the block.
-        config: its own parameters, which a request gives as `remasking.config`: a frozen dataclass all of whose fields
-            are declared (`remask.checks.fields.declare`); None: it has none.
-        measure: what confidence is; larger is more confident. None: the probability of the token.
-        filtered: masked models only: confidence is taken after temperature, top-k and top-p.
-        order: the positions of a step are known before its pass: from the request's `order`, or drawn.
-        timed: when Dream's time schedule decides how many positions a step transfers: never, always, or where the
-            model family or `eps` asks for it.
-        counts: who decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
+            `ConfigError` if the rule cannot be applied to the block.
+        config: the class of its own parameters, which a request sends as `remasking.config`: a frozen dataclass whose
+            fields are all declared (`remask.checks.fields.declare`); None if it has none.
+        measure: the confidence; larger is more confident. None: the probability of the token.
+        filtered: on masked models, confidence is computed after temperature, top-k and top-p.
+        order: the origin of positions that are known before a pass: the request's `order`, or a draw.
+        timed: when Dream's time schedule decides how many positions a step transfers: never, always, or if the model
+            family or `eps` selects it.
+        counts: what decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
             or the "rule" itself, which then ends a block as soon as it is complete.
-        uses_steps: whether the number of steps has a part in the choice; without it a request that sets `steps` or
+        uses_steps: whether the choice depends on the number of steps; if not, a request that sets `steps` or
             `steps_per_block` is refused.
-        thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
+        thresholds: `threshold` and `factor` may replace the schedule, or are parameters of the rule.
         blind: it chooses without confidences, so its positions are known before the pass.
         edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
-        indel: what becomes of a block, of a rule that edits and whose model deletes and inserts places; it chooses in
-            the rule's stead. None: places stay where they are.
-        settings: fields of the parameter `remasking` that rules have of their own, and this one takes.
+        indel: the class that applies a pass to a block in place of the rule, if the model deletes and inserts tokens.
+        settings: fields of the parameter `remasking` that only some rules take, and this one does.
         blockwise: the rule that replaces it under cache policies that recompute a block at a time.
     """
 
     name: str
     meaning: str
     kinds: tuple[ModelKind, ...] = ("masked",)
-    begin: Callable[[BlockFacts], Choose] = _BY_SCHEDULE
+    begin: Callable[[BlockFacts], Choose] = _BEGIN_BY_SCHEDULE
     config: type[Any] | None = None
     measure: RowMeasure | None = None
     filtered: bool = False
@@ -172,37 +171,37 @@ def _leftmost(step: Step) -> select.Chosen:
     return np.flatnonzero(step.positions < step.positions[0] + step.count)
 
 
-def _entropy_bounded(block: BlockFacts) -> Choose:
+def _begin_entropy_bounded(block: BlockFacts) -> Choose:
     bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
-    return lambda step: select.entropy_bounded(-step.confidence, bound)
+    return lambda step: select.by_entropy(-step.confidence, bound)
 
 
-def _joint_threshold(block: BlockFacts) -> Choose:
+def _begin_joint_threshold(block: BlockFacts) -> Choose:
     knobs = block.knobs
     threshold = JOINT_THRESHOLD if knobs.threshold is None else knobs.threshold
     least = MIN_TRANSFER if knobs.min_transfer is None else knobs.min_transfer
 
     def choose(step: Step) -> select.Chosen:
-        sure = np.flatnonzero(step.confidence > threshold)
-        return sure if len(sure) >= least else select.top(step.confidence, least)
+        above = np.flatnonzero(step.confidence > threshold)
+        return above if len(above) >= least else select.top(step.confidence, least)
 
     return choose
 
 
-def _bounded(block: BlockFacts) -> Choose:
+def _begin_bound(block: BlockFacts) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
-    return lambda step: select.bounded(step.confidence, threshold)
+    return lambda step: select.by_bound(step.confidence, threshold)
 
 
-def _cumulative(block: BlockFacts) -> Choose:
+def _begin_cumulative(block: BlockFacts) -> Choose:
     threshold = THRESHOLD if block.knobs.threshold is None else block.knobs.threshold
-    return lambda step: select.cumulative(step.confidence, threshold)
+    return lambda step: select.by_product(step.confidence, threshold)
 
 
 class _WithinBudget:
-    """Fast-dLLM's rule for Dream: each pass looks at its share of the masks and at what earlier passes left over.
+    """Fast-dLLM's rule for Dream: a pass considers its share of the masks and the ones that earlier passes left over.
 
-    Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
+    If the last scheduled pass leaves masks over, one more pass is appended, without a share of its own.
     """
 
     def __init__(self, block: BlockFacts) -> None:
@@ -215,16 +214,16 @@ class _WithinBudget:
             )
         self._threshold = block.knobs.threshold
         self._budget = block.masks // block.steps
-        self._last = block.steps
+        self._step_count = block.steps
         self._left_over = 0
 
     def __call__(self, step: Step) -> select.Chosen:
         """Choose within the budget of this pass."""
-        considered = self._budget + self._left_over
-        chosen = select.within_budget(step.confidence, self._threshold, considered)
-        self._left_over = considered - len(chosen)
-        if step.number + 1 == self._last and self._left_over:
-            self._last += 1
+        count = self._budget + self._left_over
+        chosen = select.within_budget(step.confidence, self._threshold, count)
+        self._left_over = count - len(chosen)
+        if step.number + 1 == self._step_count and self._left_over:
+            self._step_count += 1
             self._budget = 0
         return chosen
 
@@ -290,7 +289,7 @@ _RULES = (
         "entropy_bounded",
         "The lowest entropies, as long as their sum stays below `eb_threshold`.",
         kinds=("block_causal",),
-        begin=_entropy_bounded,
+        begin=_begin_entropy_bounded,
         measure=NEGATIVE_ENTROPY,
         counts="rule",
     ),
@@ -298,7 +297,7 @@ _RULES = (
         "bound",
         "Those of at least `threshold`; and of at least 0.45, with a factor rule: rank n >= 2 from 1 - 2 / (n + 1) on.",
         kinds=("block_causal",),
-        begin=_bounded,
+        begin=_begin_bound,
         counts="rule",
         thresholds=True,
     ),
@@ -306,7 +305,7 @@ _RULES = (
         "cumulative",
         "The most probable first, as long as the product of their probabilities is at least `threshold`.",
         kinds=("block_causal",),
-        begin=_cumulative,
+        begin=_begin_cumulative,
         counts="rule",
         thresholds=True,
     ),
@@ -315,7 +314,7 @@ _RULES = (
         "Every mask above `threshold`, and tokens of the block that the model would replace above `edit_threshold` "
         "(LLaDA2.1).",
         kinds=("block_causal",),
-        begin=_joint_threshold,
+        begin=_begin_joint_threshold,
         counts="rule",
         uses_steps=False,
         thresholds=True,
@@ -352,11 +351,14 @@ GROUP = "remask.remasking"
 """The entry-point group by which other packages add rules. Each entry point names an object of type `Remasking`."""
 
 
-def _checked(plugin: Plugin, value: object) -> Remasking:
+def _validate(plugin: Plugin, value: object) -> Remasking:
+    """Return the rule of an entry point. Raises `PluginError` if its value is no rule that packages may add."""
     expected = f"an object of type remask.denoising.rules.Remasking with name={plugin.entry.name!r}"
     if not isinstance(value, Remasking) or value.name != plugin.entry.name:
-        found = f"name={value.name!r}" if isinstance(value, Remasking) else f"an object of type {type(value).__name__}"
-        raise plugin.error(f"it provides {found}", expected)
+        description = (
+            f"name={value.name!r}" if isinstance(value, Remasking) else f"an object of type {type(value).__name__}"
+        )
+        raise plugin.error(f"it provides {description}", expected)
     if value.edits or value.order == "given" or not value.kinds or not set(value.kinds) <= {"masked", "block_causal"}:
         raise plugin.error(
             f"it provides a rule with kinds={value.kinds!r}, order={value.order!r}, edits={value.edits!r}",
@@ -372,8 +374,8 @@ def _checked(plugin: Plugin, value: object) -> Remasking:
     return value
 
 
-RULES: Registry[Remasking] = Registry("remasking", GROUP, REMASKING, _checked)
-"""Rules by name, those of other packages included."""
+RULES: Registry[Remasking] = Registry("remasking", GROUP, REMASKING, _validate)
+"""Rules by name, other packages' included."""
 
 
 def names_on(kind: ModelKind) -> tuple[str, ...]:
@@ -382,22 +384,22 @@ def names_on(kind: ModelKind) -> tuple[str, ...]:
 
 
 def check_threshold(rule: Remasking, threshold: float | None) -> None:
-    """Raise `ConfigError` on a threshold that `rule` would not look at."""
+    """Raise `ConfigError` if there is a threshold that `rule` does not use."""
     if threshold is not None and not rule.thresholds:
         raise ConfigError(
             f"threshold compares confidences, which remasking {rule.name!r} does not rank by; leave one of them out"
         )
 
 
-def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, scheduled: int) -> select.Chosen:
-    """`chosen`. Raises `PluginError` where a block would never be complete, as `rule` may belong to another package.
+def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, step_count: int) -> select.Chosen:
+    """Return `chosen`. Raises `PluginError` if it is empty and the block would never be complete.
 
-    It may choose nothing within the `scheduled` steps of the block, if it follows a schedule.
+    A rule that follows a schedule may choose nothing within the `step_count` steps of the block.
     """
-    if not len(chosen) and (rule.counts == "rule" or step.number >= scheduled):
+    if not len(chosen) and (rule.counts == "rule" or step.number >= step_count):
         raise PluginError(
             f"remasking {rule.name!r} chose none of {len(step.positions)} open positions in step {step.number} of a "
-            f"block of {scheduled} steps, so the block would never be complete; correct the rule of "
+            f"block of {step_count} steps, so the block would never be complete; correct the rule of "
             f"{RULES.source(rule.name)}, or use another one"
         )
     return chosen

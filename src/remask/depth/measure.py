@@ -11,7 +11,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.machine.progress import Progress
 from remask.policies.bicache import percent
-from remask.policies.earned import BOUND, BUCKET, Audited, Estimate, Record
+from remask.policies.earned import BOUND, BUCKET, Audit, Estimate, Record
 from remask.store.entries import prefix_hash
 
 
@@ -43,7 +43,7 @@ def measure(
         ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(layers, bound))
-        depths = record.wanted(prefix)
+        depths = record.audit_depths(prefix)
         if depths:
             moved = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
             record.add([Audited(prefix, depth, nats) for depth, nats in moved])
@@ -111,7 +111,7 @@ def _prefixes(record: Record) -> set[int]:
 
 def _proven(record: Record) -> int:
     """The depth that several prefixes have proven, else the one that each of the few that there are has proven."""
-    return record.proven(None) or min(map(record.proven, _prefixes(record)), default=0)
+    return record.proven_depth(None) or min(map(record.proven_depth, _prefixes(record)), default=0)
 
 
 def _entries(buckets: dict[int, Record]) -> dict[int, int]:

@@ -33,7 +33,7 @@ from remask.model.transformer import Transformer
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache, Earned
 from remask.policies.dense import Reuse
-from remask.policies.earned import MOST, Audited, EarnedDepths, Record
+from remask.policies.earned import MAX_NATS, Audit, EarnedDepths, Record
 from remask.policies.registry import name_of
 
 log = logging.getLogger(__name__)

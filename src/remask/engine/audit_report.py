@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from remask.policies.earned import MOST, Estimate
+from remask.policies.earned import MAX_NATS, Estimate
 
 MAX_DIVERGENCES: Final = 512  # of each policy that are remembered
 

@@ -240,6 +240,6 @@ class TokenBuffer:
         if kernels:
             from remask.sampling import kernels_triton
 
-            if choice.longest <= kernels_triton.LARGEST:
+            if choice.max_rows <= kernels_triton.MAX_ROWS:
                 return kernels_triton.transfer(choice, scores, self.values)
         return choice.transfer(scores, self.values)

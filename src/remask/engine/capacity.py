@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from remask.checks import Quantization
-from remask.denoising.select import DRAWN
+from remask.denoising.select import DRAW_WEIGHT
 from remask.errors import ConfigError
 from remask.model import weights
 from remask.model.config import ModelConfig

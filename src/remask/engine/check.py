@@ -151,10 +151,10 @@ def _policy_facts(decoding: Decoding, request: Request, shape: ModelConfig) -> I
     """Yield what a policy checks: of a growing canvas for its first block and its last, which may be shorter."""
     layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
     if not isinstance(decoding, GrowingDecoding):
-        places, steps = decoding.response_of(request.response).open_places, decoding.scheduled_steps
+        places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps
         yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
         return
-    for part in (decoding, decoding.last):
+    for part in (decoding, decoding.last_block):
         places = len(decoding.block_ranges[part.number])
         yield RequestFacts(layers, shift, ordered, part.length, places, part.scheduled_steps)
 
@@ -205,7 +205,7 @@ def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str
     if shape.self_conditioning:
         assert shape.block_length is not None
         formed = any(reader.formed for reader in asked.readers)
-        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, formed=formed)
+        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, has_form=formed)
     if params.renoising != RenoisingParams():
         raise ConfigError(f"renoising is for models that write canvases of noise; leave it out on {shape.family}")
     if shape.causal_prefix:

@@ -181,7 +181,7 @@ class Lifecycle:
     def grow(self, running: RunningRequest) -> None:
         """Let a request wait for the place of a longer canvas. All but its tokens on the host is freed."""
         pending, canvases = running.pending, [state.canvas for state in running.canvases]
-        pending.decoding = pending.decoding.grown(canvases, running.decoder.step)
+        pending.decoding = pending.decoding.grow(canvases, running.decoder.step)
         self._release(running)
         self.growing[pending] = running
 

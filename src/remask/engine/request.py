@@ -131,7 +131,7 @@ class PendingRequest:
     @property
     def response(self) -> Template:
         """The fixed parts and holes of the response."""
-        return self.decoding.response_of(self.request.response)
+        return self.decoding.response_template(self.request.response)
 
     @property
     def queue_time(self) -> float:

@@ -214,7 +214,7 @@ class Prefixes(Sharing):
         if self.depths is not None and prefix:
             record = self.depths.record(request.adapter or "", prefix, canvas)
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
-        return policy.at(min(depth, self.shape.layers))
+        return policy.with_depth(min(depth, self.shape.layers))
 
     def _choose_entry(self, pending: PendingRequest, entry: PrefixEntry, requested_tokens: int) -> LeaseChoice:
         # The boundary depends on the length of the entry, not on that of the request's prefix.
@@ -256,8 +256,8 @@ class Pages(Sharing):
         """
         if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
             return ()
-        tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.ahead)
-        return tuple(self.chain.identities(tokens, salt, decoding.ahead))
+        tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.block_offset)
+        return tuple(self.chain.identities(tokens, salt, decoding.block_offset))
 
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
@@ -297,7 +297,7 @@ class Pages(Sharing):
                 return Unread(
                     "blocks",
                     f"blocks of {block} are counted from the end of the prompt, whose {len(tokens)} tokens leave "
-                    f"{decoding.ahead}; the page stored of its beginning is of prompts that leave {ahead}",
+                    f"{decoding.block_offset}; the page stored of its beginning is of prompts that leave {ahead}",
                 )
         return None
 
@@ -329,7 +329,7 @@ class Pages(Sharing):
 def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
     """The leading tokens of the prompt that fill whole blocks."""
     tokens = request.prompt_token_ids
-    return tokens[: len(tokens) - (len(tokens) - decoding.ahead) % decoding.block]
+    return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block]
 
 
 def _salt(request: Request, block: int, ahead: int) -> str:

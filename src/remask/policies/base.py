@@ -20,15 +20,19 @@ Reason: TypeAlias = Literal["off", "policy", "nothing", "short", "depth", "budge
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why a request reads no shared prefix."""
+    """Why a request reads no shared prefix.
 
-    # One of a few, by which requests are counted. "off": sharing is switched off. "policy": the cache policy reads
-    # none. "nothing": the prompt shares nothing that is named or found. "short": the prefix is too short. "depth": its
-    # policy reads 0 layers of it. "budget": it is larger than the store. "salt": nothing of the request's `cache_salt`
-    # is stored yet. "pages": pages hold no whole number of blocks. "blocks": what is stored of the prompt's beginning
-    # was computed in blocks that end at other tokens.
+    Attributes:
+        reason: the label by which requests are counted. "off": sharing is switched off. "policy": the cache policy
+            reads no prefix. "nothing": the prompt shares no prefix. "short": the prefix is too short. "depth": the
+            policy reads 0 layers of it. "budget": it is larger than the store. "salt": nothing is stored yet for the
+            request's `cache_salt`. "pages": pages hold no whole number of blocks. "blocks": the stored beginning of the
+            prompt was computed in blocks that end at other tokens.
+        note: the reason in words.
+    """
+
     reason: Reason
-    note: str  # the same in words
+    note: str
 
 
 NEVER = Unread("policy", "the cache policy reads no shared prefix")
@@ -43,14 +47,14 @@ class RequestFacts:
     ordered: bool  # the sampler knows the positions of a step before its pass
     canvas: int  # positions of the canvas
     response: int  # positions of the canvas that are denoised
-    steps: int | None = None  # denoising steps of the whole response; None where no schedule says how many there are
+    steps: int | None = None  # denoising steps of the whole response; None without a schedule that fixes them
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Which passes of a request are run, and how they are counted."""
 
-    # Which scheduled passes run although they transfer nothing. "skipped" runs none of them. "within_block" runs those
+    # Which scheduled passes run even if they transfer nothing. "skipped" runs none of them. "within_block" runs those
     # of a block that still has noisy positions. "all" runs all of them, because later passes read what they write.
     idle_passes: IdlePasses = "all"
     # Threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget
@@ -60,9 +64,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How the engine runs requests under a policy, as far as plans do not say it.
+    """How the engine runs requests under a policy, beyond what plans say.
 
-    A policy that only decides which rows to compute needs none of it.
+    A policy that only decides which rows to compute can leave all defaults.
 
     Attributes:
         kinds: kinds of models that the policy is defined for.
@@ -74,11 +78,11 @@ class Traits:
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
         measure: a number of every predicted row that the device returns (`LastPass.measured`), of the distribution
-            before temperature and filters; None: none.
+            before temperature and filters; None without one.
         exact: with these plans the model computes what it would without a cache.
-        by_clock: plans depend on step numbers, the block, and an order that is known before the pass. They do not
-            depend on which positions are noisy or settled, or on the last pass, apart from what they predict. The
-            device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
+        by_clock: plans depend only on step numbers, the block, and an order that is known before the pass. Apart from
+            the predicted positions they do not depend on which positions are noisy or settled, or on the last pass.
+            The device then chooses positions if it can, and a plan that repeats may be queued while the previous pass
             runs. False is always right.
     """
 
@@ -115,14 +119,14 @@ class CachePolicy(ABC):
         return self
 
     def within(self, prefix: int) -> "CachePolicy":  # noqa: ARG002
-        """The policy for a request that shares its first `prefix` tokens, and leases nothing: `boundary` is 0.
+        """The policy for a request that shares its first `prefix` tokens but leases nothing, as `boundary` is 0.
 
-        By default the policy as it is without a prefix.
+        By default this is `without_prefix`.
         """
         return self.without_prefix
 
     def check(self, facts: RequestFacts) -> None:  # noqa: B027 - most policies fit everything
-        """Raise `ConfigError` where the policy cannot work on this model or with this sampler."""
+        """Raise `ConfigError` if the policy cannot work on this model or with this sampler."""
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """How many leading layers read a shared prefix of `prefix` tokens from the store; 0 leases nothing.
@@ -132,30 +136,30 @@ class CachePolicy(ABC):
         return 0
 
     def unread(self, prefix: int, canvas: int) -> Unread:  # noqa: ARG002
-        """Why `boundary` is 0 of a prefix of `prefix` tokens on a canvas of `canvas`."""
+        """Why `boundary` is 0 for a prefix of `prefix` tokens on a canvas of `canvas` positions."""
         return NEVER
 
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
-        """How many leading layers read the K/V of a leased prefix from the store, `boundary` of them at least.
+        """How many leading layers read the K/V of a leased prefix from the store, at least `boundary`.
 
-        More than `boundary` is right where its rows restart from stored states alone: their K/V in the next layer are
-        those of the store.
+        It is one more than `boundary` if the prefix rows restart from stored states alone, because their K/V in the
+        next layer then equal those in the store.
         """
         return boundary
 
     def guides(self, step: int) -> bool:  # noqa: ARG002
-        """Whether the unconditional canvas of a guided request runs in `step`. If not, the last guidance is kept."""
+        """Whether the unconditional canvas of a guided request runs in `step`. If not, the last guidance is reused."""
         return True
 
     def closing(self, view: View) -> Plan | None:  # noqa: ARG002
-        """A pass after the last step, which makes the K/V of the last block fit to be shared; None without one."""
+        """A pass after the last step that makes the K/V of the last block shareable; None if the policy needs none."""
         return None
 
     def repeats(self, view: View) -> int:  # noqa: ARG002
-        """For how many of the next steps of the block the plan of `view` repeats, whichever positions are transferred.
+        """For how many of the block's next steps the plan of `view` repeats, whichever positions are transferred.
 
-        Only the predicted positions may differ: in each of these steps, and in that of `view`, they are the noisy ones
-        of the block. The engine does not ask for the plans of these steps. 0 is always right.
+        Only the predicted positions may differ. In all of these steps, and in that of `view`, they are the block's
+        noisy positions. The engine does not call `plan` for these steps. 0 is always right.
         """
         return 0
 
@@ -165,7 +169,7 @@ class CachePolicy(ABC):
 
 
 class Around(CachePolicy):
-    """A policy around an inner one, which answers what it does not say itself.
+    """A policy around an inner one, to which it delegates what it does not override.
 
     Attributes:
         inner: the inner policy.
@@ -180,7 +184,7 @@ class Around(CachePolicy):
         return self.inner
 
     def check(self, facts: RequestFacts) -> None:
-        """Raise `ConfigError` where the inner policy cannot work on this model or with this sampler."""
+        """Raise `ConfigError` if the inner policy cannot work on this model or with this sampler."""
         self.inner.check(facts)
 
     def guides(self, step: int) -> bool:

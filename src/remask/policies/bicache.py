@@ -23,39 +23,42 @@ def percent(prefix: int, canvas: int) -> int:
 class DepthLookup:
     """Depth b over prefix ratio r in percent, increasing in both (BiCache section 5.1).
 
-    Raises `ConfigError` where the entries are not increasing.
+    Raises `ConfigError` if a ratio is no percentage or the depths decrease.
     """
 
     entries: Mapping[int, int]  # depths by prefix ratio in percent
 
     def __post_init__(self) -> None:
-        ordered = dict(sorted(self.entries.items()))
-        if any(not 0 <= r <= 100 for r in ordered):
-            raise ConfigError(f"depth table: ratios are percents from 0 to 100, got {list(ordered)}")
-        depths = list(ordered.values())
-        if any(b < 0 for b in depths) or depths != sorted(depths):
-            raise ConfigError(f"depth table: depths must not decrease as the ratio grows, got {ordered}")
-        object.__setattr__(self, "entries", MappingProxyType(ordered))
+        entries = dict(sorted(self.entries.items()))
+        if any(not 0 <= ratio <= 100 for ratio in entries):
+            raise ConfigError(f"depth table: ratios are percents from 0 to 100, got {list(entries)}")
+        depths = list(entries.values())
+        if any(depth < 0 for depth in depths) or depths != sorted(depths):
+            raise ConfigError(f"depth table: depths must not decrease as the ratio grows, got {entries}")
+        object.__setattr__(self, "entries", MappingProxyType(entries))
 
     def depth(self, prefix: int, canvas: int) -> int:
-        """Depth of the largest profiled ratio that is not above this request's; 0 (reuse nothing) below the first."""
-        ratio = percent(prefix, canvas)
-        return max((b for r, b in self.entries.items() if r <= ratio), default=0)
+        """Depth of the largest ratio in the table that is not above this request's; 0 (reuse nothing) below the first.
+
+        `prefix` and `canvas` are lengths in tokens.
+        """
+        request_ratio = percent(prefix, canvas)
+        return max((depth for ratio, depth in self.entries.items() if ratio <= request_ratio), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Earned:
     """A depth that audits of requests earn (`policies.earned`)."""
 
-    start: DepthLookup | None = None  # is read until audits have shown anything; None: nothing is until then
+    start: DepthLookup | None = None  # is used until there are audits; None: nothing is read until then
 
     def begin(self, prefix: int, canvas: int) -> int:
-        """The depth that is read until audits have shown anything."""
+        """The depth that is read until there are audits, for lengths in tokens."""
         return 0 if self.start is None else self.start.depth(prefix, canvas)
 
 
 class _Refreshing(Around):
-    """What refreshes the rows of a prefix at intervals, over any inner policy."""
+    """A policy that refreshes the rows of a prefix at intervals, around any inner policy."""
 
     __slots__ = ()
     refresh_interval: int | None
@@ -67,18 +70,19 @@ class _Refreshing(Around):
         return replace(traits, kinds=("masked",), exact=False, schedule=replace(traits.schedule, idle_passes="all"))
 
     def repeats(self, view: View) -> int:
-        """As the inner policy, up to the next refresh, and not beyond one."""
-        if self._rejoins(view):
+        """As the inner policy, but at most up to the next refresh."""
+        if self._is_refresh(view):
             return 0
-        repeats, interval = self.inner.repeats(view), self.refresh_interval
+        repeats = self.inner.repeats(view)
+        interval = self.refresh_interval
         return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
 
-    def _rejoins(self, view: View) -> bool:
+    def _is_refresh(self, view: View) -> bool:
         """Whether this pass computes the prefix rows."""
         interval = self.refresh_interval
-        due = view.step == 0 if interval is None else view.step % interval == 0
+        is_due = view.step == 0 if interval is None else view.step % interval == 0
         # After a fill pass that refreshed, the next pass of the step reads the K/V that it wrote.
-        return due and view.pass_index == 0
+        return is_due and view.pass_index == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,12 @@ class BiCache(_Refreshing):
     """BiCache (arXiv 2606.07571, section 5) over any inner policy.
 
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
-    rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
-    out. K/V of the first layer above the boundary depend on that state alone, so they are the store's too. Without a
-    shared prefix this is the inner policy.
+    rows are computed every `refresh_interval` steps, from the stored boundary state, and left out in between. The K/V
+    of the first layer above the boundary depend on that state alone, so they come from the store too. Without a shared
+    prefix this is the inner policy.
 
-    Where the depth is 0 nothing is read from the store, and this is the inner policy; with `within_request` equation 5
-    still holds for all layers: the prefix's K/V are the request's own, and renewed on refreshes alone.
+    At depth 0 nothing is read from the store, and this is the inner policy. With `within_request` equation 5 still
+    holds there, in all layers: the prefix's K/V belong to the request, and only refreshes renew them.
 
     Attributes:
         inner: the policy for everything but the prefix.
@@ -139,13 +143,13 @@ class BiCache(_Refreshing):
             return WithinRequest(self.inner, prefix, self.refresh_interval)
         return self.inner
 
-    def at(self, depth: int) -> "BiCache":
+    def with_depth(self, depth: int) -> "BiCache":
         """This policy with a number of layers as its depth."""
         return replace(self, depth=depth, within_request=self.within_request and not depth)
 
     @property
-    def unearned(self) -> "BiCache":
-        """This policy at the depths with which it begins, whatever audits will show; without any it reads nothing."""
+    def at_start_depth(self) -> "BiCache":
+        """This policy with the depths from before any audit; without such depths it reads nothing."""
         return replace(self, depth=self.depth.start or DepthLookup({})) if isinstance(self.depth, Earned) else self
 
     def check(self, facts: RequestFacts) -> None:
@@ -155,32 +159,33 @@ class BiCache(_Refreshing):
         self.inner.check(facts)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
-        """Depth b, from the table or as given, at most `layers`. Of a depth that is earned, all that may come to be."""
+        """Depth b, from the table or the setting, at most `layers`. An earned depth may become all layers."""
         if isinstance(self.depth, Earned):
             return layers
         depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
         return min(depth, layers)
 
     def unread(self, prefix: int, canvas: int) -> Unread:
+        ratio = percent(prefix, canvas)
+        no_layer = f"no layer reads a prefix of {prefix} tokens, {ratio} % of the canvas"
         if isinstance(self.depth, Earned):
-            of = f"a prefix of {prefix} tokens, {percent(prefix, canvas)} % of the canvas"
-            return Unread("depth", f"no layer reads {of}: audits have not proven yet that one may")
+            return Unread("depth", f"{no_layer}: audits have not proven yet that one may")
         if not isinstance(self.depth, DepthLookup):
             return Unread("depth", "depth=0 reads no shared prefix")
-        ratio, first = percent(prefix, canvas), min(self.depth.entries, default=None)
-        of = f"a prefix of {prefix} tokens, {ratio} % of the canvas"
-        if first is None or ratio < first:
-            begins = "is empty" if first is None else f"begins at {first} %"
-            return Unread("short", f"no layer reads {of}: the depth table {begins}")
-        return Unread("depth", f"no layer reads {of}: the depth table gives 0 there")
+        smallest = min(self.depth.entries, default=None)
+        if smallest is None:
+            return Unread("short", f"{no_layer}: the depth table is empty")
+        if ratio < smallest:
+            return Unread("short", f"{no_layer}: the depth table begins at {smallest} %")
+        return Unread("depth", f"{no_layer}: the depth table gives 0 there")
 
     def leased_layers(self, boundary: int, layers: int) -> int:
-        """One more than `boundary` where stored states alone decide its K/V, and no outputs are kept there."""
-        stored = self.boundary_state == "stored" and "outputs" not in self.inner.traits.keeps
-        return min(boundary + stored, layers)
+        """One more than `boundary` if rows restart from stored states there and the inner policy keeps no outputs."""
+        restarts_from_store = self.boundary_state == "stored" and "outputs" not in self.inner.traits.keeps
+        return min(boundary + int(restarts_from_store), layers)
 
     def repeats(self, view: View) -> int:
-        """As the inner policy, until the prefix rows rejoin or leave."""
+        """As the inner policy, but at most up to the next refresh, as long as there are layers to refresh."""
         if view.prefix is None or view.prefix.boundary == view.layers:
             return self.inner.repeats(view)
         return _Refreshing.repeats(self, view)
@@ -190,7 +195,7 @@ class BiCache(_Refreshing):
         plan = self.inner.plan(view)
         if view.prefix is None:
             return plan
-        refresh = self._rejoins(view) and view.prefix.boundary < view.layers  # else no deep rows are left to refresh
+        refresh = self._is_refresh(view) and view.prefix.boundary < view.layers  # else all layers read the store
         start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
         return _over_prefix(plan, view, view.prefix, start, refresh=refresh)
 
@@ -199,12 +204,12 @@ class BiCache(_Refreshing):
 class WithinRequest(_Refreshing):
     """BiCache at depth 0: equation 5 in all layers, for a request that reads nothing from the store.
 
-    The rows of the shared prefix are computed every `refresh_interval` steps, and keep the K/V that these steps gave
-    them in between. They are the request's own, so no memory is shared.
+    The rows of the shared prefix are computed every `refresh_interval` steps, and their K/V are kept in between. These
+    belong to the request, so no memory is shared.
 
     Attributes:
         inner: the policy for everything but the prefix.
-        prefix: its length in tokens.
+        prefix: length of the prefix in tokens.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
@@ -214,35 +219,38 @@ class WithinRequest(_Refreshing):
 
     def plan(self, view: View) -> Plan:
         nothing_leased = PrefixHit(self.prefix, 0)
-        return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._rejoins(view))
+        return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._is_refresh(view))
 
 
 def _over_prefix(plan: Plan, view: View, hit: PrefixHit, start: int, *, refresh: bool) -> Plan:
-    """An inner `plan` without the rows of `hit`; on a `refresh` they are computed from layer `start` on."""
-    placed = partial(_placed, plan.spans, hit, start if refresh else None)
-    return plan.over(view.spans((plan.spans, refresh), placed), refreshes=refresh)
+    """Return the inner `plan` without the prefix rows of `hit`, or on a `refresh` with them from layer `start` on."""
+    make_spans = partial(_spans_over_prefix, plan.spans, hit, start if refresh else None)
+    return plan.over(view.spans((plan.spans, refresh), make_spans), refreshes=refresh)
 
 
 @lru_cache(maxsize=64)
-def _placed(spans: Spans, hit: PrefixHit, start: int | None) -> Spans:
-    """`spans` with the prefix rows taken out, and put in from layer `start` on. Canvases with the same get the same."""
+def _spans_over_prefix(spans: Spans, hit: PrefixHit, start: int | None) -> Spans:
+    """Return `spans` without the prefix rows, or with them in the layers from `start` on.
+
+    Cached, so that canvases with equal arguments share one object.
+    """
     prefix = hit.rows(len(spans[0].rows))
 
-    def rejoin(span: Span) -> Span:
+    def add_prefix(span: Span) -> Span:
         if start is None or span.layers.start < start:
             return span
-        leased = span.layers.start < hit.layers
+        is_leased = span.layers.start < hit.layers
         frozen = prefix if span.frozen is None else prefix | span.frozen
-        return replace(span, rows=span.rows | prefix, frozen=frozen if leased else span.frozen)
+        return replace(span, rows=span.rows | prefix, frozen=frozen if is_leased else span.frozen)
 
-    def without(span: Span) -> Span:
+    def remove_prefix(span: Span) -> Span:
         return replace(span, rows=span.rows & ~prefix) if (span.rows & prefix).any() else span
 
-    def restart(span: Span) -> Span:
-        # Above the leased layers a row has other pages, in which no choice of the layers below is noted.
+    def restart_pick(span: Span) -> Span:
+        # Above the leased layers rows have other pages, which hold no choice of the layers below.
         pick = span.pick
-        if pick is None or not pick.first < hit.layers <= span.layers.start:
+        if pick is None or pick.first >= hit.layers or span.layers.start < hit.layers:
             return span
         return replace(span, pick=replace(pick, first=hit.layers))
 
-    return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin).map(restart)
+    return spans.map(remove_prefix).cut(hit.boundary).cut(hit.layers).map(add_prefix).map(restart_pick)

@@ -14,8 +14,8 @@ from remask.policies.base import ALWAYS, CachePolicy, IdlePasses, RequestFacts, 
 class Blockwise(CachePolicy):
     """Computes all rows in the first step of a block, and then only some of them (Fast-dLLM section 3.2).
 
-    Where a row predicts the position after it (Dream), cached passes lack the row before the block. So the first pass
-    transfers the first token of the block, whatever its confidence, and nothing else; unless that token is given.
+    If a row predicts the position after it (Dream), cached passes lack the row before the block. So the first pass
+    transfers the block's first token alone, whatever its confidence, unless that token is fixed.
     """
 
     __slots__ = ()
@@ -25,13 +25,15 @@ class Blockwise(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         if view.block_step > 0:
-            return self._cached(view)
-        transfer = view.first if view.shift and view.noisy[view.block.start] else None
-        predict = view.candidates if transfer is None else transfer
-        return Plan(view.over(0, view.length), predict, transfer, refreshes=True)
+            return self._cached_plan(view)
+        rows = view.over(0, view.length)
+        if view.shift and view.noisy[view.block.start]:
+            first = view.first
+            return Plan(rows, first, first, refreshes=True)
+        return Plan(rows, view.candidates, refreshes=True)
 
     @abstractmethod
-    def _cached(self, view: View) -> Plan:
+    def _cached_plan(self, view: View) -> Plan:
         """A pass that reads from the cache."""
 
 
@@ -45,7 +47,7 @@ class BlockPrefix(Blockwise):
 
     traits = Traits(("masked", "uniform"), Schedule("within_block", blockwise=True), by_clock=True)
 
-    def _cached(self, view: View) -> Plan:
+    def _cached_plan(self, view: View) -> Plan:
         return Plan(view.over(view.block.start, view.length), view.candidates)
 
 
@@ -53,8 +55,8 @@ class BlockPrefix(Blockwise):
 class BlockDual(Blockwise):
     """Caches the rows before and after the block, and computes the block alone.
 
-    `fill_pass="separate"` makes the full pass write caches only, with a pass over the block following in the same step
-    (the BiCache authors' engine); "transfer" lets the full pass transfer tokens (Fast-dLLM).
+    With `fill_pass="separate"` the full pass only writes caches, and a pass over the block follows in the same step
+    (the BiCache authors' engine); with "transfer" the full pass transfers tokens (Fast-dLLM).
     """
 
     fill_pass: Literal["transfer", "separate"] = declare(
@@ -68,7 +70,7 @@ class BlockDual(Blockwise):
         return Traits(schedule=Schedule(idle, blockwise=True), by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
-        """Refuses a separate fill pass where the row before the block predicts its first position."""
+        """Raise `ConfigError` on a separate fill pass if the row before the block predicts its first position."""
         if self.fill_pass == "separate" and facts.shift:
             raise ConfigError(
                 "fill_pass='separate' leaves no row to predict a block's first token on a model whose rows predict the "
@@ -76,7 +78,7 @@ class BlockDual(Blockwise):
             )
 
     def repeats(self, view: View) -> int:
-        """A cached pass may follow in the first step of a block."""
+        """The cached pass of a block's first step repeats too."""
         return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
 
     def plan(self, view: View) -> Plan:
@@ -85,7 +87,7 @@ class BlockDual(Blockwise):
         if view.pass_index == 0:
             nothing = view.rows(0, 0)
             return Plan(view.over(0, view.length), nothing, transfer=nothing, refreshes=True)
-        return self._cached(view)
+        return self._cached_plan(view)
 
-    def _cached(self, view: View) -> Plan:
+    def _cached_plan(self, view: View) -> Plan:
         return Plan(view.over(view.block.start, view.block.stop), view.candidates)

@@ -1,4 +1,4 @@
-"""`none` and `reuse`: everything is computed in every step, or a shared prefix never again."""
+"""`none` computes everything in every step; `reuse` never computes a shared prefix again."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Dense(CachePolicy):
     traits = Traits(kinds=KINDS, schedule=Schedule("skipped"), exact=True, by_clock=True)
 
     def repeats(self, view: View) -> int:
-        """The same rows until the block is done, once it has its first token."""
+        """The rows stay the same until the block is done, once it has its first token."""
         return 0 if view.opens else ALWAYS
 
     def plan(self, view: View) -> Plan:
@@ -30,8 +30,8 @@ class Dense(CachePolicy):
 class Reuse(CachePolicy):
     """Reads the shared prefix from the store in all layers and steps, and never computes it again.
 
-    This is exact for causal attention. For bidirectional attention, the K/V of the prefix lack the influence of the
-    tokens after it.
+    This is exact for causal attention. For bidirectional attention the K/V of the prefix do not depend on the tokens
+    after it, as they should.
     """
 
     traits = Traits(by_clock=True)

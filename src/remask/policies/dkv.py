@@ -19,31 +19,31 @@ _INTERVAL = OrNull(Whole(1)), "Steps from one full pass to the next; None: only 
 
 @dataclass(frozen=True, slots=True)
 class _Delayed(CachePolicy):
-    """The base of the variants. A pass that transfers nothing still caches the rows decoded in the last step."""
+    """Base class of the variants. A pass that transfers nothing still caches the rows decoded in the last step."""
 
     def plan(self, view: View) -> Plan:
-        return Plan(view.over_rows(self._rows(view)), view.candidates, refreshes=self._renews(view))
+        return Plan(view.over_rows(self._rows(view)), view.candidates, refreshes=self._is_refresh(view))
 
     @abstractmethod
-    def _renews(self, view: View) -> bool:
-        """Whether rows are computed that are read from the cache at other times."""
+    def _is_refresh(self, view: View) -> bool:
+        """Whether the pass recomputes rows that other passes read from the cache."""
 
     @abstractmethod
     def _rows(self, view: View) -> Mask:
-        """Rows that are computed."""
+        """Rows that the pass computes, bool [T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class DkvDecode(_Delayed):
     """`dkv-decode`: noisy rows, and those decoded one step ago; everything every `refresh_interval` steps.
 
-    On LLaDA every block starts anew: its first two passes are full, and steps are counted within it. On Dream steps
-    are counted over the request, and `shift` says when a row counts as decoded (section 4.3): when the position that it
-    predicts is ("un", the default), when its own position is ("right": the row to the right of the one that predicted
-    the token), or when both are ("un_right").
+    On LLaDA steps are counted within the block, whose first two passes are full. On Dream steps are counted over the
+    request, and `shift` says when a row counts as decoded (section 4.3): when the position that it predicts is decoded
+    ("un", the default), when its own position is ("right": the row to the right of the one that predicted the token),
+    or when both are ("un_right").
 
-    Under "right" a row counts as decoded while the position that it predicts may still be noisy. It is computed then,
-    because its logits are needed, and its K/V in the cache are kept. The paper measures that this harms.
+    Under "right" a row may count as decoded while the position that it predicts is still noisy. Such a row is computed
+    for its logits, but its K/V in the cache are kept. The paper measures that this harms.
     """
 
     refresh_interval: int | None = declare(8, *_INTERVAL)
@@ -54,31 +54,33 @@ class DkvDecode(_Delayed):
             raise ConfigError(f"shift={self.shift!r} is for models whose rows predict the next position (Dream)")
 
     def plan(self, view: View) -> Plan:
-        """As the base's; under "right" rows that predict are live too, with the K/V that are cached of them."""
+        """As the base class; under "right" rows that predict are live too, but keep their cached K/V."""
         plan = _Delayed.plan(self, view)
         if self.shift != "right":
             return plan
         (span,) = plan.spans
-        predicting = np.append(plan.predict[1:], False)
-        cached = predicting & ~span.rows
-        return plan.over(Spans([replace(span, rows=span.rows | predicting, frozen=cached)])) if cached.any() else plan
+        predictor_rows = np.append(plan.predict[1:], False)  # row p predicts position p + 1
+        frozen = predictor_rows & ~span.rows
+        if not frozen.any():
+            return plan
+        return plan.over(Spans([replace(span, rows=span.rows | predictor_rows, frozen=frozen)]))
 
     def _rows(self, view: View) -> Mask:
-        if self._renews(view):
+        if self._is_refresh(view):
             return view.everything
-        settled = _shifted(view, self.shift or "un") if view.shift else view.settled
-        uncached: Mask = settled > view.step - 2
+        decoded_steps = _decoded_steps(view, self.shift or "un") if view.shift else view.settled
+        uncached: Mask = decoded_steps > view.step - 2
         return uncached
 
-    def _renews(self, view: View) -> bool:
-        clock = view.step if view.shift else view.block_step
-        due = clock == 0 if self.refresh_interval is None else clock % self.refresh_interval == 0
-        return due or (clock == 1 and not view.shift)
+    def _is_refresh(self, view: View) -> bool:
+        step = view.step if view.shift else view.block_step
+        is_due = step == 0 if self.refresh_interval is None else step % self.refresh_interval == 0
+        return is_due or (step == 1 and not view.shift)
 
 
 @dataclass(frozen=True, slots=True)
 class DkvPrefill(_Delayed):
-    """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
+    """`dkv-prefill`: computes the prompt but its last row once, the rest in every step. Caches no decoded tokens."""
 
     traits = Traits(by_clock=True)
 
@@ -86,9 +88,9 @@ class DkvPrefill(_Delayed):
         return ALWAYS if view.step > 0 else 0
 
     def _rows(self, view: View) -> Mask:
-        return view.everything if self._renews(view) else _after_prefill(view)
+        return view.everything if self._is_refresh(view) else _uncached_after_prefill(view)
 
-    def _renews(self, view: View) -> bool:
+    def _is_refresh(self, view: View) -> bool:
         return view.step == 0
 
 
@@ -99,7 +101,7 @@ class DkvPd(DkvDecode):
     def _rows(self, view: View) -> Mask:
         if view.step == 0:
             return view.everything
-        return DkvDecode._rows(self, view) & _after_prefill(view)
+        return DkvDecode._rows(self, view) & _uncached_after_prefill(view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class DkvGreedy(_Delayed):
     traits = Traits(by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
-        """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""
+        """Raise `ConfigError` on samplers that choose after the pass, shifted models, and too wide a window."""
         if not facts.ordered:
             raise ConfigError("dkv-greedy plans by an order drawn beforehand; use remasking 'random' or 'order'")
         if facts.shift:
@@ -146,54 +148,55 @@ class DkvGreedy(_Delayed):
         assert view.decoding.order is not None
         predict = np.zeros(view.length, dtype=np.bool_)
         predict[view.decoding.order] = True
-        return Plan(view.over_rows(self._rows(view)), predict, refreshes=self._renews(view))
+        return Plan(view.over_rows(self._rows(view)), predict, refreshes=self._is_refresh(view))
 
-    def _renews(self, view: View) -> bool:
+    def _is_refresh(self, view: View) -> bool:
         interval = self.refresh_interval
         return view.block_step == 0 or (interval is not None and view.block_step % interval == 0)
 
     def _rows(self, view: View) -> Mask:
-        if self._renews(view):
+        if self._is_refresh(view):
             return view.everything
         assert view.decoding.order is not None
-        last: Mask = view.settled == view.step - 1
-        rows = last.copy()
+        previous: Mask = view.settled == view.step - 1
+        rows = previous.copy()
         rows[view.decoding.order] = True
-        reachable = view.settled >= view.step - 1  # noisy before the last step's transfers
-        centres = view.decoding.order if self.centre == "current" else np.flatnonzero(last)
-        for position in centres.tolist():
+        noisy_before = view.settled >= view.step - 1  # before the last step's transfers
+        centres = view.decoding.order if self.centre == "current" else np.flatnonzero(previous)
+        for centre in centres.tolist():
             if self.extent == "noisy":
-                self._add_window(rows, reachable, position)
+                self._add_window(rows, noisy_before, centre)
             else:
-                rows[max(0, position - -(-self.window // 2)) : position + self.window // 2 + 1] = True
+                rows[max(0, centre - -(-self.window // 2)) : centre + self.window // 2 + 1] = True
         return rows
 
-    def _add_window(self, rows: Mask, reachable: Mask, position: int) -> None:
-        added = 0
+    def _add_window(self, rows: Mask, noisy: Mask, centre: int) -> None:
+        """Add the `window` nearest `noisy` positions that `rows` does not have yet. Writes `rows`."""
+        count = 0
         for distance in range(1, len(rows)):
-            for place in (position - distance, position + distance):
-                if added < self.window and 0 <= place < len(rows) and reachable[place] and not rows[place]:
-                    rows[place] = True
-                    added += 1
-            if added == self.window:
+            for position in (centre - distance, centre + distance):
+                if count < self.window and 0 <= position < len(rows) and noisy[position] and not rows[position]:
+                    rows[position] = True
+                    count += 1
+            if count == self.window:
                 return
 
 
-def _shifted(view: View, shift: str) -> NDArray[np.int32]:
-    """Step at whose end a row counts as decoded, on a model whose row p predicts position p + 1.
+def _decoded_steps(view: View, shift: str) -> NDArray[np.int32]:
+    """Return the step at whose end each row counts as decoded, int32 [T], if row p predicts position p + 1.
 
-    The last row predicts nothing: under "un" it counts from the end of step 0 on, as the original's roll makes it
-    follow the first token; under "un_right" it follows the row before it; under "right" it needs no exception.
+    The last row predicts nothing. Under "un" it counts as decoded at the end of step 0, as the original's roll gives it
+    the first token's step; under "un_right" it has the step of the row before it; under "right" that of its own token.
     """
     settled = view.settled
     if shift == "un":
         return np.append(settled[1:], np.int32(0))
     if shift == "right":
         return settled
-    later = np.maximum(settled[:-1], settled[1:])
-    return np.append(later, later[-1:])
+    steps = np.maximum(settled[:-1], settled[1:])
+    return np.append(steps, steps[-1:])
 
 
-def _after_prefill(view: View) -> Mask:
-    """Rows that the prefill cache does not hold: the prompt's last and all after it."""
+def _uncached_after_prefill(view: View) -> Mask:
+    """Return the rows that the prefill does not cache, bool [T]: the prompt's last and all after it."""
     return view.rows(view.prompt - 1, view.length)

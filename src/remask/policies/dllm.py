@@ -1,4 +1,4 @@
-"""`dllm-cache`: refreshes prompt and response at intervals of their own, and recomputes moved rows in between."""
+"""`dllm-cache` refreshes prompt and response at separate intervals, and recomputes rows that changed in between."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,19 +22,19 @@ class DllmCache(CachePolicy):
     """dLLM-Cache (arXiv 2506.06295): K, V, attention and FFN outputs are cached per layer.
 
     Prompt rows are computed every `prompt_interval` steps, response rows every `response_interval`; steps are counted
-    over the request, and the first one computes both. In between, the share `ratio` of the response whose value vectors
-    moved most is recomputed, layer by layer. The first layer is always computed, as its inputs are the tokens
+    over the request, and the first one computes both. In between, the fraction `ratio` of response rows whose value
+    vectors changed most is recomputed, layer by layer. The first layer is always computed, as its inputs are the tokens
     themselves.
 
-    `select` names the rule that chooses rows (the paper's ablation). "key" compares keys in place of values, and renews
-    K in place of V for all rows that it compares. "random" draws the rows of each layer from the request's seed and the
-    step. It compares nothing, so it renews only the rows that it draws.
+    `select` names the rule that chooses rows (the paper's ablation). "key" compares keys instead of values, and so
+    renews K instead of V of all rows that it compares. "random" draws the rows of each layer from the request's seed
+    and the step; without a comparison, only the drawn rows are renewed.
 
-    With `select_layers` above 1 so many layers share one choice, made in the first of them: what moved there has moved
-    in the next ones too. The paper chooses in each layer, and names sharing as future work.
+    With `select_layers` above 1, that many consecutive layers share the choice of the first of them. The paper chooses
+    in each layer, and names sharing as future work.
 
-    The authors also carry prompt rows through every step. Between prompt refreshes nothing reads these rows, so they
-    are left out here. Only the row that predicts the first response position (Dream) stays live.
+    The authors also compute prompt rows in every step. Between prompt refreshes nothing reads them, so they are left
+    out here, but for the row that predicts the first response position (Dream).
     """
 
     prompt_interval: int = declare(100, Whole(1), "Kp.")
@@ -72,20 +72,22 @@ class DllmCache(CachePolicy):
         return step < GUIDED_STEPS or step % self.cfg_interval == 0
 
     def plan(self, view: View) -> Plan:
-        """The first layer computes all live rows; the others compute those that are due for a refresh or have moved."""
-        refresh_prompt, refresh_response = self._due(view)
-        count = 0 if refresh_response else self._count(view)
-        make = partial(self._spans, view, refresh_prompt, refresh_response, count)
-        drawn = self.select == "random" and count > 0
-        spans = Spans(make()) if drawn else view.spans(("dllm-cache", refresh_prompt, refresh_response), make)
-        # Guidance that is kept must serve the positions of later blocks too.
+        """The first layer computes all live rows, the others those that are due for a refresh or changed most."""
+        refresh_prompt, refresh_response = self._due_refreshes(view)
+        count = 0 if refresh_response else self._pick_count(view)
+        make_spans = partial(self._spans, view, refresh_prompt, refresh_response, count)
+        if self.select == "random" and count > 0:  # other rows in every step
+            spans = Spans(make_spans())
+        else:
+            spans = view.spans(("dllm-cache", refresh_prompt, refresh_response), make_spans)
+        # Guidance that later steps reuse must cover the positions of later blocks too.
         predict = view.candidates if self.cfg_interval == 1 else view.noisy.copy()
         return Plan(spans, predict, refreshes=refresh_prompt or refresh_response)
 
     def repeats(self, view: View) -> int:
-        """Until the next refresh, unless rows are drawn, which are others in every step."""
-        drawn = self.select == "random" and self._count(view) > 0
-        if drawn or any(self._due(view)) or self.cfg_interval > 1:
+        """Until the next refresh, unless every step draws other rows."""
+        draws_rows = self.select == "random" and self._pick_count(view) > 0
+        if draws_rows or any(self._due_refreshes(view)) or self.cfg_interval > 1:
             return 0
         intervals = (self.prompt_interval, self.response_interval)
         if self.phase == "up":
@@ -93,19 +95,21 @@ class DllmCache(CachePolicy):
         return min((self._clock(view) - 1) % interval for interval in intervals)
 
     def _clock(self, view: View) -> int:
-        """What the interval must divide in a refresh."""
+        """The step number that a refresh interval must divide."""
         if self.phase == "up":
             return view.step
         assert view.steps is not None
         return view.steps - view.step
 
-    def _due(self, view: View) -> tuple[bool, bool]:
-        """Whether the prompt is refreshed in a step, and the response. The first step fills both caches."""
-        first, clock = not view.step, self._clock(view)
-        return first or clock % self.prompt_interval == 0, first or clock % self.response_interval == 0
+    def _due_refreshes(self, view: View) -> tuple[bool, bool]:
+        """Whether the step refreshes the prompt, and whether it refreshes the response. The first step fills both."""
+        if view.step == 0:
+            return True, True
+        clock = self._clock(view)
+        return clock % self.prompt_interval == 0, clock % self.response_interval == 0
 
-    def _count(self, view: View) -> int:
-        """Rows of the response that are recomputed between refreshes."""
+    def _pick_count(self, view: View) -> int:
+        """Number of response rows that are recomputed between refreshes."""
         return int((view.length - view.prompt) * self.ratio)
 
     def _spans(self, view: View, refresh_prompt: bool, refresh_response: bool, count: int) -> tuple[Span, ...]:
@@ -114,26 +118,28 @@ class DllmCache(CachePolicy):
         held = view.rows(0, 0) if refresh_prompt else rows & ~response
         if not refresh_response and not count:
             held = held | response
-        deep = self._deep(view, rows, held, response, count) if view.layers > 1 else ()
+        deep = self._deep_spans(view, rows, held, response, count) if view.layers > 1 else ()
         return (Span(range(1), rows), *deep)
 
-    def _deep(self, view: View, rows: Mask, held: Mask, response: Mask, count: int) -> tuple[Span, ...]:
-        """All layers but the first. Of the `response` only `count` rows are computed, where `count` is above 0."""
+    def _deep_spans(self, view: View, rows: Mask, held: Mask, response: Mask, count: int) -> tuple[Span, ...]:
+        """The spans of all layers but the first. If `count` is above 0 they compute that many rows of `response`."""
         layers = range(1, view.layers)
         if not count:
             return (Span(layers, rows, held=held if held.any() else None),)
         if self.select == "random":
-            # The draw is made here, so the device has nothing to choose.
+            # Rows are drawn on the host, so the device chooses nothing.
             groups = (range(i, min(i + self.select_layers, view.layers)) for i in layers[:: self.select_layers])
-            return tuple(Span(part, rows, held=held | _undrawn(view, response, count, part.start)) for part in groups)
+            return tuple(
+                Span(part, rows, held=held | _rows_not_drawn(view, response, count, part.start)) for part in groups
+            )
         pick = TopRho(response, count, self.select, first=layers.start, every=self.select_layers)
         return (Span(layers, rows, pick=pick, held=held if held.any() else None),)
 
 
-def _undrawn(view: View, response: Mask, count: int, layer: int) -> Mask:
-    """The response without the `count` rows drawn for `layer`. The draw depends on seed, step and layer alone."""
+def _rows_not_drawn(view: View, response: Mask, count: int, layer: int) -> Mask:
+    """Return `response` without the `count` rows drawn for `layer`. The draw depends on seed, step and layer alone."""
     positions = np.flatnonzero(response)
     drawn = np.random.default_rng([view.seed, view.step, layer]).permutation(positions)[:count]
-    rest = response.copy()
-    rest[drawn] = False
-    return rest
+    rows = response.copy()
+    rows[drawn] = False
+    return rows

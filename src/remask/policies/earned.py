@@ -1,8 +1,8 @@
-"""Depths that are earned: how many layers may read a shared prefix, as audits of requests have shown.
+"""Depths that are earned: how many layers may read a shared prefix, as proven by audits of requests.
 
-An audit of a request says, for some depths, how far its first predictions move where they move most
-(`sampling.measures`). Here that becomes a depth: the deepest one up to which the mean over requests is shown to stay
-below a bound. All of it is numbers of the host.
+An audit of a request measures, for some depths, how far its first predictions move at the position that moves most
+(`sampling.measures`). From the audits follows a depth: the deepest one up to which the mean over requests is proven to
+stay below a bound. All of it runs on the host.
 """
 
 import math
@@ -17,14 +17,14 @@ from remask.errors import TableError
 from remask.policies.bicache import DepthLookup, percent
 
 BOUND: Final = 0.1  # nats by which first predictions may move in the mean over requests, where they move most
-MOST: Final = 1.0
-"""Nats that one audit counts at most. Beyond, a prediction is another one, and how far decides nothing."""
+MAX_NATS: Final = 1.0
+"""Larger values of one audit count as this many nats: the prediction is a different one, however far it moved."""
 PROOF: Final = 16  # audits at a depth before it may be read
-PATIENCE: Final = 32  # audits at a depth after which it is no longer tried where it is neither proven nor refuted
-PREFIXES: Final = 8  # different prefixes in the audits before what they show holds for others
-REMEMBERED: Final = 64  # audits of a depth that count: the last ones, so that depths follow the traffic
+PATIENCE: Final = 32  # audits at a depth after which it is given up, if it is neither proven nor refuted
+PREFIXES: Final = 8  # different prefixes among the audits before they prove anything for other prefixes
+WINDOW: Final = 64  # audits of a depth that count: the latest ones, so that depths follow the traffic
 ALARM: Final = 3.0
-"""Times the bound: one audit beyond it ends what earlier ones have proven. It is rare where a depth may be read."""
+"""Multiple of the bound: one audit beyond it revokes what earlier ones proved. It is rare if a depth may be read."""
 BUCKET: Final = 10  # percent of the prefix ratio that share one record
 
 # Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom.
@@ -36,7 +36,7 @@ _T = (
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean of `count` values with its 95 % interval, in nats. That of a single value has no ends."""
+    """A mean of `count` values with its 95 % interval, in nats. The interval of a single value is infinite."""
 
     count: int
     mean: float
@@ -45,19 +45,20 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate":
-        """The estimate of values that count at most `MOST` each, by Student's t over them."""
+        """Estimate the mean of values of at most `MAX_NATS` each, by Student's t distribution."""
         count = len(values)
         if count < 2:
             return cls(count, values[0] if values else math.nan, -math.inf, math.inf)
         mean = math.fsum(values) / count
-        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
-        away = (_T[count - 2] if count - 2 < len(_T) else 1.96 + 2.5 / (count - 1)) * spread
-        return cls(count, mean, mean - away, mean + away)
+        standard_error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
+        quantile = _T[count - 2] if count - 2 < len(_T) else 1.96 + 2.5 / (count - 1)
+        margin = quantile * standard_error
+        return cls(count, mean, mean - margin, mean + margin)
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
-    """How far one request's predictions moved at one depth: `nats`, at the position that moved most."""
+class Audit:
+    """How far one request's predictions moved at one depth, in nats, at the position that moved most."""
 
     prefix: int
     depth: int
@@ -65,173 +66,203 @@ class Audited:
 
 
 def ladder(layers: int) -> tuple[int, ...]:
-    """The depths that are tried: 1, 2, 3, 4, 6, 8, 12 and so forth, by a half or a third deeper, and all `layers`."""
-    return tuple(sorted({d for power in range(layers) for d in (2**power, 3 * 2**power) if d < layers} | {layers}))
+    """Return the depths that audits try, ascending: `layers`, and powers of 2 and 3 times powers of 2 below it."""
+    depths = {layers}
+    power = 1
+    while power < layers:
+        depths.add(power)
+        if 3 * power < layers:
+            depths.add(3 * power)
+        power *= 2
+    return tuple(sorted(depths))
 
 
 class Record:
-    """The audits of one prefix ratio, and what follows from them.
+    """The audits of one prefix ratio, and the depths that they prove.
 
     Attributes:
-        layers: of the model.
+        layers: layers of the model.
         bound: nats up to which predictions count as unmoved.
-        alarm: nats of one audit that end what earlier ones have proven.
+        alarm: nats of one audit that revoke what earlier ones proved.
+        unaudited: requests that have read the store since the last audit.
+        common: layers that a prefix without audits of its own may read; any thread may read it.
     """
 
     def __init__(self, layers: int, bound: float) -> None:
-        self.layers, self.bound, self.alarm = layers, bound, ALARM * bound
-        self.unaudited = 0  # requests that have read the store since the last audit
-        self.common = 0  # layers that a prefix without audits of its own may read; any thread may ask
-        self._by_depth: dict[int, deque[Audited]] = {}
+        self.layers = layers
+        self.bound = bound
+        self.alarm = ALARM * bound
+        self.unaudited = 0
+        self.common = 0
+        self._by_depth: dict[int, deque[Audit]] = {}
         self._prefixes: set[int] = set()  # of the audits that count
-        self._estimates: dict[int | None, dict[int, Estimate]] = {}  # since the last audit
+        self._estimates: dict[int | None, dict[int, Estimate]] = {}  # by prefix and depth; cleared by every audit
 
     @property
-    def audits(self) -> list[Audited]:
+    def audits(self) -> list[Audit]:
         """All audits that count, by depth."""
         return [audit for depth in sorted(self._by_depth) for audit in self._by_depth[depth]]
 
-    def add(self, audits: Sequence[Audited]) -> bool:
-        """Take in the audits of one request. Returns whether one of them ended what had been proven."""
-        alarm = next((a for a in audits if a.nats > self.alarm and a.depth <= self.depth(a.prefix, 0)), None)
-        if alarm is not None:
-            self._forget(alarm)
+    def add(self, audits: Sequence[Audit]) -> bool:
+        """Add the audits of one request. Returns whether one of them revoked a depth that had been proven."""
+        alarms = [audit for audit in audits if audit.nats > self.alarm and audit.depth <= self.depth(audit.prefix, 0)]
+        if alarms:
+            self._drop_contradicted(alarms[0])
         for audit in audits:
-            self._by_depth.setdefault(audit.depth, deque(maxlen=REMEMBERED)).append(audit)
+            self._by_depth.setdefault(audit.depth, deque(maxlen=WINDOW)).append(audit)
         self.unaudited = 0
         self._prefixes = {audit.prefix for audit in self.audits}
         self._estimates.clear()
-        self.common = self.proven(None)
-        return alarm is not None
+        self.common = self.proven_depth(None)
+        return bool(alarms)
 
     def estimates(self, prefix: int | None = None) -> dict[int, Estimate]:
-        """By depth, ascending: over the requests of a prefix, or over prefixes (None), each of which counts once."""
+        """Estimates by depth, ascending, over the requests of a prefix, or over the means of all prefixes (None)."""
         if prefix not in self._estimates:
             if prefix is not None and prefix not in self._prefixes:
-                return {}  # and nothing is kept of it: there is no end of prefixes without audits
-            values = ((depth, self._values(depth, prefix)) for depth in sorted(self._by_depth))
-            self._estimates[prefix] = {depth: Estimate.of(nats) for depth, nats in values if nats}
+                return {}  # not cached, as there is no limit to prefixes without audits
+            values = {depth: self._values(depth, prefix) for depth in sorted(self._by_depth)}
+            self._estimates[prefix] = {depth: Estimate.of(nats) for depth, nats in values.items() if nats}
         return self._estimates[prefix]
 
     def depth(self, prefix: int, start: int) -> int:
-        """Layers that a request with this prefix may read; at most `start` where audits have not proven anything."""
-        proven = self.proven(prefix)
-        depth = proven or self.proven(None) or start
-        return min(depth, self._refuted(prefix) - 1, self.layers if proven else self._refuted(None) - 1)
+        """Return how many layers a request with this prefix may read; at most `start` if audits have proven nothing."""
+        proven = self.proven_depth(prefix)
+        depth = proven or self.proven_depth(None) or start
+        return min(depth, self._refuted_depth(prefix) - 1, self.layers if proven else self._refuted_depth(None) - 1)
 
-    def proven(self, prefix: int | None) -> int:
-        """The deepest depth that audits of a prefix, or of several (None), have proven; 0 without one."""
+    def proven_depth(self, prefix: int | None) -> int:
+        """Return the deepest depth that audits of one prefix, or of all prefixes (None), have proven; 0 without one."""
         deepest = 0
         for depth, estimate in self.estimates(prefix).items():
             if estimate.mean > self.bound:
                 break
-            several = prefix is not None or estimate.count >= PREFIXES
-            if several and estimate.high < self.bound and self._requests(depth, prefix) >= PROOF:
+            is_general = prefix is not None or estimate.count >= PREFIXES
+            if is_general and estimate.high < self.bound and self._audit_count(depth, prefix) >= PROOF:
                 deepest = depth
         return deepest
 
-    def wanted(self, prefix: int) -> tuple[int, ...]:
-        """The depths at which an audit of a request with this prefix would decide something; empty: at none."""
-        rungs, estimates = ladder(self.layers), self.estimates()
+    def audit_depths(self, prefix: int) -> tuple[int, ...]:
+        """Return the depths, ascending, at which an audit of a request with this prefix would be informative."""
+        rungs = ladder(self.layers)
+        estimates = self.estimates()
         if not estimates:
             return tuple(sorted({rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
-        proven = max(self.proven(prefix), self.proven(None))
-        bad = min(self._refuted(None), self._refuted(prefix))
-        good = max((depth for depth in estimates if depth < bad), default=0)
-        wanted = {good} if good > proven and not self._tried(good, prefix) else set()
-        between = [rung for rung in rungs if max(good, proven) < rung < bad]
+        proven = max(self.proven_depth(prefix), self.proven_depth(None))
+        refuted = min(self._refuted_depth(None), self._refuted_depth(prefix))
+        deepest_good = max((depth for depth in estimates if depth < refuted), default=0)
+        depths: set[int] = set()
+        if deepest_good > proven and not self._is_exhausted(deepest_good, prefix):
+            depths.add(deepest_good)
+        between = [rung for rung in rungs if max(deepest_good, proven) < rung < refuted]
         if between:
-            wanted.add(between[len(between) // 2])
-        elif proven < bad <= self.layers and not (self._hopeless(bad) or self._tried(bad, prefix)):
-            wanted.add(bad)
-        return tuple(sorted(wanted))
+            depths.add(between[len(between) // 2])
+        elif proven < refuted <= self.layers and not (
+            self._is_hopeless(refuted) or self._is_exhausted(refuted, prefix)
+        ):
+            depths.add(refuted)
+        return tuple(sorted(depths))
 
     @property
     def prefixes(self) -> int:
-        """Different prefixes among the audits that count."""
+        """Number of different prefixes among the audits that count."""
         return len(self._prefixes)
 
     def next_depth(self, depth: int) -> int:
-        """The rung above `depth`; all layers above the last one."""
+        """Return the next larger depth of the ladder, at most all layers."""
         return next((rung for rung in ladder(self.layers) if rung > depth), self.layers)
 
     def _values(self, depth: int, prefix: int | None) -> list[float]:
+        """Return the nats at a depth, at most `MAX_NATS` each: of a prefix's audits, or (None) every prefix's mean."""
         audits = self._by_depth[depth]
         if prefix is not None:
-            return [min(audit.nats, MOST) for audit in audits if audit.prefix == prefix]
+            return [min(audit.nats, MAX_NATS) for audit in audits if audit.prefix == prefix]
         by_prefix = sorted(audits, key=attrgetter("prefix"))
-        groups = [[min(audit.nats, MOST) for audit in group] for _, group in groupby(by_prefix, attrgetter("prefix"))]
+        groups = [
+            [min(audit.nats, MAX_NATS) for audit in group] for _, group in groupby(by_prefix, attrgetter("prefix"))
+        ]
         return [math.fsum(group) / len(group) for group in groups]
 
-    def _requests(self, depth: int, prefix: int | None) -> int:
+    def _audit_count(self, depth: int, prefix: int | None) -> int:
         return sum(prefix in (None, audit.prefix) for audit in self._by_depth.get(depth, ()))
 
-    def _refuted(self, prefix: int | None) -> int:
-        """The least depth whose audits are beyond the bound in their mean, be it of one; else one beyond all layers.
+    def _refuted_depth(self, prefix: int | None) -> int:
+        """Return the smallest depth whose audits exceed the bound in their mean; `layers` + 1 without one.
 
-        It costs work alone to read less than may be.
+        One audit suffices, as reading too little only costs work.
         """
-        means = ((depth, estimate.mean) for depth, estimate in self.estimates(prefix).items())
-        return next((depth for depth, mean in means if mean > self.bound), self.layers + 1)
+        estimates = self.estimates(prefix).items()
+        return next((depth for depth, estimate in estimates if estimate.mean > self.bound), self.layers + 1)
 
-    def _tried(self, depth: int, prefix: int) -> bool:
-        """Whether further audits at a depth are given up: there were many, and they prove nothing."""
-        several = self.estimates()[depth].count >= PREFIXES
-        return self._requests(depth, None if several else prefix) >= PATIENCE
+    def _is_exhausted(self, depth: int, prefix: int) -> bool:
+        """Whether `PATIENCE` audits at a depth have proven nothing, so that no more are made."""
+        is_general = self.estimates()[depth].count >= PREFIXES
+        return self._audit_count(depth, None if is_general else prefix) >= PATIENCE
 
-    def _hopeless(self, depth: int) -> bool:
+    def _is_hopeless(self, depth: int) -> bool:
         estimate = self.estimates()[depth]
-        return estimate.low > self.bound or (estimate.mean > self.alarm and self._requests(depth, None) >= 4)
+        return estimate.low > self.bound or (estimate.mean > self.alarm and self._audit_count(depth, None) >= 4)
 
-    def _forget(self, alarm: Audited) -> None:
-        """Drop the audits that an alarm contradicts; other prefixes that have proven as much themselves keep theirs."""
-        keep = {
+    def _drop_contradicted(self, alarm: Audit) -> None:
+        """Drop the audits that an alarm contradicts, but for prefixes whose own audits prove the alarm's depth."""
+        proven_prefixes = {
             audit.prefix
             for audit in self.audits
-            if audit.prefix != alarm.prefix and self.proven(audit.prefix) >= alarm.depth
+            if audit.prefix != alarm.prefix and self.proven_depth(audit.prefix) >= alarm.depth
         }
         for depth, audits in self._by_depth.items():
             if depth >= alarm.depth:
-                left = [audit for audit in audits if audit.prefix in keep]
+                remaining = [audit for audit in audits if audit.prefix in proven_prefixes]
                 audits.clear()
-                audits.extend(left)
+                audits.extend(remaining)
         self._estimates.clear()
 
 
 @dataclass(slots=True)
 class EarnedDepths:
-    """The depths of one model, by prefix ratio, as its audits have shown them."""
+    """The depths of one model by prefix ratio, as proven by its audits."""
 
-    layers: int  # of the model
+    layers: int  # layers of the model
     bound: float = BOUND  # nats up to which predictions count as unmoved
     records: dict[tuple[str, int], Record] = field(default_factory=dict)  # by adapter and prefix ratio
-    changed: Callable[[], None] | None = None  # is called where the depth of a record has changed; None: nobody
+    changed: Callable[[], None] | None = None  # is called when the depth of a record has changed
 
     def record(self, adapter: str, prefix: int, canvas: int) -> Record:
-        """The record of a prefix of so many tokens on a canvas of so many."""
+        """Return the record of a prefix of `prefix` tokens on a canvas of `canvas`, made if it does not exist."""
         key = adapter, percent(prefix, canvas) // BUCKET * BUCKET
         if key not in self.records:
             self.records[key] = Record(self.layers, self.bound)
         return self.records[key]
 
-    def add(self, record: Record, audits: Sequence[Audited]) -> bool:
-        """See `Record.add`."""
+    def add(self, record: Record, audits: Sequence[Audit]) -> bool:
+        """Add the audits of one request to a record, and call `changed` if a proven depth changes.
+
+        Returns whether one of the audits revoked a depth, as `Record.add` does.
+        """
         prefix = audits[0].prefix
-        before = record.proven(None), record.proven(prefix)
-        alarm = record.add(audits)
-        after = record.proven(None), record.proven(prefix)
-        if self.changed is not None and before != after:
+        old_depths = record.proven_depth(None), record.proven_depth(prefix)
+        revoked = record.add(audits)
+        new_depths = record.proven_depth(None), record.proven_depth(prefix)
+        if self.changed is not None and old_depths != new_depths:
             self.changed()
-        return alarm
+        return revoked
 
     @property
     def lookup(self) -> DepthLookup:
-        """What holds without audits of a prefix, or an adapter. Depths that a higher ratio contradicts are left out."""
+        """Depths by prefix ratio, for a prefix without audits and requests without an adapter.
+
+        Each is at most the depth of any higher ratio, so that they increase.
+        """
         depths = {ratio: record.common for (adapter, ratio), record in self.records.items() if not adapter}
-        return DepthLookup({ratio: min(d for r, d in depths.items() if r >= ratio) for ratio in sorted(depths)})
+        entries: dict[int, int] = {}
+        depth = self.layers
+        for ratio in sorted(depths, reverse=True):
+            depth = min(depth, depths[ratio])
+            entries[ratio] = depth
+        return DepthLookup(entries)
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` reads it."""
+        """Return JSON values from which `from_json` makes an equal object."""
         return {
             "layers": self.layers,
             "bound": self.bound,
@@ -239,7 +270,7 @@ class EarnedDepths:
                 {
                     "adapter": adapter,
                     "ratio": ratio,
-                    "audits": [[f"{a.prefix:x}", a.depth, round(a.nats, 6)] for a in record.audits],
+                    "audits": [[f"{audit.prefix:x}", audit.depth, round(audit.nats, 6)] for audit in record.audits],
                 }
                 for (adapter, ratio), record in sorted(self.records.items())
             ],
@@ -247,7 +278,7 @@ class EarnedDepths:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], layers: int, bound: float = BOUND) -> "EarnedDepths":
-        """What `to_json` wrote of a model of so many layers. Raises `TableError` where it did not."""
+        """Read the result of `to_json` for a model of `layers` layers. Raises `TableError` if it is none."""
         depths = cls(layers, bound)
         try:
             if raw["layers"] != layers:
@@ -257,7 +288,7 @@ class EarnedDepths:
                 for prefix, depth, nats in item["audits"]:
                     if not 1 <= depth <= layers or not nats >= 0:
                         raise ValueError(f"an audit at depth {depth} of {layers} by {nats} nats")
-                    record.add([Audited(int(prefix, 16), int(depth), float(nats))])
+                    record.add([Audit(int(prefix, 16), int(depth), float(nats))])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(f"no earned depths: {error}") from error
         return depths

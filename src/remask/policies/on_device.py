@@ -1,4 +1,4 @@
-"""What layer hooks do on the device between layers: the half that the hook in the plan names."""
+"""Layer hooks on the device, between the layers of a pass. The hook of a plan names its class here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from remask.policies.uniform_cache import Drift
 class HookedCanvas(Protocol):
     """A canvas whose plan has a hook."""
 
-    hook_state: Any  # what the hook keeps between passes of this canvas; None before it has set it
-    hook_output: Any  # what it reports to the policy (`View.hook_output`), on the host; None before it is set
+    hook_state: Any  # the hook's state between passes of this canvas; None at first
+    hook_output: Any  # the hook's report to the policy (`View.hook_output`), on the host; None at first
 
     @property
     def canvas(self) -> Canvas:
@@ -32,12 +32,12 @@ class HookedCanvas(Protocol):
 
     @property
     def states(self) -> Tensor | None:
-        """The hidden states that leave each layer but the last, [layers - 1, T, D]; None: none are kept."""
+        """The hidden states that leave each layer but the last, [layers - 1, T, D]; None if they are not kept."""
         ...
 
     @property
     def adapter(self) -> str | None:
-        """The adapter of its request; None: the base alone."""
+        """The adapter of its request; None without one."""
         ...
 
     def slots(self, layer: int) -> NDArray[np.int64]:
@@ -49,33 +49,35 @@ class HookedCanvas(Protocol):
 class Hooked:
     """A canvas of a pass whose plan has a hook of one kind."""
 
-    number: int  # which canvas of the pass it is
+    number: int  # index of the canvas in the pass
     branch: HookedCanvas
     plan: Plan  # as it was admitted
 
 
 @dataclass(frozen=True, slots=True)
 class AttendingRows:
-    """Rows of a canvas whose attention in one layer is wanted (`DeviceHook.attention`)."""
+    """Rows of a canvas whose attention in one layer is computed (`DeviceHook.attention`)."""
 
     branch: HookedCanvas
     positions: Index  # of the rows, int64 [N]
-    summed: int  # of how many leading rows only the sum is wanted
+    summed: int  # number of leading rows of which only the sum is computed
     among: Index | None = None  # the positions that are attended to, int64 [K]; None: all of the canvas
 
 
-Changed = Mapping[int, Plan]  # new plans by the numbers of their canvases in the pass
+Changed = Mapping[int, Plan]  # new plans by the index of their canvas in the pass
 
 
 class DeviceHook:
     """The hooks of one kind in one pass, of all canvases together, so that the host waits once for all of them.
 
-    The base class does nothing. A pass that fails may be repeated, also over other canvases: with what a hook leaves in
-    `hook_state` before `done`, a repeat must give the same result.
+    The base class does nothing. A failed pass may be repeated, also over other canvases. So a repeat must give the same
+    result whatever a hook left in `hook_state` before `done`.
     """
 
     def __init__(self, model: Transformer, pool: Pool, canvases: Sequence[Hooked]) -> None:
-        self.model, self.pool, self.canvases = model, pool, canvases
+        self.model = model
+        self.pool = pool
+        self.canvases = canvases
 
     @property
     def device(self) -> torch.device:
@@ -85,15 +87,17 @@ class DeviceHook:
     def attention(self, layer: int, requests: Sequence[AttendingRows]) -> list[tuple[Tensor, Tensor]]:
         """The attention of rows of several canvases in `layer`, computed from the inputs that the canvases keep.
 
-        Queries are projected again, and K is what the pool holds now: before the layer has run, that of the last pass.
-        For each of `requests`: the attention of its leading `summed` rows, summed over rows and heads, float32 [K], and
-        the logarithm of the attention of the others, float32 [heads, N - summed, K], -inf where a row does not see a
-        position. The host does not wait.
+        Queries are projected again, and K is read from the pool: before the layer has run, it is that of the last pass.
+        Returns for each of `requests` the attention of its leading `summed` rows, summed over rows and heads, float32
+        [K], and the logarithm of the attention of its other rows, float32 [heads, N - summed, K], -inf for positions
+        that a row does not see. The host does not wait.
         """
-        return look(self.model, self.pool, layer, [self._asked(layer, rows) for rows in requests])
+        return look(self.model, self.pool, layer, [self._row_query(layer, rows) for rows in requests])
 
-    def _asked(self, layer: int, rows: AttendingRows) -> AskedRows:
-        branch, among, states = rows.branch, rows.among, None
+    def _row_query(self, layer: int, rows: AttendingRows) -> AskedRows:
+        branch = rows.branch
+        among = rows.among
+        states = None
         if layer:
             assert branch.states is not None
             states = branch.states[layer - 1]
@@ -109,10 +113,10 @@ class DeviceHook:
         )
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
-        """Act before `stage` runs; `h` is the output of the stage before, and `plans` are those of all canvases.
+        """Act before `stage` runs. `h` is the output of the previous stage; `plans` are those of all canvases.
 
-        Returns plans with other rows in this layer. They replace the admitted plans, also if the pass is repeated: a
-        choice that compares with values which are then overwritten cannot be made twice.
+        Returns plans with other rows in this layer. They replace the admitted plans, also if the pass is repeated,
+        because a choice cannot be made twice if the values that it compared are overwritten.
         """
         return {}
 
@@ -128,27 +132,28 @@ class HoldStillRows(DeviceHook):
     """Compares what each layer is about to compute with the cache."""
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:
-        """Waits for the device once, for all canvases together, where a plan asks."""
+        """Waits for the device once for all canvases, if any of their plans compares rows in this layer."""
         layer = stage.layers.start
         starts = np.cumsum([0, *(len(plan.spans.at(layer).positions) for plan in plans)])
-        asking: list[tuple[int, Drift]] = []
-        rows, slots = [], []
+        drifts: list[tuple[int, Drift]] = []
+        rows = []
+        slots = []
         for hooked in self.canvases:
             plan = plans[hooked.number]
             span = plan.spans.at(layer)
             if isinstance(plan.hook, Drift) and plan.hook.compares(span) and span.layers.start == layer:
                 among = np.flatnonzero(plan.hook.among)
-                asking.append((hooked.number, plan.hook))
+                drifts.append((hooked.number, plan.hook))
                 rows.append(starts[hooked.number] + np.searchsorted(span.positions, among))
                 slots.append(hooked.branch.slots(layer)[among])
-        if not asking:
+        if not drifts:
             return {}
         model = self.model
         sent = send(np.stack([np.concatenate(rows), np.concatenate(slots)]), model.device)
         similarity = fetch(model.ranks.everywhere(_stillness, model, stage, h, self.pool, sent[0], sent[1]))
-        ends = np.cumsum([len(hooked) for hooked in rows])[:-1]
+        ends = np.cumsum([len(canvas_rows) for canvas_rows in rows])[:-1]
         changed = {}
-        for (number, drift), part in zip(asking, np.split(similarity, ends), strict=True):
+        for (number, drift), part in zip(drifts, np.split(similarity, ends), strict=True):
             held = drift.among.copy()
             held[held] = part >= 1 - drift.threshold
             changed[number] = drift.hold(plans[number], layer, held)

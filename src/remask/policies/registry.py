@@ -27,7 +27,7 @@ GROUP = "remask.policies"
 """The entry-point group by which other packages add policies. Each entry point names a policy class."""
 
 Depths = Callable[[], DepthLookup | Earned]
-"""Returns the depth of a policy that is given none: the model's table, or what audits earn."""
+"""Returns the default depth of a policy: the model's table, or what audits earn."""
 
 _TABLE, _EARNED = "table", "earned"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -36,23 +36,23 @@ _EXPECTED = "a frozen dataclass derived from remask.policies.base.CachePolicy wh
 
 @dataclass(frozen=True, slots=True)
 class PolicyType:
-    """A policy class, and what specs may say about it. All of it follows from the class."""
+    """A policy class and what follows from it for specs."""
 
     make: type[CachePolicy]
     # Names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless the field has
-    # `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it has that value.
+    # `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown if it has that value.
     settings: Mapping[str, str]
-    # The field of type `CachePolicy`, where there is one. The policy may stand before another one then.
+    # The field of type `CachePolicy`; None without one. Only a policy with such a field may wrap another one.
     inner: str | None
-    # Fields whose type includes `DepthLookup`. Where no setting gives one, it is the depth of the model.
+    # Fields whose type includes `DepthLookup`. By default they get the depth of the model.
     tables: frozenset[str]
-    earns: frozenset[str]  # those of them whose type includes `Earned`
+    earns: frozenset[str]  # fields among these whose type includes `Earned`
     kinds: tuple[ModelKind, ...]  # kinds of models that the policy with its default settings is defined for
-    plugin: Plugin | None = None  # who provides the class; None: remask itself
+    plugin: Plugin | None = None  # the entry point of the class; None: it is remask's own
 
     @classmethod
     def of(cls, make: object, plugin: Plugin | None = None) -> "PolicyType":
-        """Raises `TypeError`, whose text says what was found, where `make` is no policy class."""
+        """Inspect the class `make`. Raises `TypeError`, whose text says what is wrong, if it is no policy class."""
         if not isinstance(make, type) or not issubclass(make, CachePolicy):
             kind = (
                 f"the class {make.__name__}" if isinstance(make, type) else f"an object of type {type(make).__name__}"
@@ -76,9 +76,9 @@ class PolicyType:
             raise TypeError(f"{make.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
         settings = [(_setting(item), item.name) for item in fields if item.name not in inner]
         names = [name for name, _ in settings]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise TypeError(f"two fields of {make.__name__} are the setting {twice!r}")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise TypeError(f"two fields of {make.__name__} are the setting {duplicate!r}")
         kinds = _default_kinds(make, tables)
         return cls(make, dict(settings), next(iter(inner), None), tables, earns, kinds, plugin)
 
@@ -88,7 +88,7 @@ class PolicyType:
         return self.make.boundary is not CachePolicy.boundary
 
     def build(self, settings: Mapping[str, Any], inner: CachePolicy | None, depths: Depths) -> CachePolicy:
-        """The policy with these settings, around `inner` where one is given. Raises `ConfigError`."""
+        """Build the policy with these settings, around `inner` if there is one. Raises `ConfigError`."""
         fields = {self.settings[name]: value for name, value in settings.items()}
         if self.inner is not None and inner is not None:
             fields[self.inner] = inner
@@ -101,18 +101,21 @@ class PolicyType:
             return self.make(**fields)
         except RemaskError:
             raise
-        except Exception as error:  # whatever another package's class raises on values that do not suit it
+        except Exception as error:  # another package's class may raise anything on bad values
             described = f"the settings {shown(dict(settings))}" if settings else "its default settings"
             raise ConfigError(f"{self.plugin} refuses {described}: {type(error).__name__}: {error}") from error
 
 
-def _depth(usual: DepthLookup | Earned, setting: object, earns: bool) -> DepthLookup | Earned:
-    """The depth that "table" or "earned" ask for, or nothing; without `earns` it is a table. Raises `ConfigError`."""
-    table = usual.start if isinstance(usual, Earned) else usual
+def _depth(default: DepthLookup | Earned, setting: object, earns: bool) -> DepthLookup | Earned:
+    """Return the depth for the setting "table", "earned" or (None) the default. Without `earns` it is a table.
+
+    Raises `ConfigError` if there is no table.
+    """
+    table = default.start if isinstance(default, Earned) else default
     if setting == _EARNED and earns:
-        return usual if isinstance(usual, Earned) else Earned(table)
+        return default if isinstance(default, Earned) else Earned(table)
     if setting is None and earns:
-        return usual
+        return default
     if table is None:
         raise ConfigError(
             "depth='table': there is no depth table of this model; give a number of layers or 'earned', or measure a "
@@ -126,7 +129,7 @@ def _setting(item: "dataclasses.Field[Any]") -> str:
 
 
 def _field_types(make: type[CachePolicy]) -> dict[str, tuple[object, ...]]:
-    """The members of each field's type, of a union more than one."""
+    """Return the type of every field, as the members of a union."""
     try:
         hints = get_type_hints(make)
     except Exception as error:  # an annotation may be any expression
@@ -139,7 +142,7 @@ def _field_types(make: type[CachePolicy]) -> dict[str, tuple[object, ...]]:
 def _default_kinds(make: type[CachePolicy], tables: frozenset[str]) -> tuple[ModelKind, ...]:
     try:
         traits: object = make(**dict.fromkeys(tables, DepthLookup({}))).traits
-    except Exception as error:  # of a constructor or a property that are not remask's
+    except Exception as error:  # another package's constructor or property may raise anything
         raise TypeError(f"{make.__name__}() and its traits raised {type(error).__name__}: {error}") from error
     if not isinstance(traits, Traits):
         raise TypeError(f"the traits of {make.__name__} are an object of type {type(traits).__name__}, not Traits")
@@ -150,7 +153,8 @@ def _default_kinds(make: type[CachePolicy], tables: frozenset[str]) -> tuple[Mod
     return traits.kinds
 
 
-def _checked(plugin: Plugin, value: object) -> PolicyType:
+def _validate(plugin: Plugin, value: object) -> PolicyType:
+    """Return the policy type of an entry point's value. Raises `PluginError` if it is no policy class."""
     name = plugin.entry.name
     if not _NAME.fullmatch(name):
         raise plugin.error(f"its name is {name!r}", "letters, digits, '-', '_' and '.'")
@@ -180,52 +184,51 @@ POLICIES: Registry[PolicyType] = Registry(
             "exact": Exact,
         }.items()
     },
-    _checked,
+    _validate,
 )
 
 
 def policy_names() -> tuple[str, ...]:
-    """Names that a spec may join by `+`: remask's own, then those of other packages, none of which is imported."""
+    """Names that a spec may join by `+`: remask's own, then those of other packages. Imports no package."""
     return POLICIES.names()
 
 
 def names_for(kind: ModelKind) -> tuple[str, ...]:
-    """Names of the policies for models of this kind, whose packages are imported; what cannot be used is left out."""
+    """Names of the policies for models of this kind, without broken ones. Imports the packages that provide them."""
     return tuple(name for name, policy in POLICIES.usable().items() if kind in policy.kinds)
 
 
 def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: Depths) -> CachePolicy:
-    """The policy that `spec` names (outermost first, joined by `+`), with `settings` applied.
+    """Build the policy that `spec` names (outermost first, joined by `+`), with `settings` applied.
 
-    A setting goes to the outermost policy of the spec that takes it; as `NAME.setting` to the policy of that name. A
-    policy object is returned as it is. `depths` is called only where a policy reads a prefix to a depth that no setting
+    A setting goes to the outermost policy of the spec that takes it, or, as `NAME.setting`, to the policy of that name.
+    A policy object is returned unchanged. `depths` is called only if a policy reads a prefix to a depth that no setting
     gives as a number.
 
-    Raises `UnknownNameError` for a name or a setting that does not exist, `PluginError` where another package provides
-    the name, and provides it wrongly or not alone, and `ConfigError` where a value is out of range, a composition
-    cannot be, or settings come with a policy object.
+    Raises `UnknownNameError` on an unknown name or setting, `PluginError` if the package that provides a name is broken
+    or another one provides it too, and `ConfigError` if a value is out of range, the policies cannot be combined, or
+    settings come with a policy object.
     """
     if not isinstance(spec, str):
-        return _as_given(spec, settings)
+        return _policy_object(spec, settings)
     names = spec.split("+")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:  # refused before depths are looked for
-        raise ConfigError(f"{spec!r} stacks {twice!r} on itself; name {twice} once")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:  # checked before depths are read
+        raise ConfigError(f"{spec!r} stacks {duplicate!r} on itself; name {duplicate} once")
     types = [POLICIES.get(name) for name in names]
     for name, policy_type in zip(names[:-1], types[:-1], strict=True):
         if policy_type.inner is None:
-            around = ", ".join(name for name, policy_type in POLICIES.usable().items() if policy_type.inner is not None)
-            raise ConfigError(f"{spec!r}: {name!r} cannot wrap another policy; only {around} can")
+            wrappers = ", ".join(other for other, usable in POLICIES.usable().items() if usable.inner is not None)
+            raise ConfigError(f"{spec!r}: {name!r} cannot wrap another policy; only {wrappers} can")
     owners = sorted({name for name, policy_type in zip(names, types, strict=True) if policy_type.owns_prefix})
     if len(owners) > 1:
         raise ConfigError(f"{spec!r}: {' and '.join(owners)} would both own the shared prefix; choose one of them")
-    rest = _addressed(names, types, settings or {})
-    policy: CachePolicy | None = None
-    shares = [
-        {key: rest.pop(f"{name}.{key}") for key in policy_type.settings if f"{name}.{key}" in rest}
+    unused = _qualify_settings(names, types, settings or {})
+    settings_by_policy = [
+        {key: unused.pop(f"{name}.{key}") for key in policy_type.settings if f"{name}.{key}" in unused}
         for name, policy_type in zip(names, types, strict=True)
     ]
-    for key in rest:
+    for key in unused:
         request_fields = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
         if key in request_fields or key in declared(Terms):
             raise ConfigError(f"{key} is no setting of cache policy {spec!r}: it belongs into the request itself")
@@ -233,13 +236,15 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: D
         if not allowed:
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
         raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
-    for policy_type, share in zip(reversed(types), reversed(shares), strict=True):
-        policy = policy_type.build(share, policy, depths)
+    policy: CachePolicy | None = None
+    for policy_type, policy_settings in zip(reversed(types), reversed(settings_by_policy), strict=True):
+        policy = policy_type.build(policy_settings, policy, depths)
     assert policy is not None
     return policy
 
 
-def _as_given(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy:
+def _policy_object(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy:
+    """Return a policy object unchanged. Raises `ConfigError` if it is none, or comes with settings."""
     if isinstance(policy, CachePolicy):
         if settings:
             raise ConfigError(
@@ -255,46 +260,48 @@ def _as_given(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy
     )
 
 
-def _addressed(names: Sequence[str], types: Sequence[PolicyType], settings: Mapping[str, Any]) -> dict[Any, Any]:
-    """`settings` with keys `NAME.setting` wherever a policy takes them."""
-    full_names: dict[Any, Any] = {}
+def _qualify_settings(names: Sequence[str], types: Sequence[PolicyType], settings: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return `settings` with the key `NAME.setting` for every setting that a policy takes."""
+    qualified: dict[Any, Any] = {}
     for key, value in settings.items():
         owner = next((name for name, policy in zip(names, types, strict=True) if key in policy.settings), None)
-        full = key if owner is None else f"{owner}.{key}"
-        if full in full_names:
-            raise ConfigError(f"{full!r} and {full.split('.')[1]!r} are the same setting here; give one of them")
-        full_names[full] = value
-    return full_names
+        full_key = key if owner is None else f"{owner}.{key}"
+        if full_key in qualified:
+            raise ConfigError(
+                f"{full_key!r} and {full_key.split('.')[1]!r} are the same setting here; give one of them"
+            )
+        qualified[full_key] = value
+    return qualified
 
 
 def check_setting(name: str) -> None:
-    """Raise `ConfigError` where a field of a request, which is not known, is a setting of one of remask's policies."""
+    """Raise `ConfigError` if the unknown field `name` of a request is a setting of one of remask's policies."""
     owners = [owner for owner, policy in POLICIES.built_in.items() if name in policy.settings]
     if owners:
         raise ConfigError(f"{name} is a setting of the cache policy {owners[0]!r}: it belongs into 'cache_config'")
 
 
 def settings_of(policy: CachePolicy) -> dict[str, Any]:
-    """The settings of a policy, as `cache_config` names them; a depth table is "table".
+    """Return the settings of a policy as `cache_config` names them; a depth table is "table".
 
-    A setting of the inner policy that the outer one takes too is given as `NAME.setting`. A value that JSON cannot
-    hold is given as text. A policy that is no dataclass has no settings.
+    A setting of the inner policy that the outer one has too is named `NAME.setting`. A value that is not JSON is
+    returned as text. A policy that is no dataclass has no settings.
     """
-    settings, inner = _own_settings(policy)
+    settings, inner = _outer_settings(policy)
     if inner is None:
         return settings
-    name = _own_name(inner)
+    name = _outer_name(inner)
     return settings | {f"{name}.{key}" if key in settings else key: value for key, value in settings_of(inner).items()}
 
 
 def name_of(policy: CachePolicy) -> str:
-    """The spec that names a policy, without settings; where no name does, its attribute `name`, or its class."""
-    _, inner = _own_settings(policy)
-    name = _own_name(policy)
+    """Return the spec of a policy, without settings. A policy without a name has its attribute `name`, or its class."""
+    _, inner = _outer_settings(policy)
+    name = _outer_name(policy)
     return name if inner is None or isinstance(inner, Dense) else f"{name}+{name_of(inner)}"
 
 
-def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | None]:
+def _outer_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | None]:
     settings: dict[str, Any] = {}
     inner = None
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
@@ -303,17 +310,17 @@ def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | No
         if isinstance(value, CachePolicy):
             inner = value
         elif item.init and not ("unset" in item.metadata and value == item.metadata["unset"]):
-            settings[_setting(item)] = _shown(value)
+            settings[_setting(item)] = _setting_value(value)
     return settings, inner
 
 
-def _shown(value: object) -> object:
+def _setting_value(value: object) -> object:
     if isinstance(value, DepthLookup | Earned):
         return _TABLE if isinstance(value, DepthLookup) else _EARNED
     return value if value is None or isinstance(value, str | int | float | list | tuple | dict) else repr(value)
 
 
-def _own_name(policy: CachePolicy) -> str:
+def _outer_name(policy: CachePolicy) -> str:
     for name, policy_type in (*POLICIES.built_in.items(), *POLICIES.imported().items()):
         if policy_type.make is type(policy):
             return name
@@ -322,7 +329,7 @@ def _own_name(policy: CachePolicy) -> str:
 
 
 def file_and_class(spec: str) -> tuple[str, str] | None:
-    """The file and the class that a spec `FILE.py:CLASS` names; None of any other."""
+    """Return the file and the class that a spec `FILE.py:CLASS` names. Returns None for any other spec."""
     path, colon, name = spec.rpartition(":")
     return (path, name) if colon and path.endswith(".py") and name.isidentifier() else None
 
@@ -330,33 +337,34 @@ def file_and_class(spec: str) -> tuple[str, str] | None:
 def from_file(
     cache: str | CachePolicy, settings: Mapping[str, Any] | None, option: str = "cache"
 ) -> tuple[str | CachePolicy, dict[str, Any]]:
-    """A policy object, with its settings and with none beside it, where `cache` names a file, which is run.
+    """Replace a spec `FILE.py:CLASS` by a policy object with its settings applied, and no further settings.
 
-    Anything else is returned as it is. `option` is the setting's name in errors. Raises `ConfigError` where the file
-    cannot be run, holds no such class, or the class is no policy or does not take the settings.
+    Runs the file. Any other `cache` is returned unchanged, with its settings. `option` is the setting's name in errors.
+    Raises `ConfigError` if the file cannot be run or has no such class, or if the class is no policy or does not take
+    the settings.
     """
-    place = file_and_class(cache) if isinstance(cache, str) else None
-    if place is None:
+    file_spec = file_and_class(cache) if isinstance(cache, str) else None
+    if file_spec is None:
         return cache, dict(settings or {})
-    path, name = place
+    path, name = file_spec
     value = vars(module_in(path, option)).get(name)
     if value is None:
         raise ConfigError(f"{option}: {path} has no class {name!r}")
     try:
-        policy = PolicyType.of(value)
+        policy_type = PolicyType.of(value)
     except TypeError as error:
         raise ConfigError(
             f"{option}: {name} of {path} is not a cache policy: {error}; expected a frozen dataclass derived from "
             "remask.policies.CachePolicy whose fields all have defaults (docs/extending.md)"
         ) from error
     for key in settings or {}:
-        if key not in policy.settings:
-            raise UnknownNameError(f"setting of cache policy {name!r}", key, policy.settings)
+        if key not in policy_type.settings:
+            raise UnknownNameError(f"setting of cache policy {name!r}", key, policy_type.settings)
     try:
-        return policy.build(settings or {}, None, lambda: _no_table(option)), {}
+        return policy_type.build(settings or {}, None, lambda: _no_table(option)), {}
     except RemaskError:
         raise
-    except Exception as error:  # of a constructor that is anybody's
+    except Exception as error:  # the file's constructor may raise anything
         raise ConfigError(f"{option}: {name} of {path} cannot be made: {type(error).__name__}: {error}") from error
 
 

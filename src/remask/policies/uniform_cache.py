@@ -1,4 +1,4 @@
-"""`uniform-cache`: a full pass when a block starts, then the block, whose rows that stand still may be left out."""
+"""`uniform-cache`: a full pass when a block starts, then passes over the block that may skip unchanged rows."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,14 +15,16 @@ from remask.policies.block import Blockwise
 
 @dataclass(frozen=True, slots=True)
 class Drift(LayerHook):
-    """Holds the rows of `among` whose value vectors are near those in the cache, in every layer but the first.
+    """Holds the rows of `among` whose value vectors are close to those in the cache, in every layer but the first.
 
-    V is projected for all rows of `among` when the layer's turn comes. Rows at a cosine distance of at most `threshold`
-    from their V in the cache join `Span.held`: their K and V are kept, so small moves add up until they
-    count. Until then all rows count as computed, so the cost of a plan is an upper bound.
+    V is projected for all rows of `among` before a layer runs. Rows at a cosine distance of at most `threshold` from
+    their cached V join `Span.held`. Their cached K and V are kept, so small changes add up until they exceed the
+    threshold. Until a layer is compared all rows count as computed, so the cost of a plan is an upper bound.
 
     Attributes:
-        done: the layers below this one have been compared; the `held` of their spans has the rows.
+        among: rows that are compared, bool [T].
+        threshold: cosine distance up to which a row is held.
+        done: number of leading layers that have been compared; their spans have the held rows.
     """
 
     among: Mask
@@ -56,7 +58,7 @@ class Drift(LayerHook):
         return self.among if self.compares(span) else None
 
     def hold(self, plan: Plan, layer: int, rows: Mask) -> Plan:
-        """`plan`, whose hook this is, in which `layer` has been compared and `rows` of it are held."""
+        """Return `plan`, whose hook this is, after `layer` has been compared: `rows` are held in it."""
         return replace(plan.holding(layer, rows), hook=replace(self, done=layer + 1))
 
     def below(self, lead: Mask) -> Self:
@@ -64,11 +66,12 @@ class Drift(LayerHook):
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
         """V is projected and compared, and not written."""
-        w, layers, among = widths, spans.layers - 1, int(self.among.sum())
+        layers = spans.layers - 1
+        rows = int(self.among.sum())
         cost = OperationCost(
-            flops=layers * 2 * among * w.hidden * w.keys,
-            kv_read=layers * w.item * among * w.keys,
-            activations=layers * w.item * among * w.hidden,
+            flops=layers * 2 * rows * widths.hidden * widths.keys,
+            kv_read=layers * widths.item * rows * widths.keys,
+            activations=layers * widths.item * rows * widths.hidden,
         )
         return HookCost(selection=cost, compares=frozenset((layer, "value") for layer in range(1, spans.layers)))
 
@@ -81,9 +84,9 @@ class UniformCache(Blockwise):
     A step of a correction computes the blocks that the last step changed, or all rows if it changed none. With
     `border="neighbours"` the first step of a later block computes the block and as many rows before it.
 
-    With `drift` (thesis, section 6.6.4) every layer of these passes but the first computes only rows whose V is further
-    than that from the V in the cache, by cosine distance; the others add their cached outputs. Full passes and
-    corrections compare nothing.
+    With `drift` (thesis, section 6.6.4) every layer of these passes but the first computes only rows whose V is at a
+    larger cosine distance from the cached V; the others add their cached outputs. Full passes and corrections compare
+    nothing.
     """
 
     refresh_next: int = declare(4, Whole(0), "Steps from one computation of the next block to the next; 0: never.")
@@ -98,41 +101,43 @@ class UniformCache(Blockwise):
         return Traits(("uniform",), Schedule("within_block", blockwise=True), keeps, by_clock=not keeps)
 
     def plan(self, view: View) -> Plan:
-        """As in every block-wise policy, but at borders where not all rows are computed."""
-        begun = view.block if view.decoding.fresh is None else view.decoding.fresh
-        # All rows are computed in the first step, and where the scope of a correction begins, behind the prompt.
-        if self.border == "full" or view.block_step > 0 or view.step == 0 or begun.start == view.prompt:
+        """As in every block-wise policy, except at borders where not all rows are computed."""
+        new_block = view.block if view.decoding.fresh is None else view.decoding.fresh
+        # All rows are computed in the first step of the request and of a correction, whose scope follows the prompt.
+        if self.border == "full" or view.block_step > 0 or view.step == 0 or new_block.start == view.prompt:
             return Blockwise.plan(self, view)
-        spans = view.over(max(0, begun.start - len(begun)), begun.stop)
+        spans = view.over(max(0, new_block.start - len(new_block)), new_block.stop)
         return Plan(spans, view.candidates & spans[0].rows, refreshes=True)
 
-    def _cached(self, view: View) -> Plan:
-        touched, hook = view.decoding.touched, None
-        if touched is not None:
-            spans = view.over_rows(touched) if touched.any() else view.over(0, view.length)
-            return Plan(spans, view.candidates & spans[0].rows, refreshes=not touched.any())
-        renews = self._may_renew(view) and (view.block_step + 1) % self.refresh_next == 0
-        stop = view.block.stop + (len(view.block) if renews else 0)
+    def _cached_plan(self, view: View) -> Plan:
+        touched = view.decoding.touched
+        if touched is not None:  # in a correction
+            is_full = not touched.any()
+            spans = view.over(0, view.length) if is_full else view.over_rows(touched)
+            return Plan(spans, view.candidates & spans[0].rows, refreshes=is_full)
+        hook = None
+        computes_next = self._may_compute_next(view) and (view.block_step + 1) % self.refresh_next == 0
+        stop = view.block.stop + (len(view.block) if computes_next else 0)
         if self.drift is None:
             spans = view.over(view.block.start, stop)
         else:
-            spans = view.spans(("drift", view.block.start, stop), partial(self._layered, view, stop))
+            spans = view.spans(("drift", view.block.start, stop), partial(self._single_layer_spans, view, stop))
             hook = Drift(spans[0].rows, self.drift)
-        return Plan(spans, view.candidates, refreshes=renews, hook=hook)
+        return Plan(spans, view.candidates, refreshes=computes_next, hook=hook)
 
-    def _layered(self, view: View, stop: int) -> list[Span]:
+    def _single_layer_spans(self, view: View, stop: int) -> list[Span]:
         rows = view.rows(view.block.start, stop)
         return [Span(range(i, i + 1), rows) for i in range(view.layers)]
 
-    def _may_renew(self, view: View) -> bool:
+    def _may_compute_next(self, view: View) -> bool:
         end = view.length if view.response is None else view.response
         return self.refresh_next > 0 and view.block.stop < end
 
     def repeats(self, view: View) -> int:
-        """Until the next block is computed too. In a correction rows depend on what has changed."""
+        """Up to the step that computes the next block too. In a correction rows depend on the changed tokens."""
         if view.block_step == 0 or view.decoding.touched is not None:
             return 0
-        if not self._may_renew(view):
+        if not self._may_compute_next(view):
             return ALWAYS
-        left = -(view.block_step + 1) % self.refresh_next  # steps to the next one that renews; 0: this one does
-        return max(0, left - 1)
+        steps_left = -(view.block_step + 1) % self.refresh_next  # until the next block is computed; 0: in this step
+        return max(0, steps_left - 1)

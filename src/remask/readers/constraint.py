@@ -70,7 +70,7 @@ class Constraint(Reader):
     def begun(self, state: int) -> "Constraint":
         """The form of the rest of an answer whose beginning is given, and leads to `state`."""
         rest = copy(self)
-        rest.automaton = self.automaton.begun(state)
+        rest.automaton = self.automaton.starting_at(state)
         return rest
 
     @property
@@ -104,8 +104,8 @@ class Constraint(Reader):
                 f"{longest} positions are taken, and these have {block}; lower block_length, or ask for a "
                 "simpler form"
             )
-        if not automaton.alive(length)[automaton.start]:
-            short = automaton.shortest(length) is None
+        if not automaton.live_states(length)[automaton.start]:
+            short = automaton.min_length(length) is None
             why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
             name = "max_tokens" if asked.template is None or asked.template.fill_only else "the hole's max"
             raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
@@ -141,7 +141,7 @@ class ConstrainedHole(Reader):
         begin, stop = max(block.start, scope.start), min(block.stop, scope.stop)
         if begin >= stop:
             return
-        state = self._automaton.after(canvas.tokens[scope.start : begin])
+        state = self._automaton.state_after(canvas.tokens[scope.start : begin])
         fixed = np.where(canvas.noisy[begin:stop], FREE, canvas.tokens[begin:stop])
         offered = np.zeros((stop - begin, count), dtype=np.float32)
         inside = np.flatnonzero((positions >= begin) & (positions < stop))

@@ -16,7 +16,7 @@ from remask.policies.base import IdlePasses
 from remask.readers.base import Asked, Reader, ReadPass, Start
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder, Decoding, Positions, Predicted
-from remask.sampling.device_reads import Normalised
+from remask.sampling.device_reads import LogProbabilities
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
@@ -129,7 +129,7 @@ class Labels(DeviceRead):
         return Labels(self.tokens[start:stop])
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        logprobs = Normalised(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
+        logprobs = LogProbabilities(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
         return lambda tokens: logprobs  # noqa: ARG005
 
 

@@ -24,7 +24,7 @@ from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.decoder import Decoder, Predicted
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
-from remask.sampling.score import measured
+from remask.sampling.score import apply_measure
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
@@ -64,7 +64,7 @@ def biases_of(params: SamplingParams, canvas: Canvas) -> Iterator[Reader]:
     """The readers that change logits as these parameters say, in the order in which they act."""
     if params.logit_bias:
         yield LogitBias(Added.of(params.logit_bias))
-    if params.penalizes:
+    if params.has_penalties:
         yield Penalties(params, canvas)
     if params.min_p:
         yield MinP(AtLeast(params.min_p))
@@ -97,7 +97,7 @@ class Measuring(DeviceRead):
     width = 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        values = measured(vocabulary.log_softmax(logits), self.of, vocabulary).float()
+        values = apply_measure(vocabulary.log_softmax(logits), self.of, vocabulary).float()
         return lambda tokens: values[None]  # noqa: ARG005
 
 

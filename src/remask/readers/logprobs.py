@@ -17,7 +17,7 @@ from remask.readers.base import Asked, Reader, ReadPass, Start
 from remask.request.result import Transfer
 from remask.request.trace import TOP_LOGPROBS
 from remask.sampling.decoder import Decoding, Predicted
-from remask.sampling.device_reads import MIN_LOGPROB, Normalised
+from remask.sampling.device_reads import MIN_LOGPROB, LogProbabilities
 from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
@@ -83,7 +83,7 @@ class PredictedLogprobs(Reader):
         transfer.logprobs, transfer.top_logprobs = self.of(np.array(transfer.positions, dtype=np.int64))
 
     def note(self, positions: NDArray[np.int64], numbers: NDArray[np.float32]) -> None:
-        """Take the `numbers` of a pass for `positions` [n]: the first rows are those of `Normalised.of`."""
+        """Take the `numbers` of a pass for `positions` [n]: the first rows are those of `LogProbabilities.of`."""
         self._rows[positions] = numbers[: self._ranking.width].T
 
     def of(self, positions: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[Top, ...]]:
@@ -97,7 +97,7 @@ class PredictedLogprobs(Reader):
 
 @dataclass(frozen=True, slots=True)
 class Ranking(DeviceRead):
-    """The log-probability of each token, then the `top` most probable tokens, then theirs (`Normalised.of`)."""
+    """The log-probability of each token, then the `top` most probable tokens, then theirs (`LogProbabilities.of`)."""
 
     top: int
     vocab: int
@@ -112,4 +112,4 @@ class Ranking(DeviceRead):
         return 1 + 2 * self.count
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        return Normalised(logits, self.top, mask_id, vocabulary).of
+        return LogProbabilities(logits, self.top, mask_id, vocabulary).of

@@ -1,4 +1,4 @@
-"""The forms that a request may ask of its answer: a regular expression, one of some texts, or JSON of a schema."""
+"""The forms that a request may require of its answer: a regular expression, one of some texts, or JSON by a schema."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from remask.checks.fields import check, declare, documented, parse
 from remask.checks.values import Flag, ListOf, Settings, Text
 from remask.errors import ConfigError
-from remask.request.json_schema import escaped, expression_of
+from remask.request.json_schema import escape, expression_of
 from remask.request.schema_parts import whole_regex
 
 MAX_PATTERN = 2**14
@@ -36,22 +36,22 @@ class StructuredOutputs:
 
     def __post_init__(self) -> None:
         check(self, "structured_outputs.")
-        given = [name for name in ("regex", "choice", "json") if getattr(self, name) is not None]
-        given += ["json_object"] if self.json_object else []
-        if len(given) != 1:
+        forms = [name for name in ("regex", "choice", "json") if getattr(self, name) is not None]
+        forms += ["json_object"] if self.json_object else []
+        if len(forms) != 1:
             raise ConfigError(
                 "structured_outputs needs exactly one of regex, choice, json and json_object; got "
-                + (", ".join(given) or "none")
+                + (", ".join(forms) or "none")
             )
         if self.choice is not None and not self.choice:
             raise ConfigError("structured_outputs.choice holds no text; give one at least")
-        expression = self.source[1]  # here a schema is refused that cannot be guaranteed
+        expression = self.source[1]  # raises ConfigError if a schema cannot be guaranteed
         if self.json is None and len(expression) > MAX_PATTERN:
-            raise ConfigError(f"structured_outputs.{given[0]} is too long; at most {MAX_PATTERN} characters are taken")
+            raise ConfigError(f"structured_outputs.{forms[0]} is too long; at most {MAX_PATTERN} characters are taken")
 
     @classmethod
     def from_mapping(cls, values: object) -> "StructuredOutputs":
-        """The form that JSON-like values say. Raises `ConfigError` on unknown names and on values not allowed."""
+        """Build a form from JSON-like values. Raises `ConfigError` on unknown names and on values not allowed."""
         if isinstance(values, Mapping) and values.get("grammar") is not None:
             raise ConfigError(
                 "structured_outputs.grammar: a context-free grammar has no finite automaton, so that no path through "
@@ -61,18 +61,18 @@ class StructuredOutputs:
 
     @cached_property
     def source(self) -> tuple[str, str]:
-        """What it is, "regex" or "json", and the regular expression to compile."""
+        """The kind of form, "regex" or "json", and the regular expression to compile."""
         if self.regex is not None:
             return "regex", whole_regex(self.regex)
         if self.choice is not None:
-            return "regex", "|".join(map(escaped, self.choice))
+            return "regex", "|".join(map(escape, self.choice))
         if self.json is not None:
             return "json", expression_of(self._plain_schema, "structured_outputs.json")
         return "json", expression_of({"type": "object"}, "structured_outputs.json_object")
 
     @property
     def _plain_schema(self) -> Any:
-        """The schema in JSON's own values."""
+        """A copy of the schema in plain JSON values. Raises `ConfigError` if it is not JSON."""
         try:
             text = json.dumps(self.json, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:

@@ -1,9 +1,8 @@
 """JSON Schema (draft 2020-12) as regular expressions of the JSON texts that it allows.
 
-An expression matches nothing that the schema forbids. Where all that is allowed is no small expression it matches a
-part of it: properties come in the order of the schema and no others are written, a schema that leads back to itself
-does so a few times, and an object or list of which nothing is said holds scalars, and where it is the whole answer also
-objects and lists of them.
+An expression matches nothing that the schema forbids. If everything that the schema allows would be too large an
+expression, it matches a part of it: properties come in the order of the schema and no others are written, recursion is
+limited, and an unrestricted object or list holds scalars (the whole answer also objects and lists of scalars).
 """
 
 import json
@@ -15,22 +14,22 @@ from typing import Any
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
-from remask.request.schema_parts import BOUNDS, FORMATS, bounded, text_part
+from remask.request.schema_parts import BOUNDS, FORMATS, number_expression, string_expression
 
-MAX_WRITTEN = 2**18
+MAX_EXPRESSION_CHARS = 2**18
 """Characters of the expression of a schema."""
 MAX_DEPTH = 32
 MAX_REFERENCES = 64
 MAX_VISITS = 2**12
-"""Schemas, each as often as it is referred to, and what is looked at of them beside."""
-TIMES = 4
-"""How often a reference is followed within itself."""
+"""Visits to schemas while one is translated, counted again for each reference, and other work in proportion."""
+MAX_RECURSION = 4
+"""How often a reference is followed within its own target."""
 
 WORKS: Mapping[str, str] = {
     "$anchor": "a name that `$ref` may refer to",
     "$defs": "schemas that `$ref` may refer to",
     "$ref": "`#`, a JSON pointer (`#/$defs/name`) or an anchor (`#name`) of the same schema; one that leads back to "
-    f"itself is followed {TIMES} times",
+    f"itself is followed {MAX_RECURSION} times",
     "additionalProperties": "without `properties` the values of an object of any names; beside them no others are "
     "written",
     "allOf": "one schema, beside others that restrict nothing",
@@ -112,17 +111,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "minProperties": (0,),
     "propertyNames": (True,),
     "required": ([],),
-    "strict": (False, True),  # OpenAI's, where it has slipped into the schema
+    "strict": (False, True),  # OpenAI's, if it has slipped into the schema
     "unevaluatedItems": (True,),
     "unevaluatedProperties": (True,),
     "uniqueItems": (False,),
 }
 """Values with which a keyword restricts nothing."""
 
-_ALONE = ("$ref", "allOf", "anyOf", "oneOf", "const", "enum")  # keywords that say all by themselves
-_HOLDERS = frozenset(["$defs", "definitions"])
-_KINDS = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
-_OF: Mapping[str, frozenset[str]] = {
+_EXCLUSIVE_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf", "const", "enum")  # allowed beside no other keyword
+_DEFINITIONS = frozenset(["$defs", "definitions"])
+_TYPES = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
+_KEYWORD_TYPES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(BOUNDS, frozenset(["integer", "number"])),
     **dict.fromkeys(("format", "maxLength", "minLength", "pattern"), frozenset(["string"])),
     **dict.fromkeys(("items", "maxItems", "minItems", "prefixItems"), frozenset(["array"])),
@@ -138,7 +137,7 @@ _INTEGER = r"-?(0|[1-9][0-9]*)"
 _NUMBER = rf"{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _SCALAR = rf"({_STRING}|{_NUMBER}|true|false|null)"
 _PERCENT = re.compile("(%[0-9A-Fa-f]{2})+")
-_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
+_METACHARACTERS = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 _ENTRY = f"{_STRING}: ?"
@@ -147,549 +146,583 @@ _OBJECT = rf"\{{({_ENTRY}{_SCALAR}(, ?{_ENTRY}{_SCALAR})*)?\}}"
 _VALUE = f"({_SCALAR}|{_LIST}|{_OBJECT})"
 
 
-def escaped(text: str) -> str:
-    """The expression of `text` itself."""
-    return "".join(f"\\{char}" if char in _SPECIAL else char for char in text)
+def escape(text: str) -> str:
+    """Return the expression that matches `text` alone."""
+    return "".join(f"\\{char}" if char in _METACHARACTERS else char for char in text)
 
 
-def expression_of(schema: Mapping[str, Any], place: str) -> str:
-    """The expression of a schema, whose values are JSON's. `place` names it in errors.
+def expression_of(schema: Mapping[str, Any], path: str) -> str:
+    """Return the expression of a schema made of JSON values. `path` names it in errors.
 
-    Raises `ConfigError` where it cannot be guaranteed, or allows nothing, and names the place in the schema.
+    Raises `ConfigError`, which names the place in the schema, if it cannot be guaranteed or allows nothing.
     """
-    return _Translation([id(schema)]).expression(schema, _At(place, schema, place, followed=frozenset([id(schema)])))
+    return _Translation([id(schema)]).expression(schema, _Scope(path, schema, path, followed=frozenset([id(schema)])))
 
 
-class _NothingError(ConfigError):
-    """No value is allowed at a place, by what stands elsewhere. Around it there may be a way without one."""
+class _EmptyError(ConfigError):
+    """A schema allows no value. The schema around it may still allow values without it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
-    """Where a schema stands.
+class _Scope:
+    """What a schema inherits from the schemas around it.
 
     Attributes:
-        root, root_place: the schema that its references refer to.
-        kinds: types that are allowed by what stands around it.
-        forced: properties that must be written.
-        followed: identities of what references have led to that are of the same value.
-        depth: how many schemas it stands in.
+        path: its name in errors.
+        root, root_path: the schema that its references are relative to.
+        types: types that the schemas around it allow.
+        required_names: properties that must be written.
+        followed: identities of the targets of references that led here and describe the same value.
+        depth: how many schemas it is nested in.
     """
 
-    place: str
+    path: str
     root: Any
-    root_place: str
-    kinds: frozenset[str] = _KINDS
-    forced: frozenset[str] = frozenset()
+    root_path: str
+    types: frozenset[str] = _TYPES
+    required_names: frozenset[str] = frozenset()
     followed: frozenset[int] = frozenset()
     depth: int = 0
 
-    def within(self, name: str, key: str | int | None = None) -> "_At":
-        """A schema within this one, of another value."""
-        at = self.beside(name, key)
-        return replace(at, kinds=_KINDS, forced=frozenset(), followed=frozenset())
+    def child(self, name: str, key: str | int | None = None) -> "_Scope":
+        """The scope of a subschema that describes a part of the value."""
+        scope = self.branch(name, key)
+        return replace(scope, types=_TYPES, required_names=frozenset(), followed=frozenset())
 
-    def beside(self, name: str, key: str | int | None = None) -> "_At":
-        """A schema within this one, of the same value."""
-        part = "" if key is None else f"[{key}]" if isinstance(key, int) else f".{_name(key)}"
-        return replace(self, place=f"{self.place}.{name}{part}", depth=self.depth + 1)
+    def branch(self, name: str, key: str | int | None = None) -> "_Scope":
+        """The scope of a subschema that describes the same value."""
+        path = f"{self.path}.{name}"
+        if key is not None:
+            path += f"[{key}]" if isinstance(key, int) else f".{_short_name(key)}"
+        return replace(self, path=path, depth=self.depth + 1)
 
-    def forcing(self, names: frozenset[str]) -> "_At":
-        """The same, where values are objects that have properties of these names."""
-        return replace(self, forced=self.forced | names, kinds=self.kinds & {"object"}) if names else self
+    def with_required(self, names: frozenset[str]) -> "_Scope":
+        """This scope with values restricted to objects that have properties of these names."""
+        if not names:
+            return self
+        return replace(self, required_names=self.required_names | names, types=self.types & {"object"})
 
 
 @dataclass(slots=True)
 class _Translation:
-    _following: list[int]  # identities of what references lead to, each within the one before
+    _open_references: list[int]  # identities of the targets of the references that are being followed, outermost first
     _visits: int = 0
-    _leaves: int = 0  # characters of values that hold no others
-    # By the identity of the schema that is referred to.
+    _leaves: int = 0  # characters of the expressions of scalars
+    # By the identity of the root schema.
     _targets: dict[tuple[int, str], tuple[Any, str]] = field(default_factory=dict)
     _anchors: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def expression(self, node: Any, at: _At) -> str:
-        """The expression of the schema `node`. Raises `_NothingError` where it allows nothing."""
-        node = self._entered(node, at)
-        at = _rooted(node, at)
-        kinds = _kinds(node, at.place)
-        at = replace(at, kinds=kinds & at.kinds)
-        alone = [name for name in _ALONE if name in node]
-        if alone:
-            beside = [name for name in node if _restricts(node, name) and name not in _HOLDERS | {"$anchor", "type"}]
-            if len(beside) > 1 and set(beside) != {"enum", "const"}:
-                raise ConfigError(f"{at.place} holds {' and '.join(sorted(beside))}, of which one alone is guaranteed")
-            found = self._alone(alone[0], node, at)
+    def expression(self, node: Any, scope: _Scope) -> str:
+        """Return the expression of the schema `node`. Raises `_EmptyError` if it allows nothing."""
+        node = self._read_keywords(node, scope)
+        scope = _enter_root(node, scope)
+        types = _allowed_types(node, scope.path)
+        scope = replace(scope, types=types & scope.types)
+        exclusive = next((name for name in _EXCLUSIVE_KEYWORDS if name in node), None)
+        if exclusive is None:
+            result = self._types_expression(node, scope)
         else:
-            found = self._of_kinds(node, at)
-        if len(found) > MAX_WRITTEN:
-            raise _too_long(at.root_place)
-        return found
+            ignored = _DEFINITIONS | {"$anchor", "type"}
+            names = [name for name in node if _restricts(node, name) and name not in ignored]
+            if len(names) > 1 and set(names) != {"enum", "const"}:
+                raise ConfigError(f"{scope.path} holds {' and '.join(sorted(names))}, of which one alone is guaranteed")
+            result = self._exclusive_keyword(exclusive, node, scope)
+        if len(result) > MAX_EXPRESSION_CHARS:
+            raise _too_long_error(scope.root_path)
+        return result
 
-    def _entered(self, node: Any, at: _At) -> Mapping[str, Any]:
-        """The keywords of `node`. Raises `ConfigError` on those that would be overlooked."""
-        self._visit(at, 1 + (len(node) // 16 if isinstance(node, Mapping) else 0))
-        if at.depth > MAX_DEPTH:
-            raise ConfigError(f"{at.root_place}: schemas are nested in more than {MAX_DEPTH} others")
+    def _read_keywords(self, node: Any, scope: _Scope) -> Mapping[str, Any]:
+        """Return the keywords of `node`. Raises `ConfigError` on keywords that no expression would follow."""
+        self._visit(scope, 1 + (len(node) // 16 if isinstance(node, Mapping) else 0))
+        if scope.depth > MAX_DEPTH:
+            raise ConfigError(f"{scope.root_path}: schemas are nested in more than {MAX_DEPTH} others")
         if node is False:
-            raise _NothingError(f"{at.place} is false, which allows no value")
+            raise _EmptyError(f"{scope.path} is false, which allows no value")
         if node is True:
             return {}
         if not isinstance(node, Mapping):
-            raise ConfigError(f"{at.place} must be an object of keywords, true or false, got {shown(node)}")
+            raise ConfigError(f"{scope.path} must be an object of keywords, true or false, got {shown(node)}")
         for name in node:
             if name in WORKS or name in ANNOTATIONS or name.startswith("x-") or not _restricts(node, name):
                 continue
             raise ConfigError(
-                f"{at.place} holds {_name(name)!r}, which cannot be guaranteed"
+                f"{scope.path} holds {_short_name(name)!r}, which cannot be guaranteed"
                 + (f", as {REFUSED[name]}" if name in REFUSED else "; leave it out and check it yourself")
                 + f". Understood: {', '.join(WORKS)}"
             )
         return node
 
-    def _visit(self, at: _At, count: int = 1) -> None:
+    def _visit(self, scope: _Scope, count: int = 1) -> None:
         self._visits += count
         if self._visits > MAX_VISITS:
-            raise _too_long(at.root_place)
+            raise _too_long_error(scope.root_path)
 
-    def _leaf(self, text: str, at: _At) -> str:
-        """`text`, which is a part of the expression. What is too long is not written to its end."""
+    def _count_leaf(self, text: str, scope: _Scope) -> str:
+        """Return `text`, a scalar's expression. Raises `ConfigError` once all of them together are too long."""
         self._leaves += len(text)
-        if self._leaves > 2 * MAX_WRITTEN:
-            raise _too_long(at.root_place)
+        if self._leaves > 2 * MAX_EXPRESSION_CHARS:
+            raise _too_long_error(scope.root_path)
         return text
 
-    def _alone(self, name: str, node: Mapping[str, Any], at: _At) -> str:
+    def _exclusive_keyword(self, name: str, node: Mapping[str, Any], scope: _Scope) -> str:
         if name == "$ref":
-            return self._followed(node["$ref"], at)
+            return self._follow_reference(node["$ref"], scope)
         if name in ("const", "enum"):
-            return self._leaf(_values(node, at), at)
-        branches = [(at.beside(name, number), each) for number, each in enumerate(_listed(node, name, at.place))]
+            return self._count_leaf(_enum_expression(node, scope), scope)
+        schemas = _schema_list(node, name, scope.path)
+        branches = [(scope.branch(name, index), schema) for index, schema in enumerate(schemas)]
         if name == "oneOf":
-            forced = self._exclusive(branches, at)
-            branches = [(each.forcing(names), branch) for (each, branch), names in zip(branches, forced, strict=True)]
+            properties = self._distinguishing_properties(branches, scope)
+            branches = [
+                (branch_scope.with_required(names), schema)
+                for (branch_scope, schema), names in zip(branches, properties, strict=True)
+            ]
         elif name == "allOf":
-            telling = [(each, branch) for each, branch in branches if not _says_nothing(branch)]
-            if len(telling) > 1:
+            restricting = [branch for branch in branches if not _is_unrestricted(branch[1])]
+            if len(restricting) > 1:
                 raise ConfigError(
-                    f"{at.place} holds 'allOf' of {len(telling)} schemas, which cannot be guaranteed, as an answer of "
-                    "two schemas at once is none of either's expression; write one schema"
+                    f"{scope.path} holds 'allOf' of {len(restricting)} schemas, which cannot be guaranteed, as an "
+                    "answer of two schemas at once is none of either's expression; write one schema"
                 )
-            branches = telling or branches[:1]
-        return _any(lambda at, each: self.expression(each, at), branches)
+            branches = restricting or branches[:1]
+        return _alternation(lambda scope, schema: self.expression(schema, scope), branches)
 
-    def _followed(self, ref: object, at: _At) -> str:
-        """What a reference leads to."""
-        target, there = self._target(ref, at)
-        if id(target) in at.followed:
+    def _follow_reference(self, ref: object, scope: _Scope) -> str:
+        """Return the expression of a reference's target."""
+        target, target_scope = self._reference_target(ref, scope)
+        if id(target) in scope.followed:
             raise ConfigError(
-                f"{at.place}: $ref {shown(ref)} refers to itself before any property or item, so that nothing could be "
-                "checked by it; put it into one, or say what is meant"
+                f"{scope.path}: $ref {shown(ref)} refers to itself before any property or item, so that nothing could "
+                "be checked by it; put it into one, or say what is meant"
             )
-        there = replace(there, followed=at.followed | {id(target)})
-        if self._following.count(id(target)) >= TIMES:
-            raise _NothingError(
-                f"{at.place}: $ref {shown(ref)} leads back to itself without a way out, so that no answer could end; "
-                "leave a property on the way out of required, or allow null"
+        target_scope = replace(target_scope, followed=scope.followed | {id(target)})
+        if self._open_references.count(id(target)) >= MAX_RECURSION:
+            raise _EmptyError(
+                f"{scope.path}: $ref {shown(ref)} leads back to itself without a way out, so that no answer could "
+                "end; leave a property on the way out of required, or allow null"
             )
-        if len(self._following) >= MAX_REFERENCES:
-            raise ConfigError(f"{at.place}: $ref {shown(ref)} is within more than {MAX_REFERENCES} other references")
-        self._following.append(id(target))
+        if len(self._open_references) >= MAX_REFERENCES:
+            raise ConfigError(f"{scope.path}: $ref {shown(ref)} is within more than {MAX_REFERENCES} other references")
+        self._open_references.append(id(target))
         try:
-            return self.expression(target, there)
+            return self.expression(target, target_scope)
         finally:
-            self._following.pop()
+            self._open_references.pop()
 
-    def _target(self, ref: object, at: _At) -> tuple[Any, _At]:
-        """What a reference refers to, and where that stands. Raises `ConfigError` where there is no such place."""
+    def _reference_target(self, ref: object, scope: _Scope) -> tuple[Any, _Scope]:
+        """Return the target of a reference and its scope. Raises `ConfigError` if there is none."""
         if not isinstance(ref, str):
-            raise ConfigError(f"{at.place}: $ref must be a text such as '#/$defs/name', got {shown(ref)}")
-        known = id(at.root), ref
-        if known not in self._targets:
-            self._targets[known] = self._looked_up(ref, at)
-        target, place = self._targets[known]
-        return target, replace(at, place=place)
+            raise ConfigError(f"{scope.path}: $ref must be a text such as '#/$defs/name', got {shown(ref)}")
+        key = id(scope.root), ref
+        if key not in self._targets:
+            self._targets[key] = self._resolve_reference(ref, scope)
+        target, path = self._targets[key]
+        return target, replace(scope, path=path)
 
-    def _looked_up(self, ref: str, at: _At) -> tuple[Any, str]:
+    def _resolve_reference(self, ref: str, scope: _Scope) -> tuple[Any, str]:
         document, _, fragment = ref.partition("#")
-        if document and document != str(at.root.get("$id", "")).rstrip("#"):
+        if document and document != str(scope.root.get("$id", "")).rstrip("#"):
             raise ConfigError(
-                f"{at.place}: $ref {shown(ref)} refers to another schema, and no other is looked up; put it into "
+                f"{scope.path}: $ref {shown(ref)} refers to another schema, and no other is looked up; put it into "
                 "$defs, and refer to it as '#/$defs/name'"
             )
         fragment = _PERCENT.sub(
-            lambda found: bytes.fromhex(found[0].replace("%", "")).decode(errors="replace"), fragment
+            lambda match: bytes.fromhex(match[0].replace("%", "")).decode(errors="replace"), fragment
         )
         if fragment and not fragment.startswith("/"):
-            if id(at.root) not in self._anchors:
-                self._anchors[id(at.root)] = dict(_anchors(at.root))
-            anchors = self._anchors[id(at.root)]
+            if id(scope.root) not in self._anchors:
+                self._anchors[id(scope.root)] = dict(_anchors(scope.root))
+            anchors = self._anchors[id(scope.root)]
             if fragment not in anchors:
-                raise _not_found(ref, at, "there is no such $anchor", anchors)
-            return anchors[fragment], f"{at.root_place}#{_name(fragment)}"
-        target, place = at.root, at.root_place
+                raise _missing_target_error(ref, scope, "there is no such $anchor", anchors)
+            return anchors[fragment], f"{scope.root_path}#{_short_name(fragment)}"
+        target, path = scope.root, scope.root_path
         for step in fragment.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
-            keys = {str(number): each for number, each in enumerate(target)} if isinstance(target, list) else target
-            keys = keys if isinstance(keys, Mapping) else {}
-            if key not in keys:
-                raise _not_found(ref, at, f"{place} has no {_name(key)!r}", keys)
-            place = f"{place}[{key}]" if isinstance(target, list) else f"{place}.{_name(key)}"
-            target = keys[key]
-        return target, place
+            members: Mapping[str, Any] = {}
+            if isinstance(target, list):
+                members = {str(index): item for index, item in enumerate(target)}
+            elif isinstance(target, Mapping):
+                members = target
+            if key not in members:
+                raise _missing_target_error(ref, scope, f"{path} has no {_short_name(key)!r}", members)
+            path = f"{path}[{key}]" if isinstance(target, list) else f"{path}.{_short_name(key)}"
+            target = members[key]
+        return target, path
 
-    def _of_kinds(self, node: Mapping[str, Any], at: _At) -> str:
-        """The values of the types that `node` and what stands around it allow, by the keywords of each type."""
-        ways: Mapping[str, Callable[[Mapping[str, Any], _At], str]] = {
-            "string": lambda node, at: self._leaf(_string(node, at), at),
-            "number": lambda node, at: self._leaf(_number(node, at, whole="number" not in at.kinds), at),
+    def _types_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
+        """Return the expression of all types that `node` and the schemas around it allow."""
+        translators: Mapping[str, Callable[[Mapping[str, Any], _Scope], str]] = {
+            "string": lambda node, scope: self._count_leaf(_string_expression(node, scope), scope),
+            "number": lambda node, scope: self._count_leaf(
+                _number_expression(node, scope, whole="number" not in scope.types), scope
+            ),
             "boolean": lambda *_: "(true|false)",
             "null": lambda *_: "null",
-            "array": self._array,
-            "object": self._object,
+            "array": self._array_expression,
+            "object": self._object_expression,
         }
-        kinds = {"number" if name == "integer" else name for name in at.kinds}
-        if not kinds:
-            raise _NothingError(f"{at.place} allows no type that what stands around it allows")
-        return _any(lambda at, way: way(node, at), [(at, way) for name, way in ways.items() if name in kinds])
+        types = {"number" if name == "integer" else name for name in scope.types}
+        if not types:
+            raise _EmptyError(f"{scope.path} allows no type that what stands around it allows")
+        allowed = [(scope, translate) for name, translate in translators.items() if name in types]
+        return _alternation(lambda scope, translate: translate(node, scope), allowed)
 
-    def _array(self, node: Mapping[str, Any], at: _At) -> str:
-        prefix = _listed(node, "prefixItems", at.place) if "prefixItems" in node else []
+    def _array_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
+        prefix = _schema_list(node, "prefixItems", scope.path) if "prefixItems" in node else []
         if isinstance(node.get("items"), list):
-            raise ConfigError(f"{at.place}.items must be one schema; a list of them is prefixItems")
-        low, high = _sizes(node, "Items", at.place)
-        first: list[str] = []
-        rest: str | None = None
+            raise ConfigError(f"{scope.path}.items must be one schema; a list of them is prefixItems")
+        low, high = _size_limits(node, "Items", scope.path)
+        items: list[str] = []
+        further_item: str | None = None
         try:
-            for number, each in enumerate(prefix[:high]):
-                first.append(self.expression(each, at.within("prefixItems", number)))
-            if high is None or high > len(first):
+            for index, schema in enumerate(prefix[:high]):
+                items.append(self.expression(schema, scope.child("prefixItems", index)))
+            if high is None or high > len(items):
                 if "items" in node:
-                    rest = self.expression(node["items"], at.within("items"))
+                    further_item = self.expression(node["items"], scope.child("items"))
                 elif not prefix or low > len(prefix):
-                    rest = _VALUE if at.depth == 0 and "object" not in at.kinds else _SCALAR
-        except _NothingError as error:  # so a list ends before that item
-            if low > len(first):
-                raise _NothingError(f"{at.place}: a list has {low} items at least, but {error}") from error
-        if rest is None:
-            high = len(first)
+                    further_item = _VALUE if scope.depth == 0 and "object" not in scope.types else _SCALAR
+        except _EmptyError as error:  # the list must end before that item
+            if low > len(items):
+                raise _EmptyError(f"{scope.path}: a list has {low} items at least, but {error}") from error
+        if further_item is None:
+            high = len(items)
         if "minItems" not in node:
-            low = len(first)
+            low = len(items)
         text = ""
-        if rest is not None and high != 0:
-            if not first:
-                first = [rest]
-            most = "" if high is None else high - len(first)
-            text = rf"(,[ ]?({rest})){{{max(low - len(first), 0)},{most}}}"
-        for number, each in reversed(list(enumerate(first))):
-            text = f"{',[ ]?' if number else ''}({each}){text}"
-            text = text if number < low else f"({text})?"
+        if further_item is not None and high != 0:
+            if not items:
+                items = [further_item]
+            max_further = "" if high is None else high - len(items)
+            text = rf"(,[ ]?({further_item})){{{max(low - len(items), 0)},{max_further}}}"
+        for index, item in reversed(list(enumerate(items))):
+            text = f"{',[ ]?' if index else ''}({item}){text}"
+            text = text if index < low else f"({text})?"
         return rf"\[[ ]?{text}[ ]?\]"
 
-    def _object(self, node: Mapping[str, Any], at: _At) -> str:
-        properties, extra = node.get("properties", {}), node.get("additionalProperties", True)
+    def _object_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
+        properties = node.get("properties", {})
+        additional = node.get("additionalProperties", True)
         if not isinstance(properties, Mapping):
-            raise ConfigError(f"{at.place}.properties must be an object of schemas, got {shown(properties)}")
+            raise ConfigError(f"{scope.path}.properties must be an object of schemas, got {shown(properties)}")
         required = node.get("required", [])
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise ConfigError(f"{at.place}.required must be a list of names of properties, got {shown(required)}")
+            raise ConfigError(f"{scope.path}.required must be a list of names of properties, got {shown(required)}")
         missing = [name for name in required if name not in properties]
         if missing:
-            raise ConfigError(f"{at.place} needs a schema for each property, such as {_name(missing[0])!r}")
-        low, high = _sizes(node, "Properties", at.place)
-        always = at.forced.union(required)
-        if "properties" not in node or (not properties and isinstance(extra, Mapping)):
-            return self._of_any_names(node, extra, low, high, at)
+            raise ConfigError(f"{scope.path} needs a schema for each property, such as {_short_name(missing[0])!r}")
+        low, high = _size_limits(node, "Properties", scope.path)
+        required_names = scope.required_names.union(required)
+        if "properties" not in node or (not properties and isinstance(additional, Mapping)):
+            return self._map_expression(node, additional, low, high, scope)
         if "propertyNames" in node and properties:
-            raise ConfigError(f"{at.place}: properties and propertyNames are not guaranteed together; keep one of them")
+            raise ConfigError(
+                f"{scope.path}: properties and propertyNames are not guaranteed together; keep one of them"
+            )
         entries: list[tuple[str, bool]] = []
-        for name, each in properties.items():
-            needed = name in always
+        for name, schema in properties.items():
+            is_required = name in required_names
             try:
-                value = self.expression(each, at.within("properties", name))
-            except _NothingError:
-                if needed:
+                value = self.expression(schema, scope.child("properties", name))
+            except _EmptyError:
+                if is_required:
                     raise
                 continue
-            entries.append((f"[ ]?{_written(name)}[ ]?:[ ]?{value}", needed))
-        if low > sum(needed for _, needed in entries) or (high is not None and high < len(entries)):
+            entries.append((f"[ ]?{_literal(name)}[ ]?:[ ]?{value}", is_required))
+        if low > sum(is_required for _, is_required in entries) or (high is not None and high < len(entries)):
             raise ConfigError(
-                f"{at.place}: minProperties and maxProperties are guaranteed where required and properties say as "
+                f"{scope.path}: minProperties and maxProperties are guaranteed where required and properties say as "
                 "much; leave them out, or say which properties are meant"
             )
-        return rf"\{{{_entries(entries)}[ ]?\}}" if entries else r"\{\}"
+        return rf"\{{{_join_properties(entries)}[ ]?\}}" if entries else r"\{\}"
 
-    def _of_any_names(self, node: Mapping[str, Any], extra: Any, low: int, high: int | None, at: _At) -> str:
-        """Objects whose properties have no schemas of their own."""
-        if low > 1:  # JSON may say one name twice
+    def _map_expression(
+        self, node: Mapping[str, Any], additional: Any, low: int, high: int | None, scope: _Scope
+    ) -> str:
+        """Return the expression of objects whose properties have no schemas by name."""
+        if low > 1:  # a JSON text may repeat a name
             raise ConfigError(
-                f"{at.place}: minProperties={low} of any names cannot be guaranteed, as two of them might be one; list "
-                "them in properties, or ask for 1"
+                f"{scope.path}: minProperties={low} of any names cannot be guaranteed, as two of them might be one; "
+                "list them in properties, or ask for 1"
             )
         try:
-            names = _STRING
+            name_expression = _STRING
             if "propertyNames" in node:
-                names_at = replace(at.within("propertyNames"), kinds=frozenset(["string"]))
-                names = self.expression(node["propertyNames"], names_at)
-            if extra is True:
-                value = _VALUE if at.depth == 0 else _SCALAR
+                name_scope = replace(scope.child("propertyNames"), types=frozenset(["string"]))
+                name_expression = self.expression(node["propertyNames"], name_scope)
+            if additional is True:
+                value = _VALUE if scope.depth == 0 else _SCALAR
             else:
-                value = self.expression(extra, at.within("additionalProperties"))
-        except _NothingError:
+                value = self.expression(additional, scope.child("additionalProperties"))
+        except _EmptyError:
             if low:
                 raise
             high = 0
         if high == 0:
             return r"\{\}"
-        entry = f"({names}): ?({value})"
-        most = "" if high is None else high - 1
-        return rf"\{{({entry}(, ?{entry}){{0,{most}}}){'' if low else '?'}\}}"
+        entry = f"({name_expression}): ?({value})"
+        max_further = "" if high is None else high - 1
+        return rf"\{{({entry}(, ?{entry}){{0,{max_further}}}){'' if low else '?'}\}}"
 
-    def _exclusive(self, branches: Sequence[tuple[_At, Any]], at: _At) -> list[frozenset[str]]:
-        """For each branch of a `oneOf` the properties by which it excludes the others.
+    def _distinguishing_properties(self, branches: Sequence[tuple[_Scope, Any]], scope: _Scope) -> list[frozenset[str]]:
+        """Return, for each branch of a `oneOf`, the properties whose values exclude the other branches.
 
-        Raises `ConfigError` where two branches might fit one value.
+        Raises `ConfigError` if two branches might fit one value.
         """
-        tags = [self._tags(each, beside, 0) for beside, each in branches]
-        for name in tags[0]:  # as a rule one property tells all of them apart
-            values = [each[name] for each in tags if name in each]
+        tags = [self._tags(schema, branch_scope, 0) for branch_scope, schema in branches]
+        for name in tags[0]:  # usually one property distinguishes all branches
+            values = [branch_tags[name] for branch_tags in tags if name in branch_tags]
             if len(values) == len(tags) and len(frozenset().union(*values)) == sum(map(len, values)):
                 return [frozenset([name]) if name else frozenset()] * len(tags)
-        found: list[set[str]] = [set() for _ in branches]
-        for one, other in combinations(range(len(branches)), 2):
-            self._visit(at)
-            shared = [name for name in tags[one] if name in tags[other] and not tags[one][name] & tags[other][name]]
-            if not shared:
+        properties: list[set[str]] = [set() for _ in branches]
+        for first, second in combinations(range(len(branches)), 2):
+            self._visit(scope)
+            disjoint = [
+                name for name in tags[first] if name in tags[second] and not tags[first][name] & tags[second][name]
+            ]
+            if not disjoint:
                 raise ConfigError(
-                    f"{at.place} holds 'oneOf', whose branches {one} and {other} might both fit, as no const or enum "
-                    "of one property excludes the other; give each a property of its own const, or use anyOf"
+                    f"{scope.path} holds 'oneOf', whose branches {first} and {second} might both fit, as no const or "
+                    "enum of one property excludes the other; give each a property of its own const, or use anyOf"
                 )
-            if "" not in shared:
-                found[one].add(shared[0])
-                found[other].add(shared[0])
-        return [frozenset(names) for names in found]
+            if "" not in disjoint:
+                properties[first].add(disjoint[0])
+                properties[second].add(disjoint[0])
+        return [frozenset(names) for names in properties]
 
-    def _tags(self, node: Any, at: _At, depth: int) -> dict[str, frozenset[str]]:
-        """The values that each property may have at most, where a value has it; "" stands for the value itself."""
-        self._visit(at)
-        if depth > TIMES or not isinstance(node, Mapping):
+    def _tags(self, node: Any, scope: _Scope, depth: int) -> dict[str, frozenset[str]]:
+        """Return, by property, all values that the schema `node` allows it; "" stands for the value itself.
+
+        Properties whose values are not limited by a `const` or `enum` are left out.
+        """
+        self._visit(scope)
+        if depth > MAX_RECURSION or not isinstance(node, Mapping):
             return {}
-        at = _rooted(node, at)
+        scope = _enter_root(node, scope)
         if "$ref" in node:
-            return self._tags(*self._target(node["$ref"], at), depth + 1)
+            return self._tags(*self._reference_target(node["$ref"], scope), depth + 1)
         if "const" in node or isinstance(node.get("enum"), list):
             values = [node["const"]] if "const" in node else node["enum"]
-            self._visit(at, len(values) // 16)
-            return {"": frozenset(map(_comparable, values))}
+            self._visit(scope, len(values) // 16)
+            return {"": frozenset(map(_canonical_text, values))}
         for name in ("allOf", "anyOf", "oneOf"):
-            given = node.get(name)
-            branches = given if isinstance(given, list) else []
+            value = node.get(name)
+            branches = value if isinstance(value, list) else []
             if name == "allOf":
-                branches = [each for each in branches if not _says_nothing(each)]
+                branches = [branch for branch in branches if not _is_unrestricted(branch)]
             if branches:
-                each_of = [self._tags(branch, at, depth + 1) for branch in branches]
-                shared = set.intersection(*(set(each) for each in each_of))
-                return {tag: frozenset().union(*(each[tag] for each in each_of)) for tag in sorted(shared)}
+                branch_tags = [self._tags(branch, scope, depth + 1) for branch in branches]
+                common = set.intersection(*map(set, branch_tags))
+                return {name: frozenset().union(*(tags[name] for tags in branch_tags)) for name in sorted(common)}
         properties = node.get("properties")
-        found = {}
-        for name, each in properties.items() if isinstance(properties, Mapping) else ():
-            own = self._tags(each, at, depth + 1)
-            if name and "" in own:
-                found[name] = own[""]
-        return found
+        result = {}
+        for name, schema in properties.items() if isinstance(properties, Mapping) else ():
+            tags = self._tags(schema, scope, depth + 1)
+            if name and "" in tags:
+                result[name] = tags[""]
+        return result
 
 
-def _any(way: Callable[[_At, Any], str], given: Iterable[tuple[_At, Any]]) -> str:
-    """What any of some schemas allows. Raises the first one's `_NothingError` where none allows anything."""
-    found, nothing = list[str](), list[_NothingError]()
-    for at, each in given:
+def _alternation(translate: Callable[[_Scope, Any], str], branches: Iterable[tuple[_Scope, Any]]) -> str:
+    """Return the alternation of what `translate` makes of the branches. Branches that allow nothing are left out.
+
+    Raises the first branch's `_EmptyError` if none allows anything.
+    """
+    expressions: list[str] = []
+    errors: list[_EmptyError] = []
+    for scope, value in branches:
         try:
-            found.append(way(at, each))
-        except _NothingError as error:
-            nothing.append(error)
-    if not found:
-        raise nothing[0]
-    return found[0] if len(found) == 1 else f"({'|'.join(dict.fromkeys(found))})"
+            expressions.append(translate(scope, value))
+        except _EmptyError as error:
+            errors.append(error)
+    if not expressions:
+        raise errors[0]
+    return expressions[0] if len(expressions) == 1 else f"({'|'.join(dict.fromkeys(expressions))})"
 
 
 def _restricts(node: Mapping[str, Any], name: str) -> bool:
-    """Whether a keyword that is no annotation restricts anything."""
+    """Whether a keyword of `node` restricts anything: it is no annotation, and its value is not neutral."""
     if name in ANNOTATIONS or name.startswith("x-"):
         return False
     value = node[name]
-    return not any(value == each and type(value) is type(each) for each in _NEUTRAL.get(name, ()))
+    return not any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL.get(name, ()))
 
 
-def _says_nothing(node: Any) -> bool:
+def _is_unrestricted(node: Any) -> bool:
     return node is True or (isinstance(node, Mapping) and not any(_restricts(node, name) for name in node))
 
 
-def _rooted(node: Mapping[str, Any], at: _At) -> _At:
-    """`at`, where `node` has an `$id` of its own, which its references are relative to."""
-    named = node.get("$id")
-    if node is at.root or not isinstance(named, str) or named.startswith("#"):
-        return at
-    return replace(at, root=node, root_place=at.place)
+def _enter_root(node: Mapping[str, Any], scope: _Scope) -> _Scope:
+    """Return `scope` with `node` as its root if the node has an `$id`, as references within are relative to that."""
+    schema_id = node.get("$id")
+    if node is scope.root or not isinstance(schema_id, str) or schema_id.startswith("#"):
+        return scope
+    return replace(scope, root=node, root_path=scope.path)
 
 
-def _kinds(node: Mapping[str, Any], place: str) -> frozenset[str]:
-    """The types that a schema allows: those that it names, or else those that its keywords are of."""
-    bears = {name: _OF[name] for name in node if name in _OF and _restricts(node, name)}
+def _allowed_types(node: Mapping[str, Any], path: str) -> frozenset[str]:
+    """Return the types that a schema allows: those of `type`, or else those that its keywords apply to."""
+    keyword_types = {name: _KEYWORD_TYPES[name] for name in node if name in _KEYWORD_TYPES and _restricts(node, name)}
     if "type" not in node:
-        return frozenset().union(*bears.values()) if bears else _KINDS
-    given = node["type"]
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not names or not all(isinstance(each, str) and each in _KINDS for each in names):
-        raise ConfigError(f"{place}.type must be one or some of {', '.join(sorted(_KINDS))}, got {shown(given)}")
-    kinds = frozenset(names) | ({"integer"} if "number" in names else set())
-    for name, needed in bears.items():
-        if not kinds & needed and name != "additionalProperties":
-            raise ConfigError(f"{place}: {name} needs the type {' or '.join(map(repr, sorted(needed)))}, got {given!r}")
-    return kinds
+        return frozenset().union(*keyword_types.values()) if keyword_types else _TYPES
+    value = node["type"]
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name in _TYPES for name in names):
+        raise ConfigError(f"{path}.type must be one or some of {', '.join(sorted(_TYPES))}, got {shown(value)}")
+    types = frozenset(names) | ({"integer"} if "number" in names else set())
+    for name, allowed in keyword_types.items():
+        if not types & allowed and name != "additionalProperties":
+            raise ConfigError(f"{path}: {name} needs the type {' or '.join(map(repr, sorted(allowed)))}, got {value!r}")
+    return types
 
 
-def _values(node: Mapping[str, Any], at: _At) -> str:
-    """The values of `enum` and `const`."""
+def _enum_expression(node: Mapping[str, Any], scope: _Scope) -> str:
+    """Return the expression of the values of `enum` and `const`. Raises `_EmptyError` if none has an allowed type."""
     values = node.get("enum", [node.get("const")])
     if not isinstance(values, list):
-        raise ConfigError(f"{at.place}.enum must be a list of values, got {shown(values)}")
+        raise ConfigError(f"{scope.path}.enum must be a list of values, got {shown(values)}")
     if "const" in node:
-        values = [each for each in values if _comparable(each) == _comparable(node["const"])]
+        values = [value for value in values if _canonical_text(value) == _canonical_text(node["const"])]
     if not values:
-        raise ConfigError(f"{at.place}: enum holds no value that is allowed; list one at least")
-    own = [each for each in values if "type" in node and not _is_of(each, _kinds(node, at.place))]
-    if own:
-        raise ConfigError(f"{at.place} holds a value that is not of its own type {node['type']!r}: {shown(own[0])}")
-    kept = [each for each in values if _is_of(each, at.kinds)]
-    if not kept:
-        raise _NothingError(f"{at.place}: no value is of a type that what stands around it allows")
-    return f"({'|'.join(dict.fromkeys(map(_written, kept)))})"
+        raise ConfigError(f"{scope.path}: enum holds no value that is allowed; list one at least")
+    if "type" in node:
+        types = _allowed_types(node, scope.path)
+        mistyped = [value for value in values if not _has_type(value, types)]
+        if mistyped:
+            raise ConfigError(
+                f"{scope.path} holds a value that is not of its own type {node['type']!r}: {shown(mistyped[0])}"
+            )
+    values = [value for value in values if _has_type(value, scope.types)]
+    if not values:
+        raise _EmptyError(f"{scope.path}: no value is of a type that what stands around it allows")
+    return f"({'|'.join(dict.fromkeys(map(_literal, values)))})"
 
 
-def _is_of(value: object, kinds: frozenset[str]) -> bool:
+def _has_type(value: object, types: frozenset[str]) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         names = {str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array"}
-        return names[type(value)] in kinds
-    return "number" in kinds or ("integer" in kinds and (isinstance(value, int) or value.is_integer()))
+        return names[type(value)] in types
+    return "number" in types or ("integer" in types and (isinstance(value, int) or value.is_integer()))
 
 
-def _comparable(value: Any) -> str:
-    """A text that two values have in common where JSON Schema takes them to be equal."""
+def _canonical_text(value: Any) -> str:
+    """Return a text that is the same for all values that are equal in JSON Schema, such as 1 and 1.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):
-        return f"[{','.join(map(_comparable, value))}]"
+        return f"[{','.join(map(_canonical_text, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{json.dumps(name)}:{_comparable(value[name])}' for name in sorted(value))}}}"
+        return f"{{{','.join(f'{json.dumps(name)}:{_canonical_text(value[name])}' for name in sorted(value))}}}"
     return json.dumps(value)
 
 
-def _written(value: Any) -> str:
-    """The expression of a value as JSON, with a space or none behind commas, colons and brackets."""
+def _literal(value: Any) -> str:
+    """Return the expression of one JSON value, with an optional space after commas, colons and brackets."""
     if isinstance(value, list) and value:
-        within = r"[ ]?,[ ]?".join(map(_written, value))
-        return rf"\[[ ]?{within}[ ]?\]"
+        content = r"[ ]?,[ ]?".join(map(_literal, value))
+        return rf"\[[ ]?{content}[ ]?\]"
     if isinstance(value, Mapping) and value:
-        within = r"[ ]?,[ ]?".join(f"{_written(name)}[ ]?:[ ]?{_written(each)}" for name, each in value.items())
-        return rf"\{{[ ]?{within}[ ]?\}}"
+        content = r"[ ]?,[ ]?".join(f"{_literal(name)}[ ]?:[ ]?{_literal(item)}" for name, item in value.items())
+        return rf"\{{[ ]?{content}[ ]?\}}"
     text = json.dumps(value, ensure_ascii=False)
-    # What is no character has no bytes, and what is not printed is safer as an escape.
-    return escaped(re.sub(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
+    # Surrogates have no UTF-8 bytes, and characters that are not printable are safer as escapes.
+    return escape(re.sub(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-def _entries(entries: Sequence[tuple[str, bool]]) -> str:
-    """Properties with commas between those that stand; the flag says which must."""
-    first = next((number for number, (_, needed) in enumerate(entries) if needed), None)
+def _join_properties(entries: Sequence[tuple[str, bool]]) -> str:
+    """Join the expressions of properties, of which the flag says whether it is required, by commas."""
+    first = next((index for index, (_, is_required) in enumerate(entries) if is_required), None)
     if first is None:
-        return f"({_some([text for text, _ in entries])})?" if entries else ""
-    before = "".join(f"({text}[ ]?,)?" for text, _ in entries[:first])
-    behind = "".join(f"[ ]?,{text}" if needed else f"([ ]?,{text})?" for text, needed in entries[first + 1 :])
-    return before + entries[first][0] + behind
+        return f"({_nonempty_subset([text for text, _ in entries])})?" if entries else ""
+    head = "".join(f"({text}[ ]?,)?" for text, _ in entries[:first])
+    tail = "".join(f"[ ]?,{text}" if is_required else f"([ ]?,{text})?" for text, is_required in entries[first + 1 :])
+    return head + entries[first][0] + tail
 
 
-def _some(texts: Sequence[str]) -> str:
-    """One at least of `texts`, in their order, with commas between them."""
+def _nonempty_subset(texts: Sequence[str]) -> str:
+    """Return the expression of one or more of `texts`, in order, with commas between them."""
     if len(texts) == 1:
         return texts[0]
     half = len(texts) // 2
     rest = "".join(f"([ ]?,{text})?" for text in texts[half:])
-    return f"(({_some(texts[:half])}){rest}|{_some(texts[half:])})"
+    return f"(({_nonempty_subset(texts[:half])}){rest}|{_nonempty_subset(texts[half:])})"
 
 
-def _string(node: Mapping[str, Any], at: _At) -> str:
+def _string_expression(node: Mapping[str, Any], scope: _Scope) -> str:
     try:
-        found = text_part(node)
+        pattern = string_expression(node)
     except ConfigError as error:
-        raise ConfigError(f"{at.place}: {error}") from error
-    low, high = _sizes(node, "Length", at.place)
-    if found is not None:
-        return found
+        raise ConfigError(f"{scope.path}: {error}") from error
+    low, high = _size_limits(node, "Length", scope.path)
+    if pattern is not None:
+        return pattern
     if low == 0 and high is None:
         return _STRING
     return f'{_STRING[:-2]}{{{low},{"" if high is None else high}}}"'
 
 
-def _number(node: Mapping[str, Any], at: _At, *, whole: bool) -> str:
+def _number_expression(node: Mapping[str, Any], scope: _Scope, *, whole: bool) -> str:
     if not any(name in node for name in BOUNDS):
         return _INTEGER if whole else _NUMBER
     try:
-        found = bounded(node, whole=whole)
+        result = number_expression(node, whole=whole)
     except ConfigError as error:
-        raise ConfigError(f"{at.place}: {error}") from error
-    if found is None:
-        raise ConfigError(f"{at.place}: {' and '.join(name for name in BOUNDS if name in node)} leave no number")
-    return found
+        raise ConfigError(f"{scope.path}: {error}") from error
+    if result is None:
+        raise ConfigError(f"{scope.path}: {' and '.join(name for name in BOUNDS if name in node)} leave no number")
+    return result
 
 
-def _sizes(node: Mapping[str, Any], of: str, place: str) -> tuple[int, int | None]:
-    """The values of `min` and `max` of something. Raises `ConfigError` where they contradict each other."""
-    found: list[int | None] = []
-    for name in (f"min{of}", f"max{of}"):
+def _size_limits(node: Mapping[str, Any], noun: str, path: str) -> tuple[int, int | None]:
+    """Return the values of `min` and `max` of a noun, 0 and None if not set. Raises `ConfigError` on bad ones."""
+    limits: list[int | None] = []
+    for name in (f"min{noun}", f"max{noun}"):
         value = node.get(name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value == int(value)
-        if value is not None and not number:
-            raise ConfigError(f"{place}.{name} must be a whole number from 0, got {shown(value)}")
-        found.append(None if value is None else int(value))
-    low, high = found[0] or 0, found[1]
+        is_size = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value == int(value)
+        if value is not None and not is_size:
+            raise ConfigError(f"{path}.{name} must be a whole number from 0, got {shown(value)}")
+        limits.append(None if value is None else int(value))
+    low, high = limits[0] or 0, limits[1]
     if high is not None and low > high:
-        raise ConfigError(f"{place}: min{of}={low} and max{of}={high} leave no value")
+        raise ConfigError(f"{path}: min{noun}={low} and max{noun}={high} leave no value")
     return low, high
 
 
-def _listed(node: Mapping[str, Any], name: str, place: str) -> list[Any]:
-    found = node[name]
-    if not isinstance(found, list) or not (found or name == "prefixItems"):
-        raise ConfigError(f"{place} holds {name!r}, which must be a list of one schema at least, got {shown(found)}")
-    return found
+def _schema_list(node: Mapping[str, Any], name: str, path: str) -> list[Any]:
+    schemas = node[name]
+    if not isinstance(schemas, list) or not (schemas or name == "prefixItems"):
+        raise ConfigError(f"{path} holds {name!r}, which must be a list of one schema at least, got {shown(schemas)}")
+    return schemas
 
 
 def _anchors(root: Any) -> Iterable[tuple[str, Any]]:
-    """The schemas of `root` that have an anchor, by its name."""
-    held = [root]
-    while held:
-        node = held.pop()
+    """Yield the name and the schema of every anchor of `root`; subschemas with an `$id` have anchors of their own."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
         if isinstance(node, list):
-            held += node
+            pending += node
         elif isinstance(node, Mapping) and (node is root or not isinstance(node.get("$id"), str)):
             if isinstance(node.get("$anchor"), str):
                 yield node["$anchor"], node
-            held += [each for name, each in node.items() if name not in ("const", "default", "enum", "examples")]
+            pending += [value for name, value in node.items() if name not in ("const", "default", "enum", "examples")]
 
 
-def _not_found(ref: str, at: _At, what: str, there: Iterable[str]) -> ConfigError:
-    names = [repr(_name(each)) for each in there]
-    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return ConfigError(f"{at.place}: $ref {shown(ref)} leads nowhere: {what}; there is {listed or 'nothing'}")
+def _missing_target_error(ref: str, scope: _Scope, reason: str, members: Iterable[str]) -> ConfigError:
+    names = [repr(_short_name(member)) for member in members]
+    listing = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return ConfigError(f"{scope.path}: $ref {shown(ref)} leads nowhere: {reason}; there is {listing or 'nothing'}")
 
 
-def _name(text: str) -> str:
-    """A name from a schema, short enough for an error."""
+def _short_name(text: str) -> str:
+    """Return a name from a schema in a form that is short and printable, for errors."""
     short = text if len(text) <= 60 else f"{text[:60]}..."
     return short if short.isprintable() else ascii(short)
 
 
-def _too_long(place: str) -> ConfigError:
+def _too_long_error(path: str) -> ConfigError:
     return ConfigError(
-        f"{place} is too long: it comes to more than {MAX_WRITTEN} characters of a regular expression, or to more than "
-        f"{MAX_VISITS} schemas; ask for fewer or simpler values"
+        f"{path} is too long: it comes to more than {MAX_EXPRESSION_CHARS} characters of a regular expression, or to "
+        f"more than {MAX_VISITS} schemas; ask for fewer or simpler values"
     )

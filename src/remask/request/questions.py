@@ -1,8 +1,8 @@
 """Decisions: questions over one state, each answered by the model's distribution over a few labels.
 
-What a request says of them is declared here, and nowhere else. Two APIs have such questions, OpenAI's (`input`, and a
-list of questions) and System One's (`state`, and questions by their ids);
-they share all fields but those that name the alternatives.
+Their fields in a request are declared here, and nowhere else. Two APIs have such questions, OpenAI's (`input`, and a
+list of questions) and System One's (`state`, and questions by their ids); they share all fields but those that name the
+alternatives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from remask.checks.fields import Nested, check, declare, parse
 from remask.checks.values import AnyOf, Choice, Flag, ListOf, Settings, Text, Values, Whole, shown, weight
 from remask.errors import ConfigError
-from remask.request.transcripts import Transcript, Transcripts, has_image, is_parts, text_of, written
+from remask.request.transcripts import Transcript, Transcripts, has_image, instructions_text, is_parts, text_of
 
 QuestionKind: TypeAlias = Literal["choice", "yes_no", "number", "score"]
 Value: TypeAlias = str | bool
@@ -24,51 +24,59 @@ MAX_ALTERNATIVES = 1000
 MAX_OPENAI_QUESTIONS, MAX_OPENAI_CHOICES = 400, 255
 """Of a body with `input`."""
 MAX_STATE_VALUES = 2**18
-"""Of one state, those within others included."""
+"""Of one state, nested ones included."""
 MAX_LABEL_TOKENS = 4
-"""Of labels that take as many tokens each, so that what stands behind them can be seen."""
+"""Of labels of equal length, so that the text after them is on the canvas when they are predicted."""
 ANSWER = "{answer}"
 """Marks the place of the label in a question's `template`."""
 MASK = "{mask}"
-"""Marks a mask in it that is not read."""
+"""Marks a mask in the template that is not read."""
 
-_TEXT = 2**20
-_ALL = 2**24  # characters of all questions of a request
-_BESIDE = 32  # characters that a chat template writes around an answer
+_MAX_TEXT = 2**20
+_MAX_QUESTION_CHARS = 2**24  # of all questions of a request
+_TEMPLATE_CHARS = 32  # characters that a chat template writes around an answer
 _NUMBERS = Whole(-(10**9), 10**9)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_CODES = [one + other for one in _LETTERS for other in _LETTERS + "0123456789"]
-"""Labels where letters do not suffice."""
+_CODES = [first + second for first in _LETTERS for second in _LETTERS + "0123456789"]
+"""Labels of more alternatives than there are letters."""
 _YES_NO = (("True", "False"), ("Yes", "No"), ("yes", "no"), ("Y", "N"), ("1", "0"))
-_PLAIN = {"true", "false", "yes", "no"}  # say themselves what they stand for
+_SELF_EXPLANATORY = {"true", "false", "yes", "no"}  # labels that need no explanation
 _YES, _NO = "yes", "no"
 _SIDES = {"true": _YES, "false": _NO}
 _OTHER_NAMES = {"noul": "yes_no", "predicate": "yes_no"}
-_UNASKED = "Which of these applies?"  # where criteria alone say what is asked
+_DEFAULT_QUESTION = "Which of these applies?"  # if only criteria are sent
 
 
 @dataclass(frozen=True, slots=True)
 class Json(Values):
-    """Texts, and objects and lists of at most `most` values."""
+    """Texts, and objects and lists of at most `max_values` values.
 
-    most: int
-    chars: int
+    Attributes:
+        max_values: values of an object or a list, nested ones included.
+        max_chars: characters of a text, or of the JSON text of an object or a list.
+    """
+
+    max_values: int
+    max_chars: int
 
     @property
     def words(self) -> str:
-        return f"a text, or an object or a list of at most {self.most} values altogether"
+        return f"a text, or an object or a list of at most {self.max_values} values altogether"
 
     def fits(self, value: object) -> bool:
         if isinstance(value, Mapping | list | tuple):
-            return weight(value, self.most) <= self.most and Text(self.chars).fits(text_of(value))
-        return Text(self.chars, empty=True).fits(value)
+            return weight(value, self.max_values) <= self.max_values and Text(self.max_chars).fits(text_of(value))
+        return Text(self.max_chars, empty=True).fits(value)
 
     def schema(self) -> dict[str, Any]:
-        held = {"type": "object", "maxProperties": self.most}, {"type": "array", "maxItems": self.most}
-        return {"anyOf": [Text(self.chars, empty=True).schema(), *held]}
+        containers = (
+            {"type": "object", "maxProperties": self.max_values},
+            {"type": "array", "maxItems": self.max_values},
+        )
+        return {"anyOf": [Text(self.max_chars, empty=True).schema(), *containers]}
 
 
-_WRITTEN = Json(10_000, _TEXT)
+_PROSE = Json(10_000, _MAX_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +89,25 @@ class Alternatives(Values):
 
     def fits(self, value: object) -> bool:
         if isinstance(value, Mapping):
-            names, notes = list(value), [note for note in value.values() if note is not None]
+            names = list(value)
+            notes = [note for note in value.values() if note is not None]
         elif isinstance(value, list | tuple):
-            names, notes = [], list(value)
+            names = []
+            notes = list(value)
         else:
             return False
         if len(value) > MAX_ALTERNATIVES:
             return False
-        return all(map(Text(_TEXT).fits, names)) and all(map(_WRITTEN.fits, notes)) and "" not in notes
+        return all(map(Text(_MAX_TEXT).fits, names)) and all(map(_PROSE.fits, notes)) and "" not in notes
 
     def schema(self) -> dict[str, Any]:
-        array = {"type": "array", "items": _WRITTEN.schema(), "maxItems": MAX_ALTERNATIVES}
-        note = {"anyOf": [_WRITTEN.schema(), {"type": "null"}]}
+        array = {"type": "array", "items": _PROSE.schema(), "maxItems": MAX_ALTERNATIVES}
+        note = {"anyOf": [_PROSE.schema(), {"type": "null"}]}
         named = {"type": "object", "additionalProperties": note, "maxProperties": MAX_ALTERNATIVES}
         return {"anyOf": [array, named]}
 
 
-_NOTE = Text(_TEXT, empty=True)
+_DESCRIPTION = Text(_MAX_TEXT, empty=True)
 
 
 class _Checked:
@@ -113,21 +123,27 @@ class _Checked:
 class Option(_Checked):
     """One of the choices of OpenAI's form."""
 
-    value: Value | None = declare(None, AnyOf((Flag(), Text(_TEXT))), "What the answer names; true is not `true`.")
-    description: str | None = declare(None, _NOTE, "What it means.")
+    value: Value | None = declare(None, AnyOf((Flag(), Text(_MAX_TEXT))), "What the answer names; true is not `true`.")
+    description: str | None = declare(None, _DESCRIPTION, "What it means.")
 
 
 @dataclass(frozen=True, slots=True)
 class Level(_Checked):
     """One of the levels of OpenAI's form."""
 
-    label: str | None = declare(None, Text(_TEXT), "What the answer names.")
-    description: str | None = declare(None, _NOTE, "What it means.")
+    label: str | None = declare(None, Text(_MAX_TEXT), "What the answer names.")
+    description: str | None = declare(None, _DESCRIPTION, "What it means.")
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One of the answers to choose from: as the answer names it, as the model reads it, and what it means, if told."""
+    """One of the answers to choose from.
+
+    Attributes:
+        value: its name in the answer.
+        text: its name as the model reads it.
+        note: what it means; None if the request does not say.
+    """
 
     value: Value
     text: str
@@ -146,7 +162,7 @@ class Question:
     )
     instructions: Any = declare(
         "",
-        _WRITTEN,
+        _PROSE,
         "The question, as the model reads it; an object or a list is read as its JSON text, and OpenAI's parts "
         "(`input_text`, `input_json`) one below the other.",
     )
@@ -177,7 +193,7 @@ class Question:
     )
     template: str = declare(
         ANSWER,
-        Text(_TEXT),
+        Text(_MAX_TEXT),
         f"The answer's text. `{ANSWER}` is the place of the label, once; each `{MASK}` is a mask that is not read.",
     )
     show_options: bool = declare(
@@ -192,17 +208,18 @@ class Question:
             raise ConfigError(f"template must hold {ANSWER} once, got {shown(self.template)}")
         if isinstance(self.labels, str) and self.labels not in ("auto", "letters", "names"):
             raise ConfigError(f'labels must be "auto", "letters", "names" or a list of texts, got {shown(self.labels)}')
-        bounds = self.min is not None or self.max is not None or self.step != 1
-        if bounds != (self.kind == "number"):
+        has_range = self.min is not None or self.max is not None or self.step != 1
+        if has_range != (self.kind == "number"):
             raise ConfigError("min, max and step are those of a number, which needs min and max")
         self._check_forms()
         alternatives = self.alternatives
         form = next((name for name in ("choices", "levels") if getattr(self, name) is not None), "criteria")
         if self.kind != "yes_no" and len(alternatives) < 2:
             raise ConfigError(f"{form} must hold two alternatives at least for a {self.kind}")
-        if len({(type(each.value), each.value) for each in alternatives}) < len(alternatives):
+        # The type is a part of the key, as true and 1 are equal in Python.
+        if len({(type(alternative.value), alternative.value) for alternative in alternatives}) < len(alternatives):
             raise ConfigError(f"{form} holds a name twice; names must differ")
-        if not self.asked.strip():
+        if not self.question_text.strip():
             raise ConfigError("instructions is empty; say what is asked")
         if self.labels == "letters" and len(alternatives) > len(_CODES):
             raise ConfigError(f'labels="letters" is for {len(_CODES)} alternatives at most; use "names"')
@@ -213,19 +230,19 @@ class Question:
                 raise ConfigError("labels holds a text twice; labels must differ")
 
     def _check_forms(self) -> None:
-        """Raise `ConfigError` where the alternatives are told in a form that is not that of the type."""
+        """Raise `ConfigError` if the alternatives do not come in the one form that the question's type takes."""
         forms = {"choice": ("criteria", "choices"), "score": ("criteria", "levels"), "yes_no": ("criteria",)}
-        given = [name for name in ("criteria", "choices", "levels") if getattr(self, name) is not None]
-        wrong = next((name for name in given if name not in forms.get(self.kind, ())), None)
-        if wrong is not None:
-            right = " or ".join(forms.get(self.kind, ("min", "max")))
-            raise ConfigError(f"{wrong} is not for a {self.type}, whose alternatives are told by {right}")
-        if any(each.value is None for each in self.choices or ()) or any(
-            each.label is None for each in self.levels or ()
+        form_names = [name for name in ("criteria", "choices", "levels") if getattr(self, name) is not None]
+        wrong_form = next((name for name in form_names if name not in forms.get(self.kind, ())), None)
+        if wrong_form is not None:
+            allowed = " or ".join(forms.get(self.kind, ("min", "max")))
+            raise ConfigError(f"{wrong_form} is not for a {self.type}, whose alternatives are told by {allowed}")
+        if any(option.value is None for option in self.choices or ()) or any(
+            level.label is None for level in self.levels or ()
         ):
             raise ConfigError("choices need a value each, and levels a label")
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are two forms of the same; send one of them")
+        if len(form_names) > 1:
+            raise ConfigError(f"{' and '.join(form_names)} are two forms of the same; send one of them")
         if self.kind == "score" and isinstance(self.criteria, Mapping):
             raise ConfigError("criteria of a score are a list of its levels, the lowest first, and no object")
         names = self.criteria if self.kind == "choice" and isinstance(self.criteria, list | tuple) else ()
@@ -239,11 +256,11 @@ class Question:
                     f"{shown(self.criteria)}"
                 )
         if self.kind == "number":
-            self._check_numbers()
+            self._check_number_range()
 
-    def _check_numbers(self) -> None:
+    def _check_number_range(self) -> None:
         if self.min is None or self.max is None or self.min >= self.max:
-            raise ConfigError("a number needs min and max, the former smaller")
+            raise ConfigError("a number needs min and max, with min < max")
         count = len(range(self.min, self.max + 1, self.step))
         if not 2 <= count <= MAX_ALTERNATIVES:
             raise ConfigError(
@@ -253,24 +270,26 @@ class Question:
 
     @property
     def kind(self) -> QuestionKind:
-        """The type by its first name."""
+        """The question's type, with synonyms resolved."""
         return _OTHER_NAMES.get(self.type, self.type)  # type: ignore[return-value]
 
     @property
-    def refused(self) -> bool:
-        """Whether it shows an image, so that no served model can answer it."""
+    def has_image(self) -> bool:
+        """Whether the instructions hold an image. No served model can answer such a question."""
         return has_image(self.instructions)
 
     @cached_property
-    def asked(self) -> str:
-        """The question as the model reads it."""
-        given = written("instructions", self.instructions) if is_parts(self.instructions) else self.instructions
-        noted = any(each.note is not None for each in self.alternatives) or self.kind not in ("yes_no", "number")
-        return text_of(given) if given or not noted else _UNASKED
+    def question_text(self) -> str:
+        """The question as the model reads it, without its alternatives."""
+        parts = is_parts(self.instructions)
+        question = instructions_text("instructions", self.instructions) if parts else self.instructions
+        has_notes = any(alternative.note is not None for alternative in self.alternatives)
+        has_criteria = has_notes or self.kind not in ("yes_no", "number")
+        return _DEFAULT_QUESTION if not question and has_criteria else text_of(question)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """What is chosen from."""
+        """The answers to choose from, in order."""
         if self.kind == "number":
             assert self.min is not None
             assert self.max is not None
@@ -279,24 +298,27 @@ class Question:
             notes = {_side(name): note for name, note in (self.criteria or {}).items()}
             return tuple(Alternative(name, name, _note(notes.get(name))) for name in (_YES, _NO))
         if self.kind == "score":
-            levels = [(each.label, each.description) for each in self.levels or ()]
-            levels = levels or [(text_of(each), None) for each in self.criteria or ()]
-            return tuple(Alternative(str(n), level or "", note) for n, (level, note) in enumerate(levels))
+            levels = [(level.label or "", level.description) for level in self.levels or ()]
+            levels = levels or [(text_of(criterion), None) for criterion in self.criteria or ()]
+            return tuple(Alternative(str(index), text, note) for index, (text, note) in enumerate(levels))
         if self.choices is not None:
-            options = [(each.value, text_of(each.value), each.description) for each in self.choices]
-            return tuple(Alternative(value, text, note) for value, text, note in options if value is not None)
-        named = (
-            self.criteria.items() if isinstance(self.criteria, Mapping) else [(n, None) for n in self.criteria or ()]
-        )
-        return tuple(Alternative(name, name, _note(note)) for name, note in named)
+            return tuple(
+                Alternative(option.value, text_of(option.value), option.description)
+                for option in self.choices
+                if option.value is not None
+            )
+        if isinstance(self.criteria, Mapping):
+            return tuple(Alternative(name, name, _note(note)) for name, note in self.criteria.items())
+        return tuple(Alternative(name, name) for name in self.criteria or ())
 
     @property
     def labellings(self) -> list[list[tuple[str, ...]]]:
-        """Labels that the model may be asked for: groups, the best one first, of which the cheapest labels serve.
+        """Labellings that the model may be asked for: groups, best first, of which the cheapest labelling is used.
 
-        Each is a label for each alternative, or more labels than there are alternatives, of which any serve.
+        A labelling has a label for each alternative, or more labels than alternatives, any of which may be used.
         """
-        count, names = len(self.alternatives), tuple(each.text for each in self.alternatives)
+        count = len(self.alternatives)
+        names = tuple(alternative.text for alternative in self.alternatives)
         letters = [tuple(_LETTERS[:count]), tuple(_LETTERS[:count].lower())] if count <= len(_LETTERS) else []
         letters = letters or ([tuple(_CODES)] if count <= len(_CODES) else [])
         if not isinstance(self.labels, str):
@@ -316,36 +338,34 @@ class Question:
         return [[names, *padded]]
 
     def prompt(self, labels: Sequence[str]) -> str:
-        """The text that asks for one of `labels`."""
+        """The question with its alternatives and the request to answer with one of `labels`."""
         if not self.show_options:
-            return self.asked
-        lines = [self.asked.strip()]
-        numbers = self.kind == "number" and self.labels != "letters"  # which say themselves what they stand for
-        for each, label in zip(self.alternatives, labels, strict=True):
-            plain = self.kind == "yes_no" and label.lower() in _PLAIN
-            text = None if plain or label == each.text else each.text
-            told = ", ".join(part for part in (text, each.note) if part is not None)
-            if told and not numbers:
-                lines.append(f"{label}: {told}")
-        listed = ", ".join(labels)
-        if numbers:
-            said = f"Answer with a number from {labels[0]} to {labels[-1]}."
+            return self.question_text
+        lines = [self.question_text.strip()]
+        has_number_labels = self.kind == "number" and self.labels != "letters"  # these need no explanation
+        for alternative, label in zip(self.alternatives, labels, strict=True):
+            is_plain = self.kind == "yes_no" and label.lower() in _SELF_EXPLANATORY
+            text = None if is_plain or label == alternative.text else alternative.text
+            explanation = ", ".join(part for part in (text, alternative.note) if part is not None)
+            if explanation and not has_number_labels:
+                lines.append(f"{label}: {explanation}")
+        label_list = ", ".join(labels)
+        if has_number_labels:
+            request = f"Answer with a number from {labels[0]} to {labels[-1]}."
         elif self.kind == "yes_no":
-            said = f"{labels[0]} or {labels[1]}?"
-        elif all(each.text == label for each, label in zip(self.alternatives, labels, strict=True)):
-            said = f"Options: {listed}."
+            request = f"{labels[0]} or {labels[1]}?"
+        elif all(alternative.text == label for alternative, label in zip(self.alternatives, labels, strict=True)):
+            request = f"Options: {label_list}."
+        elif len(labels) > len(_LETTERS):
+            request = "Answer with the label of one of them."
         else:
-            said = (
-                "Answer with the label of one of them."
-                if len(labels) > len(_LETTERS)
-                else f"Answer with one of {listed}."
-            )
-        return "\n".join([*lines, said])
+            request = f"Answer with one of {label_list}."
+        return "\n".join([*lines, request])
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions(_Checked):
-    """What OpenAI's requests may say of the prompt's cache."""
+    """OpenAI's settings of the prompt's cache."""
 
     mode: str = declare(
         "implicit", Choice(("implicit", "explicit")), "Whether what is shared ends at breakpoints alone."
@@ -366,8 +386,8 @@ class Decisions:
         None,
         AnyOf(
             (
-                ListOf(Settings("fields of a question", 32, _ALL), "questions", MAX_OPENAI_QUESTIONS),
-                Settings("questions by their ids", MAX_QUESTIONS, _ALL),
+                ListOf(Settings("fields of a question", 32, _MAX_QUESTION_CHARS), "questions", MAX_OPENAI_QUESTIONS),
+                Settings("questions by their ids", MAX_QUESTIONS, _MAX_QUESTION_CHARS),
             )
         ),
         "The questions, each an object of the fields below: by their ids, or with `input` a list of them.",
@@ -401,29 +421,30 @@ class Decisions:
 
     def __post_init__(self) -> None:
         check(self)
-        listed = isinstance(self.questions, list | tuple)
+        is_list = isinstance(self.questions, list | tuple)
         if self.input is not None and self.state:
             raise ConfigError("state and input both say what the questions are about; send one of them")
         if not self.questions:
             raise ConfigError("questions is empty; ask one at least")
-        if listed != (self.input is not None):
+        if is_list != (self.input is not None):
             raise ConfigError("questions are a list where they are about `input`, and an object about a `state`")
-        made: dict[str, Question] = {}
-        for name, each in enumerate(self.questions) if listed else self.questions.items():
+        questions: dict[str, Question] = {}
+        for key, value in enumerate(self.questions) if is_list else self.questions.items():
             try:
-                made[str(name)] = each if isinstance(each, Question) else parse(Question, each, "it", "question field")
-                self._check_form(made[str(name)])
+                question = value if isinstance(value, Question) else parse(Question, value, "it", "question field")
+                self._check_form(question)
             except ConfigError as error:
-                raise ConfigError(f"questions.{str(name)[:64]}: {error}") from error
-        names = [question.name for question in made.values() if question.name is not None]
-        if len({*names}) < len(names):
-            twice = next(name for place, name in enumerate(names) if name in names[:place])
-            raise ConfigError(f"questions: the name {shown(twice)} is that of two of them; names must differ")
-        object.__setattr__(self, "questions", made)
-        _ = self.transcript
+                raise ConfigError(f"questions.{str(key)[:64]}: {error}") from error
+            questions[str(key)] = question
+        names = [question.name for question in questions.values() if question.name is not None]
+        duplicate = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if duplicate is not None:
+            raise ConfigError(f"questions: the name {shown(duplicate)} is that of two of them; names must differ")
+        object.__setattr__(self, "questions", questions)
+        _ = self.transcript  # raises ConfigError if `input` is not valid
 
     def _check_form(self, question: Question) -> None:
-        """Raise `ConfigError` on a question that is not in the form which goes with `input` or `state`."""
+        """Raise `ConfigError` if a question is not in the form that goes with `input`, or with `state`."""
         if self.input is None:
             for name in ("choices", "levels", "name"):
                 if getattr(question, name) is not None:
@@ -432,7 +453,7 @@ class Decisions:
         if not question.instructions:
             raise ConfigError("instructions is empty; say what is asked")
         if not isinstance(question.instructions, str):
-            written("instructions", question.instructions)
+            instructions_text("instructions", question.instructions)
         if question.choices is not None and len(question.choices) > MAX_OPENAI_CHOICES:
             raise ConfigError(
                 f"choices holds {len(question.choices)} choices; from 2 to {MAX_OPENAI_CHOICES} are taken"
@@ -445,43 +466,44 @@ class Decisions:
 
     @cached_property
     def transcript(self) -> Transcript:
-        """The conversation that the questions are about; of a state one message, and of none no message."""
+        """The conversation that the questions are about. A state is one message, and no state none."""
         if isinstance(self.input, list | tuple):
             return Transcript.of(self.input)
         return Transcript.of_text(text_of(self.state) if self.input is None else self.input)
 
     @property
-    def asked(self) -> dict[str, Question]:
-        """The questions that are read: those without images."""
-        return {name: question for name, question in self.questions.items() if not question.refused}
+    def readable_questions(self) -> dict[str, Question]:
+        """The questions by their ids, without those that show an image."""
+        return {name: question for name, question in self.questions.items() if not question.has_image}
 
     @property
     def shared_messages(self) -> Sequence[Mapping[str, Any]]:
         """The messages whose tokens other requests may share; the last one may be a part of one."""
         if self.prompt_cache_options is not None and self.prompt_cache_options.mode == "explicit":
-            return self.transcript.marked or ()
+            return self.transcript.shared or ()
         return self.transcript.messages
 
     @property
     def chars(self) -> int:
-        """About how many characters are tokenized: every question, and its template once for each label."""
-        questions = self.asked.values()
-        tried = [[labels for group in question.labellings for labels in group] for question in questions]
-        asked = [
-            len(question.prompt([each.text for each in question.alternatives])) * len(labellings)
-            for question, labellings in zip(questions, tried, strict=True)
-        ]
-        labels = [
-            len(question.alternatives) * len(labellings) for question, labellings in zip(questions, tried, strict=True)
-        ]
-        templates = [_BESIDE + len(question.template) for question in questions]
-        alone = sum(map(int.__mul__, labels, templates))
-        joint = sum(asked) * len(asked) + sum(labels) * sum(templates) if self.together else 0
-        return self.transcript.chars + sum(asked) + alone + joint
+        """An estimate of the characters to tokenize: every question, and its template once for each label."""
+        questions = self.readable_questions.values()
+        label_counts = []
+        prompt_chars = []
+        for question in questions:
+            labellings = sum(map(len, question.labellings))
+            names = [alternative.text for alternative in question.alternatives]
+            label_counts.append(len(names) * labellings)
+            prompt_chars.append(len(question.prompt(names)) * labellings)
+        template_chars = [_TEMPLATE_CHARS + len(question.template) for question in questions]
+        alone = sum(count * chars for count, chars in zip(label_counts, template_chars, strict=True))
+        joint = 0
+        if self.together:  # every canvas has all prompts and templates
+            joint = sum(prompt_chars) * len(questions) + sum(label_counts) * sum(template_chars)
+        return self.transcript.chars + sum(prompt_chars) + alone + joint
 
 
 def _side(name: str) -> str | None:
-    """`yes` or `no` of what names it, as they are or `true` and `false`."""
+    """Return "yes" or "no" for any name of a side ("true" and "false" included), None for any other text."""
     side = _SIDES.get(name, name)
     return side if side in (_YES, _NO) else None
 

@@ -8,8 +8,8 @@ from remask.plan.pass_cost import LayerWork
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "error"]
 
-_LARGEST = ("prefix_depth", "prefix_tokens")  # fields of `Usage` of which the largest one stands for all requests
-_TOLD = ("prefix_note", "approximation")  # those that are texts
+_MAX_FIELDS = ("prefix_depth", "prefix_tokens")  # fields of `Usage` that `total` merges by their maximum
+_TEXT_FIELDS = ("prefix_note", "approximation")  # and by joining texts
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Usage:
         prompt_tokens: given tokens: the prompt, and the fixed parts of the response.
         completion_tokens: tokens of the response that were generated.
         cached_tokens: tokens whose K/V were read from the store.
-        steps: denoising steps, those of a correction included.
+        steps: denoising steps, correction steps included.
         forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
         row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
         prefix_row_layers: rows times layers of the prefix-only pass that ran because this request's prefix was not
@@ -28,9 +28,9 @@ class Usage:
         prefix_depth: number of leading layers that read the K/V of a shared prefix from the store.
         prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
         prefix_note: why no shared prefix was read.
-        approximation: the cache policy that ran, where what it keeps may make other tokens than `none` would; None
-            where the answer is the model's own.
-        correction_steps: steps of a correction. None where the request names none.
+        approximation: the cache policy that ran, if its cache may change tokens compared with `none`; None if the
+            answer is the model's own.
+        correction_steps: correction steps. None if the request asks for none.
     """
 
     prompt_tokens: int
@@ -48,16 +48,16 @@ class Usage:
 
     @classmethod
     def total(cls, usages: Sequence["Usage"]) -> "Usage":
-        """That of several requests together; each counts its whole prompt."""
+        """Merge the usage of several requests. Every request counts its whole prompt."""
         total: dict[str, Any] = {}
-        for each in fields(cls):
-            values = [value for usage in usages if (value := getattr(usage, each.name)) is not None]
-            if each.name in _LARGEST:
-                total[each.name] = max(values, default=0)
-            elif each.name in _TOLD:
-                total[each.name] = "; ".join(dict.fromkeys(values)) or None
+        for item in fields(cls):
+            values = [value for usage in usages if (value := getattr(usage, item.name)) is not None]
+            if item.name in _MAX_FIELDS:
+                total[item.name] = max(values, default=0)
+            elif item.name in _TEXT_FIELDS:
+                total[item.name] = "; ".join(dict.fromkeys(values)) or None
             else:
-                total[each.name] = sum(values) if values or each.default is not None else None
+                total[item.name] = sum(values) if values or item.default is not None else None
         return cls(**total)
 
 
@@ -65,15 +65,15 @@ class Usage:
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 
-    They are final, except on uniform models. There tokens may change until their block is done, and until the response
-    is corrected where the request names a correction. Under a rule that edits, tokens may change until their block is
-    done, and `edits` are those of `positions` whose token replaces one that an earlier step gave them.
+    The tokens are final, with two exceptions. On uniform models a token may change until its block is done or, if the
+    request has correction steps, until the response is corrected. Under a rule that edits, a token may change until
+    its block is done; `edits` are the positions whose token replaces one of an earlier step.
 
-    Where the request asks for log-probabilities, `logprobs` are those of `token_ids` and `top_logprobs` hold, for each
-    position, the most probable tokens with theirs (`sampling/logprobs.py` says of which distribution).
+    If the request asks for log-probabilities, `logprobs` belong to `token_ids`, and `top_logprobs` hold the most
+    probable tokens of every position with their log-probabilities (`readers/logprobs.py` defines the distribution).
 
-    Under a rule that deletes and inserts, `positions` and `token_ids` are what the canvas changed by, and `writes` the
-    positions and tokens that the model wrote before that, DELETE and INSERT among them.
+    Under a rule that deletes and inserts, `positions` and `token_ids` describe how the canvas changed, and `writes`
+    holds what the model wrote before that, DELETE and INSERT tokens included.
     """
 
     step: int
@@ -92,10 +92,10 @@ class Draft:
     Attributes:
         step: the denoising step.
         positions: predicted positions, ascending. They need not be final.
-        token_ids: the predicted token of each.
-        confidences: how confident the model is of each, on the scale of the request's `remasking`.
-        passes: what each pass of the step computed, and what of the shared prefix it reused. Fill passes come before
-            the pass that predicts. Of a guided pair this is the conditional canvas.
+        token_ids: the token predicted at each position.
+        confidences: the confidence of each, on the scale of the request's `remasking`.
+        passes: the work of every pass of the step, reuse of the shared prefix included. Fill passes come before the
+            pass that predicts. For a guided pair it is the work on the conditional canvas.
     """
 
     step: int
@@ -127,8 +127,8 @@ class Result:
 class Event:
     """The result of a step for one request.
 
-    `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
-    that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;
+    `queued_s` is set in the request's first event only: the seconds that it waited. `settled` holds the response tokens
+    that became final with no gap before them, so that they can be shown in order. They may reach beyond a stop token;
     the tokens of the result do not.
     """
 

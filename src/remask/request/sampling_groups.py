@@ -1,4 +1,4 @@
-"""Sampling parameters that stand in groups: of remasking rules, of blocks, and of uniform models."""
+"""Groups of sampling parameters: of remasking rules, of blocks, and of uniform models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Se
 from remask.denoising.rules import RULES
 from remask.errors import ConfigError
 
-# What no model and no operator can widen. Tighter limits depend on both, and are checked by the engine.
+# Limits for all models. The engine checks the tighter ones of its model and its operator.
 COUNT = Whole(1, POSITIONS)
 TOKEN = Whole(0, POSITIONS)
 TEMPERATURE = Real(0, 1000)
 TEMPERED = Real(1e-3, 1000)
 MARGINAL = "ancestral_marginal"
-"""The sampler whose reverse step is the mean of the posteriors over what the model predicts."""
+"""The ancestral sampler whose reverse step averages the posteriors over the predicted clean tokens."""
 GREEDY = "greedy"
-"""The sampler that gives every position the most probable token in every step."""
+"""The sampler that writes the most probable token at every position in every step."""
 ANCESTRAL = ("ancestral", MARGINAL)
 """Samplers that draw every position of a block in every step, from a reverse step of the noise process."""
 UNIFORM_PRESETS = {
@@ -32,7 +32,7 @@ PRESET_FIELDS = ("steps_per_block", "block_length", "uniform.tokens_per_step")
 @documented
 @dataclass(frozen=True, slots=True)
 class RemaskingParams:
-    """Which noisy positions become final in a step, beside `threshold`. `None` leaves a choice to the model family."""
+    """How the positions are chosen that become final in a step. `None` leaves a choice to the model family."""
 
     rule: str | None = declare(
         None,
@@ -125,22 +125,22 @@ class RemaskingParams:
     def __post_init__(self) -> None:
         check(self, "remasking.")
         if self.rule is not None or self.config is not None:
-            _ = self.made_config
+            _ = self.rule_config  # raises ConfigError on parameters that the rule does not take
 
     @property
-    def made_config(self) -> Any:
-        """The rule's own parameters, as its `begin` gets them; None of a rule that has none.
+    def rule_config(self) -> Any:
+        """The rule's own parameters, an object of its `Remasking.config`; None if the rule has none.
 
         Raises `ConfigError` on parameters that the rule does not take.
         """
-        own = None if self.rule is None else RULES.get(self.rule).config
-        if own is None:
+        config_class = None if self.rule is None else RULES.get(self.rule).config
+        if config_class is None:
             if self.config is not None:
                 rule = "" if self.rule is None else f", and {self.rule!r} has none"
                 raise ConfigError(f"remasking.config holds parameters of a rule that has some of its own{rule}")
             return None
         item = f"parameter of remasking {self.rule!r}"
-        return parse(own, self.config or {}, "remasking.config", item, "remasking.config.")
+        return parse(config_class, self.config or {}, "remasking.config", item, "remasking.config.")
 
 
 @documented

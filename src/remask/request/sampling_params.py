@@ -39,20 +39,20 @@ _MASKED: tuple[ModelKind, ...] = ("masked",)
 _ABSORBING: tuple[ModelKind, ...] = ("masked", "block_causal")  # a token that is written stays
 _STEPS = Whole(1, 2**30)
 AR, DIFFUSION, SPECULATION = MODES = ("ar", "diffusion", "linear_speculation")
-_MODE_OF = {
+_MODE_BY_FIELD = {
     **dict.fromkeys(("block_length", "steps_per_block", "threshold", "remasking"), DIFFUSION),
     "speculation": SPECULATION,
 }
-"""The mode that a parameter, or a group of them, is for; those that are not here are for all."""
+"""The mode that a parameter, or a group of them, is for. All others are for every mode."""
 PARAMETER = "sampling parameter"  # in errors
 
-_SETTINGS = {
+_RULES_BY_SETTING = {
     name: tuple(owner.name for owner in REMASKING.values() if name in owner.settings)
     for rule in REMASKING.values()
     for name in rule.settings
 }
-"""The rules that have a setting of their own, by its name."""
-_NOT_OF_EDITS = (
+"""The names of the rules that take a setting, by the setting's name."""
+_UNAVAILABLE_TO_EDITS = (
     "blocks.sub_block_length",
     "remasking.fallback",
     "remasking.factor",
@@ -216,20 +216,20 @@ class SamplingParams(_KnownNames):
         return is_greedy(self.temperature)
 
     @property
-    def by_value(self) -> bool:
-        """Whether confidences are compared with a number of the request, in place of a schedule."""
+    def uses_threshold(self) -> bool:
+        """Whether positions are chosen by a threshold or a factor of the request, not by a schedule."""
         return self.threshold is not None or self.remasking.factor is not None
 
     @property
-    def penalizes(self) -> bool:
-        """Whether tokens that stand in the response, or in the prompt, are less likely to come again."""
+    def has_penalties(self) -> bool:
+        """Whether tokens that the prompt or the response has already are made less likely."""
         return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1
 
     @property
     def knobs(self) -> Knobs:
-        """What remasking rules read."""
+        """The parameters that remasking rules read."""
         remasking = self.remasking
-        return Knobs(self.threshold, remasking.eb_threshold, remasking.min_transfer, remasking.made_config)
+        return Knobs(self.threshold, remasking.eb_threshold, remasking.min_transfer, remasking.rule_config)
 
     def _expand_preset(self) -> None:
         preset = self.uniform.preset
@@ -238,11 +238,13 @@ class SamplingParams(_KnownNames):
         value: Any
         for path, value in UNIFORM_PRESETS[preset].items():
             group, _, name = path.rpartition(".")
-            if group and self.uniform.sampler in ANCESTRAL:  # it changes all of them in every step
+            if group and self.uniform.sampler in ANCESTRAL:  # these samplers change every position in every step
                 continue
-            own = attrgetter(path)(self)
-            if own not in (None, value):
-                raise ConfigError(f"preset {preset!r} sets {path}={value}, got {path}={own}; leave one of them out")
+            requested = attrgetter(path)(self)
+            if requested not in (None, value):
+                raise ConfigError(
+                    f"preset {preset!r} sets {path}={value}, got {path}={requested}; leave one of them out"
+                )
             if group:
                 object.__setattr__(self, group, replace(self.uniform, **{name: value}))
             else:
@@ -260,21 +262,21 @@ class SamplingParams(_KnownNames):
             )
 
     def check_rule(self, rule: Remasking) -> None:
-        """Raise `ConfigError` where a parameter is set that has no meaning under `rule`."""
-        for name, owners in _SETTINGS.items():
+        """Raise `ConfigError` if a parameter is set that has no meaning under `rule`."""
+        for name, rule_names in _RULES_BY_SETTING.items():
             value = getattr(self.remasking, name)
             if value is not None and name not in rule.settings:
                 raise ConfigError(
-                    f"remasking.{name}={value} is for remasking {' and '.join(map(repr, owners))}, and this is "
+                    f"remasking.{name}={value} is for remasking {' and '.join(map(repr, rule_names))}, and this is "
                     f"{rule.name!r}: set both, or neither"
                 )
         if not rule.edits:
             return
-        for path in _NOT_OF_EDITS:
+        for path in _UNAVAILABLE_TO_EDITS:
             value = attrgetter(path)(self)
             if value is not None:
                 raise ConfigError(f"remasking {rule.name!r} has no {path}, got {path}={value!r}; leave it out")
-        if self.penalizes:
+        if self.has_penalties:
             raise ConfigError(
                 f"remasking {rule.name!r} may replace every token of a block, its own at each position, so what "
                 "stands there already cannot be penalized; leave the penalties out, or use another rule"
@@ -296,7 +298,7 @@ class SamplingParams(_KnownNames):
 
     @property
     def uses_steps(self) -> bool:
-        """Whether the number of steps has a part in the choice of the remasking rule; `Remasking.uses_steps`."""
+        """Whether the remasking rule uses the number of steps; see `Remasking.uses_steps`."""
         return self.remasking.rule is None or RULES.get(self.remasking.rule).uses_steps
 
     def _check_steps(self) -> None:
@@ -310,40 +312,41 @@ class SamplingParams(_KnownNames):
                     f"leave {name} out"
                 )
 
-    def chosen(self) -> dict[str, Any]:
-        """The parameters that are not left at their defaults, as JSON-like values."""
-        usual = paths(SamplingParams)
+    def non_defaults(self) -> dict[str, Any]:
+        """Return the parameters that differ from their defaults, as JSON-like values."""
+        fields = paths(SamplingParams)
         values = by_path(SamplingParams, {name: getattr(self, name) for name in declared(SamplingParams)})
-        plain = {path: _plain(value) for path, value in values.items() if value != usual[path].default}
-        return by_group(SamplingParams, plain)
+        non_defaults = {path: _to_json(value) for path, value in values.items() if value != fields[path].default}
+        return by_group(SamplingParams, non_defaults)
 
     @classmethod
     def from_mapping(cls, values: object) -> "SamplingParams":
-        """Parameters from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
+        """Build parameters from JSON-like values. Raises `ConfigError` on unknown names and values of a wrong type."""
         return parse(cls, values, "sampling", PARAMETER)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """How a model family is decoded where the request does not say.
+    """How a model family is decoded by default.
 
     Attributes:
-        remasking: the rule where the request names none. A threshold or factor that this rule does not work with
-            selects `low_confidence`.
-        time_schedule: rules that know Dream's time schedule follow it also where the request sets no `remasking.eps`.
+        remasking: the rule if the request names none. A threshold or factor that this rule does not take selects
+            `low_confidence`.
+        time_schedule: rules that know Dream's time schedule follow it even if the request sets no `remasking.eps`.
         growing_canvas: whether a response without fixed parts is decoded on a growing canvas.
         schedule: how many positions a step transfers. "even": the masks of a block are shared evenly, the first steps
-            taking the remainder (LLaDA); on block-causal models the positions of a whole block are, and a threshold
-            must be passed by as many (SDAR). "masks": the masks are on block-causal models too, and a threshold, which
-            counts as passed where it is met, replaces the schedule (Stable-DiffCoder). "linear": as "masks", but a step
-            transfers its share of the masks that are left, rounded (A2D), and the last block may be shorter.
+            taking the remainder (LLaDA); on block-causal models all positions of a block are shared, fixed ones too,
+            and at least as many must exceed a threshold (SDAR). "masks": only masks are shared, on block-causal models
+            too, and a threshold (met by equal confidences) replaces the schedule (Stable-DiffCoder). "linear": as
+            "masks", but a step transfers its share of the remaining masks, rounded (A2D), and the last block may be
+            shorter.
         blocks_from_prompt: blocks of a block-causal model are counted from the end of the prompt, so the prompt's first
             one may be short (A2D). Else they are cut at multiples of their length from the start of the canvas.
         whole_blocks: the last block of a block-causal model is filled up with masks behind the response (SDAR).
-        opens_blocks: where a row predicts the next position, the pass that commits what is before a block of a
-            block-causal model gives it its first token (Fast-dLLM v2). Else this one is denoised as all others.
+        opens_blocks: on a block-causal model whose rows predict the next position, the pass that commits the text
+            before a block gives the block its first token (Fast-dLLM v2). Otherwise that token is denoised like others.
 
-    Raises `UnknownNameError` when made, where `remasking` is not the name of a rule.
+    Raises `UnknownNameError` when made, if `remasking` is not the name of a rule.
     """
 
     remasking: str = "low_confidence"
@@ -358,38 +361,34 @@ class SamplingDefaults:
         Choice(RULES).check("remasking", self.remasking)
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): each for key, each in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): item for key, item in value.items()}
+    return [_to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def layered(*several: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters of several objects: of each field, within groups too, the last value. None unsets a field.
+def merge_sampling(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge objects of sampling parameters: for every field, also within groups, the last value counts.
 
-    A field of a group may stand by its path, as in `{"uniform.tokens_per_step": 3}`. Raises `ConfigError` on groups
-    that are not allowed.
+    None unsets a field or a group. A field of a group may be given by its path, as in `{"uniform.tokens_per_step": 3}`.
+    Raises `ConfigError` on groups that are not allowed.
     """
-    found: dict[str, Any] = {}
-    for values in several:
+    merged: dict[str, Any] = {}
+    for values in layers:
         unset = {name for name, value in values.items() if value is None}
-        unset |= {
-            f"{name}.{inner}"
-            for name, value in values.items()
-            if isinstance(value, Mapping)
-            for inner, each in value.items()
-            if each is None
-        }
-        found = {path: value for path, value in found.items() if unset.isdisjoint((path, path.partition(".")[0]))}
-        found |= by_path(SamplingParams, values)
-    return by_group(SamplingParams, found)
+        for group, members in values.items():
+            if isinstance(members, Mapping):
+                unset |= {f"{group}.{name}" for name, value in members.items() if value is None}
+        merged = {path: value for path, value in merged.items() if unset.isdisjoint((path, path.partition(".")[0]))}
+        merged |= by_path(SamplingParams, values)
+    return by_group(SamplingParams, merged)
 
 
 def fits_mode(path: str, mode: str) -> bool:
-    """Whether the parameter at `path` has a meaning on a request in this mode of a model that has several."""
-    return _MODE_OF.get(path.partition(".")[0], mode) == mode
+    """Whether the parameter at `path` has a meaning in `mode`, on a model that has several modes."""
+    return _MODE_BY_FIELD.get(path.partition(".")[0], mode) == mode
 
 
 def is_greedy(temperature: float) -> bool:
-    """Whether `temperature` counts as 0, as those do that float32 cannot divide by."""
+    """Whether `temperature` counts as 0. Below 1e-5, logits divided by it might overflow."""
     return temperature < 1e-5

@@ -1,7 +1,7 @@
-"""Regular expressions of what JSON Schema says of numbers and strings: ranges, patterns and formats.
+"""Regular expressions for JSON Schema's keywords of numbers and strings: ranges, patterns and formats.
 
-Each matches nothing that its keyword forbids. Where the whole set is no small expression it matches a part of it: a
-string of a pattern has no escapes but those that the pattern spells, and February has 28 days.
+Each matches nothing that its keyword forbids. If all allowed values would be too large an expression, it matches a
+part of them: a string of a pattern has only the escapes that the pattern spells, and February has 28 days.
 """
 
 import math
@@ -12,10 +12,10 @@ from typing import Any
 from remask.checks.values import shown
 from remask.errors import ConfigError
 
-_PLAIN = r"[^\"\\\x00-\x1F\x7F-\x9F]"  # characters that stand in a JSON string as they are
-_DOT = r"[^\"\\\x00-\x1F\x7F-\x9F\x{2028}\x{2029}]"  # those of them that end no line
+_JSON_CHARACTER = r"[^\"\\\x00-\x1F\x7F-\x9F]"  # characters that need no escape in a JSON string
+_DOT = r"[^\"\\\x00-\x1F\x7F-\x9F\x{2028}\x{2029}]"  # all but the line separators among them
 _DIGITS = 18  # of a bound of whole numbers
-_PRECISION = 15  # digits that two decimals need not differ beyond to be two floats, so that none is read as its bound
+_PRECISION = 15  # significant digits; decimals that differ within these are different floats
 
 _HEX = "[0-9a-f]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -38,17 +38,16 @@ FORMATS: Mapping[str, str] = {
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-def text_part(node: Mapping[str, Any]) -> str | None:
-    """The expression of the JSON strings of a pattern or a format; None where a schema has neither.
+def string_expression(node: Mapping[str, Any]) -> str | None:
+    """Return the expression of the JSON strings of a pattern or a format. Returns None if a schema has neither.
 
-    Raises `ConfigError` where it cannot be guaranteed.
+    Raises `ConfigError` if it cannot be guaranteed.
     """
-    strings = [name for name in ("pattern", "format") if name in node]
-    beside = sorted({*strings, *(name for name in ("minLength", "maxLength") if name in node)})
-    if not strings:
+    if "pattern" not in node and "format" not in node:
         return None
-    if len(beside) > 1:
-        raise ConfigError(f"{' and '.join(beside)} are not guaranteed together; keep one of them")
+    names = sorted({"pattern", "format", "minLength", "maxLength"} & node.keys())
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(names)} are not guaranteed together; keep one of them")
     if "format" in node:
         name = node["format"]
         if not isinstance(name, str) or name not in FORMATS:
@@ -57,10 +56,10 @@ def text_part(node: Mapping[str, Any]) -> str | None:
     return f'"{string_pattern(node["pattern"])}"'
 
 
-def bounded(node: Mapping[str, Any], *, whole: bool) -> str | None:
-    """The expression of the numbers within the bounds of a schema; None where they leave none.
+def number_expression(node: Mapping[str, Any], *, whole: bool) -> str | None:
+    """Return the expression of the numbers within the bounds of a schema. Returns None if there are none.
 
-    Raises `ConfigError` where it cannot be guaranteed.
+    Raises `ConfigError` if it cannot be guaranteed.
     """
     limits: dict[str, float | int] = {}
     digits = _DIGITS if whole else _PRECISION - 1
@@ -82,14 +81,14 @@ def bounded(node: Mapping[str, Any], *, whole: bool) -> str | None:
     for name, value in limits.items():
         if value != int(value):
             raise ConfigError(f"{name} of a 'number' is guaranteed where it is whole, got {value!r}")
-    low, open_low = _tighter(limits, "minimum", "exclusiveMinimum", 1)
-    high, open_high = _tighter(limits, "maximum", "exclusiveMaximum", -1)
+    low, open_low = _effective_bound(limits, "minimum", "exclusiveMinimum", 1)
+    high, open_high = _effective_bound(limits, "maximum", "exclusiveMaximum", -1)
     return numbers(low, high, open_low, open_high)
 
 
-def _tighter(limits: Mapping[str, float], closed: str, opened: str, sign: int) -> tuple[int | None, bool]:
-    """The bound that binds, and whether it is left out itself."""
-    bounds = [(sign * int(limits[name]), name == opened) for name in (closed, opened) if name in limits]
+def _effective_bound(limits: Mapping[str, float], inclusive: str, exclusive: str, sign: int) -> tuple[int | None, bool]:
+    """Return the tighter of two bounds, and whether it is exclusive. `sign` is 1 for lower bounds and -1 for upper."""
+    bounds = [(sign * int(limits[name]), name == exclusive) for name in (inclusive, exclusive) if name in limits]
     if not bounds:
         return None, False
     value, is_open = max(bounds)
@@ -97,89 +96,93 @@ def _tighter(limits: Mapping[str, float], closed: str, opened: str, sign: int) -
 
 
 def integers(low: int | None, high: int | None) -> str | None:
-    """Whole numbers from `low` to `high` in JSON's form; None of a bound leaves it out. None where there are none."""
+    """Return the expression of JSON's whole numbers from `low` to `high`; a bound of None is no bound.
+
+    Returns None if there are no such numbers.
+    """
     if low is not None and high is not None and low > high:
         return None
     parts = []
-    if low is None or low < 0:  # those below 0, by their size
-        parts += [
-            f"-{each}" for each in _sizes(1 if high is None or high >= 0 else -high, None if low is None else -low)
-        ]
+    if low is None or low < 0:  # negative numbers, by their absolute values
+        smallest = 1 if high is None or high >= 0 else -high
+        parts += [f"-{number}" for number in _natural_numbers(smallest, None if low is None else -low)]
     if high is None or high >= 0:
-        parts += _sizes(max(low or 0, 0) if low is not None else 0, high)
+        parts += _natural_numbers(max(low or 0, 0), high)
     return f"({'|'.join(parts)})"
 
 
 def numbers(low: int | None, high: int | None, open_low: bool, open_high: bool) -> str | None:
-    """Decimal numbers between whole bounds, without exponents; an open bound is left out itself."""
+    """Return the expression of decimal numbers between whole bounds, without exponents. Open bounds are exclusive.
+
+    A bound of None is no bound. Returns None if there are no such numbers.
+    """
     if low is not None and high is not None and (low > high or (low == high and (open_low or open_high))):
         return None
     parts = []
     if low is None or low < 0:
-        above = 0 if high is None or high > 0 else -high
-        # 0 itself, which has no sign here, is among those that follow.
-        parts += [
-            f"-{each}" for each in _decimals(above, None if low is None else -low, open_high or above == 0, open_low)
-        ]
+        smallest = 0 if high is None or high > 0 else -high
+        # 0 is written without a sign, below.
+        negatives = _decimals(smallest, None if low is None else -low, open_high or smallest == 0, open_low)
+        parts += [f"-{number}" for number in negatives]
     if high is None or high >= 0:
-        below = low is not None and low >= 0
-        parts += _decimals(max(low or 0, 0), high, below and open_low, open_high)
+        has_lower_bound = low is not None and low >= 0
+        parts += _decimals(max(low or 0, 0), high, has_lower_bound and open_low, open_high)
     return f"({'|'.join(parts)})" if parts else None
 
 
 def _decimals(low: int, high: int | None, open_low: bool, open_high: bool) -> Iterator[str]:
-    """Expressions of decimals from `low` to `high`, both 0 or more."""
-    # Beyond so many places a decimal may be read as the bound next to it.
+    """Yield expressions of decimals from `low` to `high`, both 0 or more."""
+    # With more places a decimal may be read as the bound next to it.
     places = _PRECISION - len(str(low if high is None else high))
     if high is None or low < high:
         if open_low:
             yield rf"{low}\.[0-9]{{0,{places - 1}}}[1-9]"  # a fraction that is not 0
-            rest = low + 1
+            first_whole = low + 1
         else:
-            rest = low
-        if high is None or rest < high:
-            wholes = _sizes(rest, None if high is None else high - 1)
+            first_whole = low
+        if high is None or first_whole < high:
+            wholes = _natural_numbers(first_whole, None if high is None else high - 1)
             yield rf"({'|'.join(wholes)})(\.[0-9]{{1,{places}}})?"
     if high is not None and not open_high and not (open_low and low == high):
         yield rf"{high}(\.0{{1,{places}}})?"
 
 
-def _sizes(low: int, high: int | None) -> list[str]:
-    """Expressions of whole numbers from `low` to `high`, both 0 or more, without leading zeros."""
-    found: list[str] = []
+def _natural_numbers(low: int, high: int | None) -> list[str]:
+    """Return expressions of whole numbers from `low` to `high`, both 0 or more, without leading zeros."""
+    expressions: list[str] = []
     if low == 0:
-        found.append("0")
+        expressions.append("0")
         low = 1
     if high is not None and high < low:
-        return found
+        return expressions
     top = high if high is not None else 10 ** len(str(low)) - 1
     for length in range(len(str(low)), len(str(top)) + 1):
         first, last = max(low, 10 ** (length - 1)), min(top, 10**length - 1)
-        found += _same_length(str(first), str(last))
+        expressions += _same_length(str(first), str(last))
     if high is None:
-        found.append(f"[1-9][0-9]{{{len(str(low))},}}")
-    return found
+        expressions.append(f"[1-9][0-9]{{{len(str(low))},}}")
+    return expressions
 
 
 def _same_length(first: str, last: str) -> Iterator[str]:
-    """Expressions of the numbers from `first` to `last`, which have as many digits."""
-    rest = len(first) - 1
-    if first == "0" * (rest + 1) and last == "9" * (rest + 1):
-        yield f"[0-9]{{{rest + 1}}}"
-    elif not rest:
+    """Yield expressions of the numbers from `first` to `last`, which have equally many digits."""
+    tail_length = len(first) - 1
+    if first == "0" * (tail_length + 1) and last == "9" * (tail_length + 1):
+        yield f"[0-9]{{{tail_length + 1}}}"
+    elif not tail_length:
         yield f"[{first}-{last}]"
     elif first[0] == last[0]:
-        yield from (first[0] + each for each in _same_length(first[1:], last[1:]))
+        yield from (first[0] + tail for tail in _same_length(first[1:], last[1:]))
     else:
         start, stop = int(first[0]), int(last[0])
-        if first[1:] != "0" * rest:
-            yield from (first[0] + each for each in _same_length(first[1:], "9" * rest))
+        if first[1:] != "0" * tail_length:
+            yield from (first[0] + tail for tail in _same_length(first[1:], "9" * tail_length))
             start += 1
-        if last[1:] != "9" * rest:
-            yield from (last[0] + each for each in _same_length("0" * rest, last[1:]))
+        if last[1:] != "9" * tail_length:
+            yield from (last[0] + tail for tail in _same_length("0" * tail_length, last[1:]))
             stop -= 1
         if start <= stop:
-            yield f"[{start}-{stop}][0-9]{{{rest}}}"
+            yield f"[{start}-{stop}][0-9]{{{tail_length}}}"
 
 
 _PIECE = re.compile(
@@ -190,89 +193,95 @@ _PIECE = re.compile(
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-# ECMA 262, which JSON Schema refers to, and Python differ in what a class holds. A character is let through where both
-# let it through: one of the narrow class, or none of the wide one.
+# ECMA 262, which JSON Schema refers to, and Python differ in what a class such as \d holds. An expression allows what
+# both allow: the narrow class for \d, and all but the wide class for \D.
 _SPACES = r"\t\n\x0B\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
 _NARROW = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
 _WIDE = {"d": r"\p{Nd}", "w": r"\w\p{N}", "s": rf"{_SPACES}\x{{FEFF}}"}
-_IN_SET = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[A-Za-z_=]+\}|.)|.", re.DOTALL)
-_SPELLED = {"n": r"\\n", "t": r"\\t", "r": r"\\r", "f": r"\\f"}  # as JSON writes them
+_SET_PIECE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[A-Za-z_=]+\}|.)|.", re.DOTALL)
+_JSON_ESCAPES = {"n": r"\\n", "t": r"\\t", "r": r"\\r", "f": r"\\f"}  # as JSON writes them
 
 
 def string_pattern(pattern: object) -> str:
-    """The expression of JSON strings, without their quotes, in which a `pattern` is found.
+    """Return the expression of JSON strings, without their quotes, that contain a match of `pattern`.
 
-    Raises `ConfigError` where it goes beyond regular languages, or has an anchor in its middle.
+    Raises `ConfigError` if the pattern is no regular language, or has an anchor that is not at an end.
     """
     if not isinstance(pattern, str):
         raise ConfigError(f"pattern must be a text, got {pattern!r}")
-    ways: list[list[str]] = [[]]
+    branches: list[list[str]] = [[]]
     depth = 0
     for piece in _PIECE.finditer(pattern):
         kind, text = str(piece.lastgroup), piece.group()
         depth += (kind == "open") - (text == ")" and kind == "other")
         if depth < 0:
-            raise _beyond(pattern, "brackets that do not open")
-        if kind == "count" and not ways[-1]:
-            raise _beyond(pattern, f"{text} with nothing to repeat")
+            raise _unsupported_error(pattern, "brackets that do not open")
+        if kind == "count" and not branches[-1]:
+            raise _unsupported_error(pattern, f"{text} with nothing to repeat")
         if text == "|" and kind == "other" and depth == 0:
-            ways.append([])
+            branches.append([])
         elif text == "^" and kind == "other":
-            if depth or ways[-1]:
-                raise _beyond(pattern, "^ within it")
-            ways[-1].append("^")
+            if depth or branches[-1]:
+                raise _unsupported_error(pattern, "^ within it")
+            branches[-1].append("^")
         else:
-            if ways[-1] and ways[-1][-1] == "$":
-                raise _beyond(pattern, "$ within it")
-            ways[-1].append(_translated(pattern, kind, text, depth))
+            if branches[-1] and branches[-1][-1] == "$":
+                raise _unsupported_error(pattern, "$ within it")
+            branches[-1].append(_translate_piece(pattern, kind, text, depth))
     if depth:
-        raise _beyond(pattern, "brackets that do not close")
-    found = []
-    for way in ways:
-        begins, ends = way[:1] == ["^"], way[-1:] == ["$"]
-        inner = "".join(each for each in way if each not in ("^", "$"))
-        found.append(f"{'' if begins else f'{_PLAIN}*'}{inner}{'' if ends else f'{_PLAIN}*'}")
-    return f"({'|'.join(found)})"
+        raise _unsupported_error(pattern, "brackets that do not close")
+    expressions = []
+    for branch in branches:
+        has_start, has_end = branch[:1] == ["^"], branch[-1:] == ["$"]
+        content = "".join(piece for piece in branch if piece not in ("^", "$"))
+        expressions.append(
+            f"{'' if has_start else f'{_JSON_CHARACTER}*'}{content}{'' if has_end else f'{_JSON_CHARACTER}*'}"
+        )
+    return f"({'|'.join(expressions)})"
 
 
 _REGEX_PIECE = re.compile(
     r"\\(?:[xuU]\{[^}]*\}|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[a-zA-Z-]+\)|\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?|.", re.DOTALL
 )
-_BEGINS, _ENDS = frozenset(["^", r"\A"]), frozenset(["$", r"\z", r"\Z"])
+_START_ANCHORS, _END_ANCHORS = frozenset(["^", r"\A"]), frozenset(["$", r"\z", r"\Z"])
 
 
 def whole_regex(regex: str) -> str:
-    """A regular expression that an answer matches as a whole, without anchors and with `pattern`'s `\\d`, `\\w`, `\\s`.
+    """Return a regular expression that an answer matches as a whole, without the anchors at its ends.
 
-    Raises `ConfigError` where an anchor stands anywhere but at an end, where it has a meaning of its own.
+    Its classes `\\d`, `\\w` and `\\s` become those of `pattern`. Raises `ConfigError` if an anchor is not at an end.
     """
-    pieces = _without_anchors(regex, _REGEX_PIECE.findall(regex), _BEGINS, "(", ")")
-    pieces = _without_anchors(regex, pieces[::-1], _ENDS, ")", "(")[::-1]
-    return "".join(map(_ascii, pieces))
+    pieces = _strip_anchors(regex, _REGEX_PIECE.findall(regex), _START_ANCHORS, "(", ")")
+    pieces = _strip_anchors(regex, pieces[::-1], _END_ANCHORS, ")", "(")[::-1]
+    return "".join(map(_narrow_classes, pieces))
 
 
-def _without_anchors(regex: str, pieces: list[str], anchors: frozenset[str], opens: str, closes: str) -> list[str]:
-    """`pieces`, in the order in which they are come upon from one end, without the `anchors` of that end."""
-    found: list[str] = []
-    at_end = True  # nothing but anchors and brackets that open stands before
-    groups = list[tuple[bool, int]]()  # of each open group whether it begins at the end, and the anchors before it
-    dropped = 0
-    for place, piece in enumerate(pieces):
+def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], opening: str, closing: str) -> list[str]:
+    """Return `pieces` without the `anchors` of one end. The pieces are in the order in which they follow from that end.
+
+    Raises `ConfigError` on an anchor that is not at the end, or in a group that is repeated.
+    """
+    result: list[str] = []
+    at_end = True  # only anchors and opening brackets precede this piece
+    groups: list[tuple[bool, int]] = []  # for each open group, whether it begins at the end, and the anchors before it
+    anchor_count = 0
+    for index, piece in enumerate(pieces):
         if piece in anchors:
             if not at_end:
                 raise ConfigError(
                     f"structured_outputs.regex {regex[:60]!r} has {piece} within it, and the whole answer matches: an "
                     "anchor stands at its beginning or its end; write it without"
                 )
-            dropped += 1
+            anchor_count += 1
             continue
-        found.append(piece)
-        if piece[0] == opens and not piece.endswith(")" if opens == "(" else "("):
-            groups.append((at_end, dropped))
-        elif piece[0] == closes and groups:
-            began, before = groups.pop()
-            repeated = pieces[place + 1 : place + 2] if opens == "(" else []
-            if dropped > before and began and repeated and repeated[0] in ("*", "+", "{"):
+        result.append(piece)
+        if piece[0] == opening and not piece.endswith(")" if opening == "(" else "("):
+            groups.append((at_end, anchor_count))
+        elif piece[0] == closing and groups:
+            group_at_end, count_before = groups.pop()
+            following = pieces[index + 1 : index + 2] if opening == "(" else []
+            is_repeated = bool(following) and following[0] in ("*", "+", "{")
+            if anchor_count > count_before and group_at_end and is_repeated:
                 raise ConfigError(
                     f"structured_outputs.regex {regex[:60]!r} repeats a group that holds an anchor; write it without"
                 )
@@ -281,97 +290,97 @@ def _without_anchors(regex: str, pieces: list[str], anchors: frozenset[str], ope
             at_end = groups[-1][0] if groups else True
         elif not re.fullmatch(r"\(\?[a-zA-Z-]+\)", piece):
             at_end = False
-    return found
+    return result
 
 
-def _ascii(piece: str) -> str:
-    """A piece of a regular expression whose classes are those of `pattern`."""
+def _narrow_classes(piece: str) -> str:
+    """Return a piece of a regular expression with its classes replaced by those of `pattern`."""
     if piece[0] == "\\" and piece[1:].lower() in _NARROW:
-        held = _class(piece[1:])
-        return held if held.startswith("[") else f"[{held}]"
+        content = _class_content(piece[1:])
+        return content if content.startswith("[") else f"[{content}]"
     if piece[0] == "[" and len(piece) > 1:
         negated = piece.startswith("[^")
         return re.sub(
             r"\\(.)",
-            lambda found: _class(found[1], negated=negated) if found[1].lower() in _NARROW else found[0],
+            lambda match: _class_content(match[1], negated=negated) if match[1].lower() in _NARROW else match[0],
             piece,
             flags=re.DOTALL,
         )
     return piece
 
 
-def _translated(pattern: str, kind: str, text: str, depth: int) -> str:
-    """One piece of a pattern, over the characters of a JSON string."""
+def _translate_piece(pattern: str, kind: str, text: str, depth: int) -> str:
+    """Translate one piece of a pattern to an expression over the characters of a JSON string."""
     if kind == "open":
         return "("
     if kind == "count":
         return text.removesuffix("?") if len(text) > 1 else text
     if kind == "set":
-        return f"[{_set(pattern, text)}&&{_PLAIN}]"
+        return f"[{_set_expression(pattern, text)}&&{_JSON_CHARACTER}]"
     if kind == "other":
         if text == "$" and depth:
-            raise _beyond(pattern, "$ within it")
+            raise _unsupported_error(pattern, "$ within it")
         if text == ".":
             return _DOT
         if text in "(?":
-            raise _beyond(pattern, "a group that looks ahead or behind, or has a name")
-        return _character(pattern, text) if text not in "$|)" else text
+            raise _unsupported_error(pattern, "a group that looks ahead or behind, or has a name")
+        return _character_expression(pattern, text) if text not in "$|)" else text
     name = text[1:]
     if (name[0] in "pP" and len(name) > 1) or name.lower() in _NARROW:
-        return f"[[{_class(name) if name.lower() in _NARROW else text}]&&{_PLAIN}]"
-    if name in _SPELLED:
-        return f"({_SPELLED[name]})"
+        return f"[[{_class_content(name) if name.lower() in _NARROW else text}]&&{_JSON_CHARACTER}]"
+    if name in _JSON_ESCAPES:
+        return f"({_JSON_ESCAPES[name]})"
     if name[0] in "ux" and len(name) > 1:
-        return _character(pattern, chr(int(name[1:], 16)))
+        return _character_expression(pattern, chr(int(name[1:], 16)))
     if name.isalnum():
-        raise _beyond(pattern, f"\\{name}")
-    return _character(pattern, name)
+        raise _unsupported_error(pattern, f"\\{name}")
+    return _character_expression(pattern, name)
 
 
-def _class(name: str, *, negated: bool = False) -> str:
-    """What a set holds for `\\d` and the like; `negated` says that the characters outside of the set are meant."""
-    held = (_NARROW if name.islower() != negated else _WIDE)[name.lower()]
-    return held if name.islower() else f"[^{held}]"
+def _class_content(name: str, *, negated: bool = False) -> str:
+    """Return the content of a set for a class such as `\\d`; `negated` if the set itself is negated."""
+    characters = (_NARROW if name.islower() != negated else _WIDE)[name.lower()]
+    return characters if name.islower() else f"[^{characters}]"
 
 
-def _set(pattern: str, text: str) -> str:
-    """A set of characters, in the syntax of the crate that reads it, where sets stand within sets."""
+def _set_expression(pattern: str, text: str) -> str:
+    """Translate a set of characters to the syntax of the Rust crate that compiles expressions, which nests sets."""
     negated = text.startswith("[^")
-    found: list[str] = []
-    pieces = _IN_SET.findall(text[1 + negated : -1])
+    result: list[str] = []
+    pieces = _SET_PIECE.findall(text[1 + negated : -1])
     classes = [piece[1:].lower() in _NARROW or (piece[:2] in (r"\p", r"\P") and len(piece) > 2) for piece in pieces]
-    begins = False  # whether the piece before may be the first character of a range
-    for place, piece in enumerate(pieces):
+    may_start_range = False  # whether the previous piece may be the first character of a range
+    for index, piece in enumerate(pieces):
         name = piece[1:]
-        within = piece == "-" and begins and classes[place + 1 : place + 2] == [False]
-        begins = not (within or classes[place] or found[-1:] == ["-"])
-        if within:
-            found.append(piece)
+        is_range = piece == "-" and may_start_range and classes[index + 1 : index + 2] == [False]
+        may_start_range = not (is_range or classes[index] or result[-1:] == ["-"])
+        if is_range:
+            result.append(piece)
         elif not name:
-            found.append(piece if piece.isalnum() or not piece.isascii() else rf"\x{{{ord(piece):X}}}")
+            result.append(piece if piece.isalnum() or not piece.isascii() else rf"\x{{{ord(piece):X}}}")
         elif name.lower() in _NARROW:
-            found.append(_class(name, negated=negated))
+            result.append(_class_content(name, negated=negated))
         elif name[0] in "ux" and len(name) > 1:
-            found.append(rf"\x{{{name[1:]}}}")
-        elif name in _SPELLED or (name[0] in "pP" and len(name) > 1):
-            found.append(piece)
+            result.append(rf"\x{{{name[1:]}}}")
+        elif name in _JSON_ESCAPES or (name[0] in "pP" and len(name) > 1):
+            result.append(piece)
         elif name.isalnum():
-            raise _beyond(pattern, f"\\{name} in a set")
+            raise _unsupported_error(pattern, f"\\{name} in a set")
         else:
-            found.append(rf"\x{{{ord(name):X}}}")
-    if not found:
-        raise _beyond(pattern, "an empty set")
-    return f"[{'^' if negated else ''}{''.join(found)}]"
+            result.append(rf"\x{{{ord(name):X}}}")
+    if not result:
+        raise _unsupported_error(pattern, "an empty set")
+    return f"[{'^' if negated else ''}{''.join(result)}]"
 
 
-def _character(pattern: str, char: str) -> str:
-    """A character as a JSON string spells it."""
+def _character_expression(pattern: str, char: str) -> str:
+    """Return the expression of a character as it is written in a JSON string."""
     if char in '"\\':
         return r"(\\\\)" if char == "\\" else r'(\\")'
     if not char.isprintable():
-        raise _beyond(pattern, f"the character {char!r}")
+        raise _unsupported_error(pattern, f"the character {char!r}")
     return char if char.isalnum() or not char.isascii() or char == " " else f"\\{char}"
 
 
-def _beyond(pattern: str, what: str) -> ConfigError:
-    return ConfigError(f"pattern {pattern[:60]!r} has {what}, which cannot be guaranteed; write it without")
+def _unsupported_error(pattern: str, construct: str) -> ConfigError:
+    return ConfigError(f"pattern {pattern[:60]!r} has {construct}, which cannot be guaranteed; write it without")

@@ -50,10 +50,10 @@ class Part:
 
     def __post_init__(self) -> None:
         check(self, "canvas.")
-        given = [name for name in ("text", "token_ids", "mask") if getattr(self, name) is not None]
-        if len(given) != 1:
+        names = [name for name in ("text", "token_ids", "mask") if getattr(self, name) is not None]
+        if len(names) != 1:
             raise ConfigError(
-                f"a part of canvas needs exactly one of text, token_ids and mask; got {', '.join(given) or 'none'}"
+                f"a part of canvas needs exactly one of text, token_ids and mask; got {', '.join(names) or 'none'}"
             )
         length = self.mask
         if isinstance(length, int):
@@ -65,7 +65,7 @@ class Part:
 @documented
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms of one request, in a JSONL line and in a body alike. `None` leaves a choice to the command or server.
+    """The terms of one request, in a JSONL line or in a body. `None` leaves a choice to the command or server.
 
     Raises `ConfigError` when made, naming the field, the value and what is allowed.
     """
@@ -156,10 +156,10 @@ class Terms:
 
 
 class TermKeywords(TypedDict, total=False):
-    """The types of `Terms`, for those who give them as keywords.
+    """The types of the fields of `Terms` that methods of `LLM` take as keywords.
 
-    `cache` and `canvas` are left out, which methods of `LLM` take in forms of their own, and what says that an answer
-    in JSON reports more.
+    `cache` and `canvas` are left out, which these methods take in other forms, and so are the fields that make an
+    answer in JSON report more.
     """
 
     prefix_length: int | None
@@ -174,30 +174,35 @@ class TermKeywords(TypedDict, total=False):
     suffix: str | None
 
 
-def flat(request: Mapping[str, Any], beside: Iterable[str]) -> Mapping[str, Any]:
-    """A request, a JSONL line or a body, whose sampling parameters all stand side by side with its other fields.
+def flatten_sampling(request: Mapping[str, Any], other_fields: Iterable[str]) -> Mapping[str, Any]:
+    """Move the parameters of the object `sampling` of a request (a JSONL line or a body) to its top level.
 
-    They may stand in an object `sampling` too. `beside` are the names of the other fields. Raises `ConfigError` where a
-    parameter stands in both places or another field in the object, and `UnknownNameError` on what is neither.
+    Returns a new mapping, or the request itself if it has no such object. `other_fields` are the names that the request
+    may have beside sampling parameters. Raises `ConfigError` if a parameter stands in both places or one of the
+    `other_fields` in the object, and `UnknownNameError` if a name in the object is neither.
     """
     if SAMPLING not in request:
         return request
-    own: Any = {} if request[SAMPLING] is None else request[SAMPLING]
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"{SAMPLING} must be an object of sampling parameters, got {shown(own)}")
-    check_sampling(own, beside)
-    given = {name: value for name, value in own.items() if value is not None}
-    twice = next((name for name in given if request.get(name) is not None), None)
-    if twice is not None:
-        raise ConfigError(f"{twice} stands in the request and in its {SAMPLING!r}; leave one of them out")
-    return {**{name: value for name, value in request.items() if name != SAMPLING}, **given}
+    sampling: Any = {} if request[SAMPLING] is None else request[SAMPLING]
+    if not isinstance(sampling, Mapping):
+        raise ConfigError(f"{SAMPLING} must be an object of sampling parameters, got {shown(sampling)}")
+    check_sampling(sampling, other_fields)
+    parameters = {name: value for name, value in sampling.items() if value is not None}
+    duplicate = next((name for name in parameters if request.get(name) is not None), None)
+    if duplicate is not None:
+        raise ConfigError(f"{duplicate} stands in the request and in its {SAMPLING!r}; leave one of them out")
+    return {**{name: value for name, value in request.items() if name != SAMPLING}, **parameters}
 
 
-def check_sampling(values: Mapping[str, Any], beside: Iterable[str] = ()) -> None:
-    """Raise where an object of sampling parameters holds others: terms, and names that stand `beside` it, say where."""
+def check_sampling(values: Mapping[str, Any], other_fields: Iterable[str] = ()) -> None:
+    """Check that an object of sampling parameters has no other keys.
+
+    Raises `ConfigError`, which says where the key belongs, if it is a term or one of the `other_fields` of a request,
+    and `UnknownNameError` if it is unknown.
+    """
     known = declared(SamplingParams)
     for name in values:
-        if name not in known and name in {*declared(Terms), *beside}:
+        if name not in known and name in {*declared(Terms), *other_fields}:
             raise ConfigError(f"{name} is no sampling parameter: it belongs into the request, beside {SAMPLING!r}")
         if name not in known:
             raise unknown_name(SamplingParams, PARAMETER, str(name), known)

@@ -18,7 +18,7 @@ class TokenLogprob:
         token_id: the token.
         logprob: its log-probability.
         step: the step that wrote it, counted from 0 over the whole request.
-        top: the most probable tokens of its position in that step, with theirs.
+        top: the most probable tokens of its position in that step, with their log-probabilities.
     """
 
     token_id: int
@@ -34,11 +34,11 @@ class TraceEvent:
     Attributes:
         step: the denoising step, counted from 0 over the whole request.
         positions: positions that it wrote, ascending, counted from the first one of the response.
-        token_ids: the token that each of them got.
-        logprobs: the log-probability of each token in that step; empty where none were asked for.
-        edits: those of the positions whose token took the place of one that an earlier step wrote.
-        writes: of a model that deletes and inserts, positions and tokens as it wrote them, before these were carried
-            out; `positions` and `token_ids` are what the response changed by.
+        token_ids: the token written at each position.
+        logprobs: the log-probability of each token in that step; empty if none were requested.
+        edits: the positions whose token replaced one of an earlier step.
+        writes: positions and tokens as a model wrote them that deletes and inserts, before the deletions and
+            insertions; `positions` and `token_ids` are how the response changed by them.
     """
 
     step: int
@@ -53,8 +53,8 @@ class TraceEvent:
 class Trace:
     """A run of one request: its parameters, and the tokens that each step wrote.
 
-    With the prompt it says all that the run depended on. It holds no times and no names that a server gave, so that
-    one run has one text.
+    Together with the prompt it is all that the run depended on. It holds no times and no ids of a server, so that equal
+    runs have equal traces.
 
     Attributes:
         model: fingerprint of the model.
@@ -62,7 +62,7 @@ class Trace:
         prompt_tokens: length of the prompt in tokens.
         prefix_length: leading prompt tokens that could be shared.
         sampling: sampling parameters of the run, its seed included.
-        events: what each step wrote that wrote something, in their order.
+        events: the steps that wrote something, in order.
     """
 
     model: str
@@ -75,40 +75,40 @@ class Trace:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The trace as JSON-like values; what is empty in an event is left out."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return values | {"events": [_content(event) for event in self.events]}
+        """Return the trace as JSON-like values. Empty fields of events are left out."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return values | {"events": [_event_values(event) for event in self.events]}
 
 
-def events_of(trace: Sequence[Transfer], prompt: int) -> tuple[TraceEvent, ...]:
-    """The events of a run whose prompt has `prompt` tokens."""
+def trace_events(trace: Sequence[Transfer], prompt: int) -> tuple[TraceEvent, ...]:
+    """Return the events of a run whose prompt has `prompt` tokens, with positions counted from the response's start."""
     return tuple(
         TraceEvent(
-            each.step,
-            [position - prompt for position in each.positions],
-            each.token_ids,
-            each.logprobs,
-            [position - prompt for position in each.edits],
-            [(position - prompt, token) for position, token in each.writes],
+            transfer.step,
+            [position - prompt for position in transfer.positions],
+            transfer.token_ids,
+            transfer.logprobs,
+            [position - prompt for position in transfer.edits],
+            [(position - prompt, token) for position, token in transfer.writes],
         )
-        for each in trace
+        for transfer in trace
     )
 
 
 def step_map(trace: Sequence[Transfer], prompt: int, length: int) -> list[int]:
-    """For each of the first `length` tokens of a response, the step that first wrote it, counted from 1.
+    """Return, for each of the first `length` response tokens, the step that first wrote it, counted from 1.
 
-    It is 0 for tokens that the request gave.
+    Tokens that the request fixed have step 0.
     """
     steps: dict[int, int] = {}
-    for each in trace:
-        for position in each.positions:
-            steps.setdefault(position - prompt, each.step + 1)
-    return [steps.get(place, 0) for place in range(length)]
+    for transfer in trace:
+        for position in transfer.positions:
+            steps.setdefault(position - prompt, transfer.step + 1)
+    return [steps.get(index, 0) for index in range(length)]
 
 
-def read_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLogprob]]:
-    """Each token of a transfer and its place in the response. Without log-probabilities, these are 0."""
+def iterate_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLogprob]]:
+    """Yield the index in the response and the token of each write. Log-probabilities are 0 if none were requested."""
     logprobs = transfer.logprobs or (0.0,) * len(transfer.positions)
     tops = transfer.top_logprobs or ((),) * len(transfer.positions)
     for position, token, logprob, top in zip(transfer.positions, transfer.token_ids, logprobs, tops, strict=True):
@@ -116,14 +116,16 @@ def read_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLog
 
 
 def token_logprobs(trace: Sequence[Transfer], prompt: int, length: int) -> tuple[TokenLogprob, ...]:
-    """Each of the first `length` tokens of a response, with what was read of it in the step that wrote it last.
+    """Return the first `length` response tokens with their log-probabilities in the step that wrote them last.
 
-    `trace` is of a request that asked for log-probabilities. Tokens that the request gave are left out.
+    The `trace` must be of a request that asked for log-probabilities. Tokens that the request fixed are left out.
     """
-    found = dict(pair for each in trace for pair in read_tokens(each, prompt))
-    return tuple(found[place] for place in range(length) if place in found)
+    tokens: dict[int, TokenLogprob] = {}
+    for transfer in trace:
+        tokens.update(iterate_tokens(transfer, prompt))
+    return tuple(tokens[index] for index in range(length) if index in tokens)
 
 
-def _content(event: TraceEvent) -> dict[str, Any]:
-    values = {each.name: getattr(event, each.name) for each in fields(event)}
+def _event_values(event: TraceEvent) -> dict[str, Any]:
+    values = {item.name: getattr(event, item.name) for item in fields(event)}
     return {name: value for name, value in values.items() if name == "step" or value}

@@ -12,24 +12,21 @@ MAX_ITEMS = 2**12
 MAX_PARTS = 2**10
 """Of one message, output or question."""
 MAX_VALUES = 2**18
-"""Of a whole list, those within others included."""
+"""Of a whole list, nested ones included."""
 MAX_LEVELS, MAX_JSON_VALUES, MAX_JSON_BYTES = 32, 10_000, 256 << 10
 """Of one JSON part."""
 
 TEXT, JSON, IMAGE = "input_text", "input_json", "input_image"
 PARTS = (TEXT, JSON, IMAGE)
-_ANSWERED = {
-    "output_text": "text",
-    "refusal": "refusal",
-}  # the parts of an assistant's message, and where their text is
+_ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}  # types of parts, and the field of their text
 _TEXT = Text(2**24, empty=True)
 _NAME = Text(1024)
-_MARK = "prompt_cache_breakpoint"
+_BREAKPOINT = "prompt_cache_breakpoint"
 
 REASONING = "reasoning"  # items of this type are ignored, as no served model reads them
-_MESSAGE: Final = {"role", "content"}
+_MESSAGE_FIELDS: Final = {"role", "content"}
 _ITEMS: Final = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
-_SILENT = {"type", "id", "status", "phase"}  # say nothing to a model
+_IGNORED_FIELDS = {"type", "id", "status", "phase"}  # no model reads them
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -39,15 +36,17 @@ def text_of(value: Any) -> str:
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
-    """The arguments of a past call: an empty object where there are none, and the text itself where it is no object.
+    """Return the arguments of a past call: an empty object if there are none, the text itself if it is no JSON object.
 
-    A call that was cut off, or is no JSON for another reason, is history: it never ends a conversation.
+    Raises nothing: a past call that was cut off or is no JSON must not end a conversation.
     """
     try:
         value = parsed_json(text, finite=True) if text.strip() else {}
     except (ValueError, RecursionError):
         return text
-    return {} if value is None else value if isinstance(value, dict) else text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Transcripts(Values):
         return f"a text, or a list of at most {MAX_ITEMS} messages, calls of tools and their outputs"
 
     def fits(self, value: object) -> bool:
-        """Whether it is a text or a list of a size that is read; `Transcript.of` says what is wrong with items."""
+        """Whether `value` is a text or list of an allowed size. The items of a list are checked by `Transcript.of`."""
         if isinstance(value, list | tuple):
             return 0 < len(value) <= MAX_ITEMS and weight(value, MAX_VALUES) <= MAX_VALUES
         return _TEXT.fits(value)
@@ -75,15 +74,15 @@ class Transcript:
 
     Attributes:
         messages: in the form that chat templates read, with calls as `tool_calls` and their outputs in the role `tool`.
-        marked: the same up to the last part with a `prompt_cache_breakpoint`; None where no part has one.
+        shared: the messages up to the last part with a `prompt_cache_breakpoint`; None if no part has one.
     """
 
     messages: tuple[Mapping[str, Any], ...]
-    marked: tuple[Mapping[str, Any], ...] | None = None
+    shared: tuple[Mapping[str, Any], ...] | None = None
 
     @classmethod
     def of_text(cls, text: str) -> "Transcript":
-        """That of a text, which is one message; none is of nothing."""
+        """A conversation of one system message; of no message if `text` is empty."""
         return cls(({"role": "system", "content": text},) if text else ())
 
     @property
@@ -94,57 +93,63 @@ class Transcript:
 
     @classmethod
     def of(cls, items: Sequence[Any]) -> "Transcript":
-        """The conversation of a list of items. Raises `ConfigError`, which names the first item that is wrong."""
+        """Build the conversation of a list of items. Raises `ConfigError`, which names the first bad item."""
         messages: list[dict[str, Any]] = []
-        calls: dict[str, tuple[str, str]] = {}
-        marked: tuple[Mapping[str, Any], ...] | None = None
-        for place, item in enumerate(items):
-            where = f"input[{place}]"
-            kind, fields = _item(where, item)
+        calls: dict[str, tuple[str, str]] = {}  # type and function name by the id of a call
+        shared: tuple[Mapping[str, Any], ...] | None = None
+        for index, item in enumerate(items):
+            path = f"input[{index}]"
+            kind, fields = _item_fields(path, item)
             if kind == REASONING:
                 continue
             if kind == "message":
                 role = fields.get("role")
                 if not isinstance(role, str) or role not in _ROLES:
-                    raise ConfigError(f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}")
-                content, read = fields.get("content"), _parts_of(role)
+                    raise ConfigError(f"{path}.role must be one of {', '.join(_ROLES)}, got {shown(role)}")
+                content = fields.get("content")
+                part_types = _part_types(role)
             elif kind.endswith("_output"):
-                call, made = fields.get("call_id"), kind.removesuffix("_output")
-                if not isinstance(call, str) or calls.get(call, ("", ""))[0] != made:
-                    raise ConfigError(f"{where}.call_id must be that of a {made} before it, got {shown(call)}")
-                role, content, read = "tool", fields.get("output"), {TEXT: "text"}
+                call_id = fields.get("call_id")
+                call_kind = kind.removesuffix("_output")
+                if not isinstance(call_id, str) or calls.get(call_id, ("", ""))[0] != call_kind:
+                    raise ConfigError(f"{path}.call_id must be that of a {call_kind} before it, got {shown(call_id)}")
+                role = "tool"
+                content = fields.get("output")
+                part_types = {TEXT: "text"}
             else:
-                _add_call(where, kind, fields, messages, calls)
+                _add_call(path, kind, fields, messages, calls)
                 continue
-            text, end = _content(f"{where}.{'content' if kind == 'message' else 'output'}", content, read)
-            said = {"role": _ROLES.get(role, "tool"), "content": text}
+            text, shared_text = _read_content(
+                f"{path}.{'content' if kind == 'message' else 'output'}", content, part_types
+            )
+            message = {"role": _ROLES.get(role, "tool"), "content": text}
             if kind != "message":
-                said |= {"tool_call_id": fields["call_id"], "name": calls[fields["call_id"]][1]}
-            messages.append(said)
-            if end is not None:
-                marked = (*messages[:-1], {**said, "content": end})
-        return cls(tuple(messages), marked)
+                message |= {"tool_call_id": fields["call_id"], "name": calls[fields["call_id"]][1]}
+            messages.append(message)
+            if shared_text is not None:
+                shared = (*messages[:-1], {**message, "content": shared_text})
+        return cls(tuple(messages), shared)
 
 
 def without_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`messages` for a template that tells nothing of tools: calls and outputs are texts of the two sides."""
-    told = []
+    """Return `messages` for a chat template without tools: calls are texts of the assistant, outputs of the user."""
+    plain_messages = []
     for message in messages:
         text = message["content"]
         if message["role"] == "tool":
-            told.append({"role": "user", "content": f"{message['name']} returned: {text}"})
+            plain_messages.append({"role": "user", "content": f"{message['name']} returned: {text}"})
             continue
-        calls = [each["function"] for each in message.get("tool_calls", ())]
-        texts = [f"{each['name']}({text_of(each['arguments'])})" for each in calls]
-        told.append({"role": message["role"], "content": "\n".join(filter(None, [text, *texts]))})
-    return told
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [f"{function['name']}({text_of(function['arguments'])})" for function in functions]
+        plain_messages.append({"role": message["role"], "content": "\n".join(filter(None, [text, *calls]))})
+    return plain_messages
 
 
 def is_parts(value: object) -> bool:
     """Whether a value is a list of parts, as OpenAI's questions have them."""
     if not isinstance(value, list | tuple) or not value:
         return False
-    return all(isinstance(each, Mapping) and each.get("type") in PARTS for each in value)
+    return all(isinstance(part, Mapping) and part.get("type") in PARTS for part in value)
 
 
 def has_image(value: object) -> bool:
@@ -152,113 +157,131 @@ def has_image(value: object) -> bool:
     return is_parts(value) and any(part["type"] == IMAGE for part in value)  # type: ignore[attr-defined]
 
 
-def written(where: str, value: Any) -> str:
-    """The text of a question's instructions: a text, or parts. Raises `ConfigError`."""
-    return _content(where, value, {TEXT: "text", JSON: "data", IMAGE: "image_url"})[0]
+def instructions_text(path: str, value: Any) -> str:
+    """Return the text of a question's instructions, a text or a list of parts. Raises `ConfigError` on other values."""
+    return _read_content(path, value, {TEXT: "text", JSON: "data", IMAGE: "image_url"})[0]
 
 
-def _parts_of(role: str) -> Mapping[str, str]:
+def _part_types(role: str) -> Mapping[str, str]:
     if role == "assistant":
-        return _ANSWERED
+        return _ASSISTANT_PARTS
     return {TEXT: "text", JSON: "data"} if role == "user" else {TEXT: "text"}
 
 
-def _item(where: str, item: Any) -> tuple[str, Mapping[str, Any]]:
-    """The type and the fields of an item."""
+def _item_fields(path: str, item: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the type and the fields of an item. Raises `ConfigError` on types and fields that are not known."""
     if not isinstance(item, Mapping):
-        raise ConfigError(f"{where} must be an object, got {shown(item)}")
+        raise ConfigError(f"{path} must be an object, got {shown(item)}")
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind not in (*_ITEMS, REASONING):
-        raise ConfigError(f"{where}.type must be one of {', '.join(_ITEMS)}, got {shown(kind)}")
-    if kind == "message" and item.get("role") != "assistant":  # what a model made comes as clients got it
-        _known(where, item, _MESSAGE | _SILENT)
+        raise ConfigError(f"{path}.type must be one of {', '.join(_ITEMS)}, got {shown(kind)}")
+    # Clients send a model's own messages back as they got them, with fields of any name.
+    if kind == "message" and item.get("role") != "assistant":
+        _check_known_fields(path, item, _MESSAGE_FIELDS | _IGNORED_FIELDS)
     return kind, item
 
 
-def _known(where: str, value: Mapping[str, Any], known: set[str]) -> None:
+def _check_known_fields(path: str, value: Mapping[str, Any], known: set[str]) -> None:
     for name, field in value.items():
         if name not in known and field is not None:
-            raise UnknownNameError("field", str(name)[:64], sorted(known), f"{where}.")
+            raise UnknownNameError("field", str(name)[:64], sorted(known), f"{path}.")
 
 
 def _add_call(
-    where: str,
+    path: str,
     kind: str,
     fields: Mapping[str, Any],
     messages: list[dict[str, Any]],
     calls: dict[str, tuple[str, str]],
 ) -> None:
-    """Add a call to the assistant's message at the end, which is begun where another one stands there."""
-    said = "input" if kind == "custom_tool_call" else "arguments"
-    text = "" if fields.get(said) is None else text_of(fields[said])
-    call, name = fields.get("call_id"), fields.get("name")
-    for field, values, value in (("call_id", _NAME, call), ("name", _NAME, name), (said, _TEXT, text)):
-        values.check(f"{where}.{field}", value)
-    assert isinstance(call, str)
+    """Add a call to the last message, or to a new one if that is not the assistant's. Writes `messages` and `calls`."""
+    argument_field = "input" if kind == "custom_tool_call" else "arguments"
+    text = "" if fields.get(argument_field) is None else text_of(fields[argument_field])
+    call_id, name = fields.get("call_id"), fields.get("name")
+    for field, values, value in (("call_id", _NAME, call_id), ("name", _NAME, name), (argument_field, _TEXT, text)):
+        values.check(f"{path}.{field}", value)
+    assert isinstance(call_id, str)
     assert isinstance(name, str)
-    if call in calls:
-        raise ConfigError(f"{where}.call_id: {shown(call)} is that of another call; each needs its own")
-    calls[call] = kind, name
+    if call_id in calls:
+        raise ConfigError(f"{path}.call_id: {shown(call_id)} is that of another call; each needs its own")
+    calls[call_id] = kind, name
     arguments = read_arguments(text) if kind == "function_call" else text
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
-    made = {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
-    messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), made]
+    tool_call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), tool_call]
 
 
-def _content(where: str, content: Any, read: Mapping[str, str]) -> tuple[str, str | None]:
-    """The text of a content, each part on lines of its own; and that up to its last breakpoint, if it has one.
+def _read_content(path: str, content: Any, part_types: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the text of a content, with every part on lines of its own, and the text up to its last breakpoint.
 
-    `read` are the types of parts that it may have, and the field of each that is read.
+    The second is None without a breakpoint. `part_types` maps the types that parts may have to the field that is read.
+    Raises `ConfigError` on other contents.
     """
     if isinstance(content, str):
-        _TEXT.check(where, content)
+        _TEXT.check(path, content)
         return content, None
     if not isinstance(content, list | tuple) or not 0 < len(content) <= MAX_PARTS:
-        raise ConfigError(f"{where} must be a text, or a list of 1 to {MAX_PARTS} parts, got {shown(content)}")
-    texts, end = [], None
-    for place, part in enumerate(content):
-        at = f"{where}[{place}]"
+        raise ConfigError(f"{path} must be a text, or a list of 1 to {MAX_PARTS} parts, got {shown(content)}")
+    texts: list[str] = []
+    shared_text = None
+    for index, part in enumerate(content):
+        part_path = f"{path}[{index}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == IMAGE and IMAGE not in read:
-            raise ConfigError(f"{at} is an image, and the served models read text alone; say in text what it shows")
-        if not isinstance(kind, str) or kind not in read:
-            raise ConfigError(f"{at} must be an object whose type is one of {', '.join(read)}, got {shown(part)}")
-        if read is not _ANSWERED:
-            _known(at, part, {"type", read[kind], _MARK, *(["detail"] if kind == IMAGE else [])})
-        value = part.get(read[kind])
-        texts.append(_json(f"{at}.data", value) if kind == JSON else value)
-        if kind != JSON:
-            _TEXT.check(f"{at}.{read[kind]}", value)
-        if (mark := part.get(_MARK)) is not None:
-            if mark != {"mode": "explicit"}:
-                raise ConfigError(f'{at}.{_MARK} must be {{"mode": "explicit"}}, got {shown(mark)}')
-            end = "\n".join(texts)
-    return "\n".join(texts), end
+        if kind == IMAGE and IMAGE not in part_types:
+            raise ConfigError(
+                f"{part_path} is an image, and the served models read text alone; say in text what it shows"
+            )
+        if not isinstance(kind, str) or kind not in part_types:
+            raise ConfigError(
+                f"{part_path} must be an object whose type is one of {', '.join(part_types)}, got {shown(part)}"
+            )
+        if part_types is not _ASSISTANT_PARTS:
+            known = {"type", part_types[kind], _BREAKPOINT, *(["detail"] if kind == IMAGE else [])}
+            _check_known_fields(part_path, part, known)
+        value = part.get(part_types[kind])
+        if kind == JSON:
+            texts.append(_json_text(f"{part_path}.data", value))
+        else:
+            texts.append(value)
+            _TEXT.check(f"{part_path}.{part_types[kind]}", value)
+        breakpoint_value = part.get(_BREAKPOINT)
+        if breakpoint_value is not None:
+            if breakpoint_value != {"mode": "explicit"}:
+                raise ConfigError(
+                    f'{part_path}.{_BREAKPOINT} must be {{"mode": "explicit"}}, got {shown(breakpoint_value)}'
+                )
+            shared_text = "\n".join(texts)
+    return "\n".join(texts), shared_text
 
 
-def _json(where: str, data: Any) -> str:
-    """The text of a JSON part. Raises `ConfigError` where it is larger than OpenAI's documentation allows."""
-    listed = data if isinstance(data, list | tuple) else [data]
-    if not all(isinstance(each, Mapping) for each in listed):
-        raise ConfigError(f"{where} must be an object or a list of objects, got {shown(data)}")
+def _json_text(path: str, data: Any) -> str:
+    """Return the text of a JSON part. Raises `ConfigError` if it is larger than OpenAI's documentation allows."""
+    objects = data if isinstance(data, list | tuple) else [data]
+    if not all(isinstance(value, Mapping) for value in objects):
+        raise ConfigError(f"{path} must be an object or a list of objects, got {shown(data)}")
     if weight(data, MAX_JSON_VALUES) > MAX_JSON_VALUES:
-        raise ConfigError(f"{where} holds more than {MAX_JSON_VALUES} values; send fewer, or several parts")
-    if _levels(data) > MAX_LEVELS:
-        raise ConfigError(f"{where} nests more than {MAX_LEVELS} levels of lists and objects; send flatter values")
+        raise ConfigError(f"{path} holds more than {MAX_JSON_VALUES} values; send fewer, or several parts")
+    if _nesting_depth(data) > MAX_LEVELS:
+        raise ConfigError(f"{path} nests more than {MAX_LEVELS} levels of lists and objects; send flatter values")
     compact = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     if not _TEXT.fits(compact):
-        raise ConfigError(f"{where} holds a text that is not valid Unicode")
+        raise ConfigError(f"{path} holds a text that is not valid Unicode")
     if (size := len(compact.encode())) > MAX_JSON_BYTES:
-        raise ConfigError(f"{where} has {size} bytes as compact JSON; at most {MAX_JSON_BYTES} are taken")
+        raise ConfigError(f"{path} has {size} bytes as compact JSON; at most {MAX_JSON_BYTES} are taken")
     return text_of(data)
 
 
-def _levels(data: Any) -> int:
-    """How many lists and objects stand within each other; the counting ends beyond `MAX_LEVELS`."""
-    level, count = [data], 0
-    while level and count <= MAX_LEVELS:
-        held = [each for each in level if isinstance(each, Mapping | list | tuple)]
-        level = [each for one in held for each in (one.values() if isinstance(one, Mapping) else one)]
-        count += bool(held)
-    return count
+def _nesting_depth(data: Any) -> int:
+    """Return how deeply lists and objects are nested; counting stops beyond `MAX_LEVELS`."""
+    depth = 0
+    values = [data]
+    while depth <= MAX_LEVELS:
+        containers = [value for value in values if isinstance(value, Mapping | list | tuple)]
+        if not containers:
+            break
+        depth += 1
+        values = []
+        for container in containers:
+            values += container.values() if isinstance(container, Mapping) else container
+    return depth

@@ -1,7 +1,7 @@
 """Finite automata over tokens, and the most probable path through one: DINGO (arXiv 2505.23061).
 
-Tokens that lead to the same states from every state form a class. All tables are by class, so that their size does not
-depend on the vocabulary's.
+Tokens with equal transitions from every state form a class. All tables are by class, so that their size does not depend
+on the vocabulary's.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from remask.errors import ConstraintError
 
 FREE = -1
-"""In place of a token: the position may have any token."""
+"""Stands for a token where the position may have any token."""
 
 States = NDArray[np.bool_]  # [S]
 
@@ -25,10 +25,10 @@ class TokenAutomaton:
     """A deterministic automaton over tokens.
 
     Attributes:
-        classes: the class of each token, int64 [V]; 0 is that of tokens which no state takes.
-        source, label, target: the transitions: from which state a token of which class leads where, int64 [E].
+        classes: the class of each token, int64 [V]; class 0 has the tokens without any transition.
+        source, label, target: state, token class and next state of every transition, int64 [E].
         start: the state before the first token.
-        accepting: the states in which the tokens so far are a whole answer, bool [S].
+        accepting: whether the tokens up to a state are a complete answer, bool [S].
     """
 
     classes: NDArray[np.int64]
@@ -37,25 +37,25 @@ class TokenAutomaton:
     target: NDArray[np.int64]
     start: int
     accepting: States
-    _alive: list[States] = field(default_factory=list)
-    _pairs: NDArray[np.int64] = field(init=False)  # state and class of each transition as one number, ascending
-    _by_pair: NDArray[np.int64] = field(init=False)  # the transitions in that order
+    _live_states: list[States] = field(default_factory=list)
+    _pairs: NDArray[np.int64] = field(init=False)  # source and label of each transition as one number, ascending
+    _by_pair: NDArray[np.int64] = field(init=False)  # the indices of the transitions in that order
 
     def __post_init__(self) -> None:
         order = np.argsort(self.target, kind="stable")
         self.source, self.label, self.target = self.source[order], self.label[order], self.target[order]
         targets, self._first = np.unique(self.target, return_index=True)
-        # A path goes over states in an order of their own: those that transitions lead to, and then the others.
+        # `best_path` numbers states by their own order: those that are targets of transitions come first.
         self._order = np.append(targets, np.setdiff1d(np.arange(self.states), targets))
-        self._place = np.empty(self.states, dtype=np.int64)
-        self._place[self._order] = np.arange(self.states)
-        self._from = self._place[self.source]
+        self._rank = np.empty(self.states, dtype=np.int64)
+        self._rank[self._order] = np.arange(self.states)
+        self._source_ranks = self._rank[self.source]
         self._groups = list(zip(self._first.tolist(), [*self._first[1:].tolist(), len(self.target)], strict=True))
-        self._from_list: list[int] = self._from.tolist()
+        self._source_rank_list: list[int] = self._source_ranks.tolist()
         pairs = self.source * self.labels + self.label
         self._by_pair = np.argsort(pairs)
         self._pairs = pairs[self._by_pair]
-        self._alive.append(self.accepting)
+        self._live_states.append(self.accepting)
 
     @property
     def states(self) -> int:
@@ -64,7 +64,7 @@ class TokenAutomaton:
 
     @property
     def transitions(self) -> int:
-        """Number of transitions, which the time of a path grows with, beside its length."""
+        """Number of transitions. The time of `best_path` grows with it, and with the length of the path."""
         return len(self.source)
 
     @cached_property
@@ -72,78 +72,79 @@ class TokenAutomaton:
         """Number of classes of tokens."""
         return int(self.classes.max(initial=0)) + 1
 
-    def alive(self, left: int) -> States:
-        """The states from which exactly `left` further tokens can end in an accepting one, bool [S]."""
-        known = self._alive
-        while (count := len(known)) <= left:
-            if count > 1 and np.array_equal(known[count - 1], known[count - 2]):
-                return known[count - 1]  # and so for every larger number
-            before = np.zeros(self.states, dtype=np.bool_)
-            before[self.source[known[count - 1][self.target]]] = True
-            # At its own place, not at the end: another thread may have put an equal one there by now.
-            known[count : count + 1] = [before]
-        return known[left]
+    def live_states(self, remaining: int) -> States:
+        """Whether exactly `remaining` further tokens can lead from a state to an accepting one, bool [S]."""
+        by_count = self._live_states
+        while (count := len(by_count)) <= remaining:
+            if count > 1 and np.array_equal(by_count[count - 1], by_count[count - 2]):
+                return by_count[count - 1]  # a fixed point: all larger counts have the same states
+            predecessors = np.zeros(self.states, dtype=np.bool_)
+            predecessors[self.source[by_count[count - 1][self.target]]] = True
+            # Not appended: another thread may have put an equal entry at this index by now.
+            by_count[count : count + 1] = [predecessors]
+        return by_count[remaining]
 
-    def shortest(self, most: int) -> int | None:
-        """The smallest number of tokens, up to `most`, that make a whole answer; None: no such number."""
-        return next((count for count in range(most + 1) if self.alive(count)[self.start]), None)
+    def min_length(self, limit: int) -> int | None:
+        """The smallest number of tokens of a complete answer; None if it is larger than `limit`."""
+        return next((count for count in range(limit + 1) if self.live_states(count)[self.start]), None)
 
-    def after(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:
-        """The state after `tokens`. Raises `ConstraintError` where no answer begins with them."""
+    def state_after(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:
+        """Return the state after `tokens`. Raises `ConstraintError` if no answer begins with them."""
         state = self.start
         for token in np.asarray(tokens, dtype=np.int64).tolist():
-            found = self.step(state, token)
-            if found is None:
+            next_state = self.next_state(state, token)
+            if next_state is None:
                 raise ConstraintError("settled tokens are no beginning of an answer of the form that was asked for")
-            state = found
+            state = next_state
         return state
 
-    def step(self, state: int, token: int) -> int | None:
-        """The state that `token` leads to from `state`; None where it leads nowhere."""
+    def next_state(self, state: int, token: int) -> int | None:
+        """Return the state that `token` leads to from `state`. Returns None if there is no such transition."""
         pair = state * self.labels + int(self.classes[token])
-        place = int(self._pairs.searchsorted(pair))
-        if place == len(self._pairs) or self._pairs[place] != pair:
+        index = int(self._pairs.searchsorted(pair))
+        if index == len(self._pairs) or self._pairs[index] != pair:
             return None
-        return int(self.target[self._by_pair[place]])
+        return int(self.target[self._by_pair[index]])
 
-    def begun(self, state: int) -> "TokenAutomaton":
-        """The same automaton, in `state` before the first token."""
+    def starting_at(self, state: int) -> "TokenAutomaton":
+        """Return this automaton with `state` as its start."""
         other = copy(self)
         other.start = state
         return other
 
     def best_path(
-        self, state: int, scores: NDArray[np.float32], fixed: NDArray[np.int64], left: int
+        self, state: int, scores: NDArray[np.float32], fixed: NDArray[np.int64], remaining: int
     ) -> NDArray[np.int64]:
-        """The classes of the tokens of n positions, int64 [n], whose sum of scores is the largest.
+        """Return the token classes of n positions whose sum of scores is the largest, int64 [n].
 
-        The path begins in `state`, takes the `fixed` [n] token where there is one (else `FREE`), and ends in a state
-        from which exactly `left` further tokens can be accepted. `scores` [n, C] are those of the best token of each
-        class.
-        Raises `ConstraintError` where there is no such path: there is one at every step if there was one at the first.
+        The path begins in `state`, takes the `fixed` [n] token of a position unless it is `FREE`, and ends in a state
+        from which exactly `remaining` further tokens can be accepted. `scores` [n, C] are those of the best token of
+        each class. Raises `ConstraintError` if there is no such path: there is one at every step if there was one at
+        the first.
         """
-        offered = scores.astype(np.float64)
-        held = np.flatnonzero(fixed != FREE)
-        offered[held] = -np.inf
-        offered[held, self.classes[fixed[held]]] = 0.0
-        values = offered[:, self.label]  # of each transition at each position; then of the best path that ends with it
-        before = np.full(self.states, -np.inf)
-        before[self._place[state]] = 0.0
-        reached = np.full(self.states, -np.inf)
-        entered = reached[: len(self._groups)]
+        class_scores = scores.astype(np.float64)
+        fixed_positions = np.flatnonzero(fixed != FREE)
+        class_scores[fixed_positions] = -np.inf
+        class_scores[fixed_positions, self.classes[fixed[fixed_positions]]] = 0.0
+        # By position and transition: its score, and later the score of the best path that ends with it.
+        values = class_scores[:, self.label]
+        state_scores = np.full(self.states, -np.inf)
+        state_scores[self._rank[state]] = 0.0
+        next_scores = np.full(self.states, -np.inf)
+        target_scores = next_scores[: len(self._groups)]  # a view: states that are targets
         for row in values:
-            row += before.take(self._from)
-            np.maximum.reduceat(row, self._first, out=entered)
-            before = reached
-        last = np.where(self.alive(left)[self._order], before, -np.inf)
-        at = int(last.argmax())
-        if last[at] == -np.inf:
+            row += state_scores.take(self._source_ranks)
+            np.maximum.reduceat(row, self._first, out=target_scores)
+            state_scores = next_scores
+        final_scores = np.where(self.live_states(remaining)[self._order], state_scores, -np.inf)
+        rank = int(final_scores.argmax())
+        if final_scores[rank] == -np.inf:
             raise ConstraintError("no answer of the form that was asked for fits what is settled")
-        taken = []
+        transitions = []
         for row in values[::-1]:
-            begin, stop = self._groups[at]
-            best = begin + int(row[begin:stop].argmax())
-            taken.append(best)
-            at = self._from_list[best]
-        path: NDArray[np.int64] = self.label[taken[::-1]] if taken else np.empty(0, dtype=np.int64)
+            start, stop = self._groups[rank]
+            best = start + int(row[start:stop].argmax())
+            transitions.append(best)
+            rank = self._source_rank_list[best]
+        path: NDArray[np.int64] = self.label[transitions[::-1]] if transitions else np.empty(0, dtype=np.int64)
         return path

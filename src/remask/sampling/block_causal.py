@@ -19,7 +19,7 @@ from remask.denoising.rules import (
     BlockFacts,
     Remasking,
     check_threshold,
-    scheduled,
+    choose_by_schedule,
 )
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas, Template
@@ -46,10 +46,10 @@ from remask.sampling.rows import Penalty, RowGroup
 class BlockCausalDecoding(Decoding):
     """Block-causal diffusion of one request.
 
-    Blocks are cut at multiples of `block` from the start of the canvas, so the first one may begin with the prompt's
-    last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the response; tokens
-    there are not part of the answer.
-    Fixed tokens of a `template` must be before its first hole, or in the block of its last one.
+    Blocks are cut at multiples of `block`, counted from the start of the canvas, so that the first one may begin with
+    the prompt's last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the
+    response; its tokens there are not part of the answer. Fixed tokens of a `template` must be before its first hole or
+    in the block of that hole.
     """
 
     params: SamplingParams
@@ -59,7 +59,7 @@ class BlockCausalDecoding(Decoding):
     defaults: SamplingDefaults
     template: Template | None = None
     edit_tokens: EditTokens | None = None
-    most_steps: int = MAX_STEPS_PER_BLOCK
+    max_steps: int = MAX_STEPS_PER_BLOCK
 
     @classmethod
     def of(
@@ -74,12 +74,12 @@ class BlockCausalDecoding(Decoding):
         *,
         edit_tokens: EditTokens | None = None,
         routing: int = 1,
-        most_steps: int = MAX_STEPS_PER_BLOCK,
+        max_steps: int = MAX_STEPS_PER_BLOCK,
     ) -> "BlockCausalDecoding":
         """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block`.
 
-        The model may write `edit_tokens`, and chooses experts in blocks of `routing` positions. The request may take
-        `most_steps`.
+        The model may write `edit_tokens`, and chooses experts in blocks of `routing` positions. The request may take at
+        most `max_steps` steps.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
@@ -108,26 +108,27 @@ class BlockCausalDecoding(Decoding):
             )
         if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded': set both, or neither")
-        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template, edit_tokens, most_steps)
+        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template, edit_tokens, max_steps)
         decoding._check_template()
         decoding._check_indel()
         return decoding
 
     def _check_indel(self) -> None:
-        """Raise `ConfigError` where a rule that deletes and inserts, its model and the request do not fit together."""
-        tokens, params = self.edit_tokens, self.params
+        """Raise `ConfigError` if a rule that deletes and inserts does not suit the model or the request."""
+        tokens = self.edit_tokens
+        params = self.params
         if (tokens is None) != (self.rule.indel is None):
             fitting = ", ".join(name for name, rule in REMASKING.items() if (rule.indel is None) == (tokens is None))
-            what = "writes no tokens that delete and insert" if tokens is None else "deletes and inserts tokens"
-            raise ConfigError(f"remasking {self.rule.name!r}: this model {what} places of a block; use {fitting}")
+            fact = "writes no tokens that delete and insert" if tokens is None else "deletes and inserts tokens"
+            raise ConfigError(f"remasking {self.rule.name!r}: this model {fact} places of a block; use {fitting}")
         if tokens is None or self.rule.indel is None:
             return
-        given = np.asarray(self.prompt if self.template is None else [*self.prompt, *self.template.tokens])
-        named = given[tokens.among(given)]
-        if len(named):
+        fixed = np.asarray(self.prompt if self.template is None else [*self.prompt, *self.template.tokens])
+        edit_tokens = fixed[tokens.matches(fixed)]
+        if len(edit_tokens):
             raise ConfigError(
-                f"the prompt holds the token {named[0]}, by which this model deletes or inserts a place of its answer "
-                f"({tokens.delete} and {tokens.insert}); it has no meaning in a prompt, so leave it out"
+                f"the prompt holds the token {edit_tokens[0]}, by which this model deletes or inserts a place of its "
+                f"answer ({tokens.delete} and {tokens.insert}); it has no meaning in a prompt, so leave it out"
             )
         if self.template is not None and (
             self.template.pinned[self.template.holes[0].start :].any() or self.template.unpadded.any()
@@ -148,15 +149,15 @@ class BlockCausalDecoding(Decoding):
             )
 
     def _check_template(self) -> None:
-        """Raise `ConfigError` where a fixed part follows the block of a hole, which would never attend to it."""
+        """Raise `ConfigError` if a fixed part follows the block of a hole, which would never attend to it."""
         if self.template is None:
             return
         pinned = np.flatnonzero(self.template.pinned) + len(self.prompt)
-        late = pinned[pinned >= self.block_ranges[0].stop]
-        if len(late):
-            place = int(late[0]) - len(self.prompt)
+        late_positions = pinned[pinned >= self.block_ranges[0].stop]
+        if len(late_positions):
+            index = int(late_positions[0]) - len(self.prompt)
             raise ConfigError(
-                f"canvas: place {place} of the response is fixed, and stands in a block behind one with a hole. A "
+                f"canvas: place {index} of the response is fixed, and stands in a block behind one with a hole. A "
                 f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
                 "fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform model"
             )
@@ -167,7 +168,7 @@ class BlockCausalDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        """Prompt and response, filled up to whole blocks where the family does so."""
+        """Prompt and response, rounded up to whole blocks if the family does so."""
         length = len(self.prompt) + self.params.max_tokens
         return -(-length // self.block) * self.block if self.defaults.whole_blocks else length
 
@@ -175,21 +176,21 @@ class BlockCausalDecoding(Decoding):
     def block_ranges(self) -> list[range]:
         """Blocks of the grid that hold positions to be denoised."""
         start = len(self.prompt) + (0 if self.template is None else self.template.holes[0].start)
-        every = blocks_of(self.block, start - (start - self.ahead) % self.block, self.length)
-        return [range(max(0, block.start), min(block.stop, self.length)) for block in every]
+        blocks = blocks_of(self.block, start - (start - self.block_offset) % self.block, self.length)
+        return [range(max(0, block.start), min(block.stop, self.length)) for block in blocks]
 
     @property
     def total_steps(self) -> int:
         if self.rule.indel is not None:
-            return len(self.block_ranges) * self.rule.indel.most_steps(self.block, self.limits)
+            return len(self.block_ranges) * self.rule.indel.max_passes(self.block, self.limits)
         return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
 
     @property
     def scheduled_steps(self) -> None:
         """None: a block ends as soon as it is full."""
 
-    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return the number of response positions, as every step fills one at least, and of steps that only edit."""
+    def max_passes(self, *, skips: bool) -> int:  # noqa: ARG002
+        """Return the number of positions to be filled, of which every step fills one, and of steps that only edit."""
         if self.rule.indel is not None:
             return self.total_steps
         fixed = 0 if self.template is None else len(self.template) - self.template.open_places
@@ -198,30 +199,33 @@ class BlockCausalDecoding(Decoding):
     @property
     def max_post_steps(self) -> int:
         """Steps of a block without masks, at most."""
-        given = self.params.remasking.max_post_steps
-        return (MAX_POST_STEPS if given is None else given) if self.rule.edits else 0
+        if not self.rule.edits:
+            return 0
+        max_post_steps = self.params.remasking.max_post_steps
+        return MAX_POST_STEPS if max_post_steps is None else max_post_steps
 
     @property
     def limits(self) -> Limits:
         """The parameters of each block under a rule that deletes and inserts."""
-        params, given = self.params, self.params.remasking
-        share = max(1, min(MAX_STEPS_PER_BLOCK, self.most_steps // len(self.block_ranges)))
+        params = self.params
+        remasking = params.remasking
+        block_steps = max(1, min(MAX_STEPS_PER_BLOCK, self.max_steps // len(self.block_ranges)))
         return Limits(
             threshold=INDEL_THRESHOLD if params.threshold is None else params.threshold,
-            edit_threshold=INDEL_EDIT_THRESHOLD if given.edit_threshold is None else given.edit_threshold,
+            edit_threshold=INDEL_EDIT_THRESHOLD if remasking.edit_threshold is None else remasking.edit_threshold,
             max_post_steps=self.max_post_steps,
             steps=params.steps_per_block or INDEL_STEPS,
-            max_steps=given.max_steps_per_block or share,
+            max_steps=remasking.max_steps_per_block or block_steps,
         )
 
     @property
     def _edit_steps(self) -> int:
         return len(self.block_ranges) * self.max_post_steps
 
-    def ends_within(self, *, stop_written: bool) -> bool:
+    def may_stop_within_block(self, *, stop_written: bool) -> bool:
         """Return False, as in SDAR's code, unless the request asks for it.
 
-        LLaDA2's code then looks for the end after steps that wrote a stop token, and after no others.
+        LLaDA2's code then looks for the end only after steps that wrote a stop token.
         """
         return bool(self.params.blocks.early_stop) and stop_written
 
@@ -239,17 +243,18 @@ class BlockCausalDecoding(Decoding):
 class BlockCausalDecoder(RuleDecoder):
     """The decoding of one request in progress."""
 
-    _scheduled: int  # steps of the block's schedule so far, idle ones included
+    _schedule_step: int  # steps of the block's schedule so far, idle ones included
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
-        # After temperature and before filters, as in JetEngine and in SDAR's sampler for evaluation. SDAR's generate.py
-        # takes them after filters, where top_k=1 makes all confidences 1 and a threshold fills a block in one step.
+        # Confidences are taken after temperature and before filters, as in JetEngine and in SDAR's sampler for
+        # evaluation. SDAR's generate.py takes them after filters, so that with top_k=1 all of them are 1.
         super().__init__(decoding.params, decoding.rule, "tempered", canvas, decoding.seed)
-        self._length, self._steps = decoding.block, decoding.params.steps_per_block or decoding.block
+        self._length = decoding.block
+        self._steps = decoding.params.steps_per_block or decoding.block
         self._defaults = decoding.defaults
-        number = (np.arange(len(canvas)) - decoding.ahead) // self._length
+        block_index = (np.arange(len(canvas)) - decoding.block_offset) // self._length
         # The end of each row's block: a row attends to its own block and all before it.
-        sees: Reach = np.minimum((number + 1) * self._length + decoding.ahead, len(canvas))
+        sees: Reach = np.minimum((block_index + 1) * self._length + decoding.block_offset, len(canvas))
         self._contexts = StepContext(sees=sees), StepContext(sees=sees, opens=True)
         self._linear = LinearSchedule(self._steps) if self._defaults.schedule == "linear" else None
         self._begin_block(decoding.block_ranges[0])
@@ -257,120 +262,130 @@ class BlockCausalDecoder(RuleDecoder):
 
     @property
     def finished(self) -> bool:
-        return self.block.stop == len(self.canvas) and not self._masks()
+        return self.block.stop == len(self.canvas) and not self._count_masks()
 
     @property
     def transfers(self) -> Transfers | None:
-        """See `Decoder`. Rules that choose by more than a rank and one threshold must be asked."""
+        """See `Decoder`. None for rules that choose by more than a rank and one threshold."""
         threshold = self.params.threshold if self._rule.counts == "schedule" else None
         if self.params.blocks.sub_block_length is not None or self.params.remasking.fallback == "leftmost":
             return None
-        if self._choose is scheduled:
+        if self._choose is choose_by_schedule:
             if threshold is None:
-                return select.RankRule(self._count)
-            return select.RankRule.beyond(threshold, self._count) if self._strict else select.RankRule.above(threshold)
-        return self._blindly() if threshold is None else None
+                return select.RankRule(self._scheduled_count)
+            if self._strict:
+                return select.RankRule.strictly_above(threshold, self._scheduled_count)
+            return select.RankRule.above(threshold)
+        return self._blind_choice() if threshold is None else None
 
     def choose(self, predictions: Predicted) -> Positions:
         positions, confidence = predictions.positions, predictions.confidence
-        part = self.params.blocks.sub_block_length
-        if part is not None and len(positions):
-            # Parts of the block are completed from left to right.
-            stop = self.block.start + ((positions[0] - self.block.start) // part + 1) * part
-            positions, confidence = positions[positions < stop], confidence[: int((positions < stop).sum())]
-        return positions[self._chosen(positions, confidence)]
+        length = self.params.blocks.sub_block_length
+        if length is not None and len(positions):
+            # Sub-blocks are completed from left to right.
+            stop = self.block.start + ((positions[0] - self.block.start) // length + 1) * length
+            count = int((positions < stop).sum())
+            positions, confidence = positions[:count], confidence[:count]
+        return positions[self._choose_indices(positions, confidence)]
 
     def advance(self) -> None:
         self.step += 1
         self.block_step += 1
-        self._scheduled += 1
-        if self.block.stop < len(self.canvas) and not self._masks():
+        self._schedule_step += 1
+        if self.block.stop < len(self.canvas) and not self._count_masks():
             stop = self.block.stop
             self._begin_block(range(stop, min(stop + self._length, len(self.canvas))))
         self._prepare_step()
 
     def _prepare_step(self) -> None:
-        """Go to the next step of the schedule that transfers something. Idle ones are not counted."""
-        if self._linear is not None and self._by_schedule:
-            self._scheduled = self._linear.busy(self._scheduled, self._masks())
+        """Go to the next step of the schedule that transfers something, and set its context."""
+        if self._linear is not None and self._follows_schedule:
+            self._schedule_step = self._linear.next_busy_step(self._schedule_step, self._count_masks())
         self.context = self._contexts[self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])]
 
     def _begin_block(self, block: range) -> None:
-        self.block, self.block_step, self._scheduled = block, 0, 0
-        self._shared = self._length if self._strict else self._masks()
-        self._choose = self._rule.begin(BlockFacts(self._masks(), self._steps, self.params.knobs))
+        self.block = block
+        self.block_step = 0
+        self._schedule_step = 0
+        self._schedule_total = self._length if self._strict else self._count_masks()
+        self._choose = self._rule.begin(BlockFacts(self._count_masks(), self._steps, self.params.knobs))
 
-    def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
-        params, count = self.params, self._count
+    def _choose_indices(self, positions: Positions, confidence: Confidence) -> select.Chosen:
+        """Return the indices of the noisy `positions` that are transferred now."""
+        params = self.params
+        count = self._scheduled_count
         if params.threshold is not None and self._rule.counts == "schedule":
-            sure = np.flatnonzero(confidence > params.threshold if self._strict else confidence >= params.threshold)
-            if len(sure) >= count:
-                return sure
+            passed = np.flatnonzero(confidence > params.threshold if self._strict else confidence >= params.threshold)
+            if len(passed) >= count:
+                return passed
             if params.remasking.fallback == "leftmost":
                 return np.flatnonzero(positions < positions[0] + count)
-        return self._by_rule(positions, confidence, count)
+        return self._apply_rule(positions, confidence, count)
 
     @property
     def _strict(self) -> bool:
-        """Whether a threshold must be passed, by as many as the schedule of a whole block says."""
+        """Whether a threshold must be exceeded, by at least the number of positions that the schedule transfers."""
         return self._defaults.schedule == "even"
 
     @property
-    def _by_schedule(self) -> bool:
-        """Whether the schedule says how many positions a step transfers, at least."""
+    def _follows_schedule(self) -> bool:
+        """Whether the schedule says how many positions a step transfers at least."""
         return self._rule.counts == "schedule" and (self._strict or self.params.threshold is None)
 
     @property
-    def _count(self) -> int:
-        """Positions that the schedule transfers; after its last step, an incomplete block gets one more a step.
+    def _scheduled_count(self) -> int:
+        """How many positions the schedule transfers in this step.
 
-        One, too, under a threshold that replaces it.
+        It is 1 after the schedule's last step, until the block is complete, and under a threshold that replaces it.
         """
-        if self._scheduled >= self._steps or (self._rule.counts == "schedule" and not self._by_schedule):
+        if self._schedule_step >= self._steps or (self._rule.counts == "schedule" and not self._follows_schedule):
             return 1
         if self._linear is not None:
-            return max(1, self._linear.count(self._scheduled, self._masks()))
-        return max(1, even_count(self._shared, self._steps, self._scheduled))
+            return max(1, self._linear.count(self._schedule_step, self._count_masks()))
+        return max(1, even_count(self._schedule_total, self._steps, self._schedule_step))
 
 
 class EditingDecoder(BlockCausalDecoder):
     """A decoding whose rule edits (LLaDA2.1): tokens of a block are final when the block is done, not before.
 
-    A step fills masks as the rule says, and replaces tokens of earlier steps by others that the model is surer of than
-    `edit_threshold`. A block is done once a step without masks changes nothing, or after `max_post_steps` of them.
+    A step fills masks by the rule, and replaces tokens of earlier steps by others more probable than `edit_threshold`.
+    A block is done once a step without masks changes nothing, or after `max_post_steps` such steps.
     """
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
-        self._masked = canvas.noisy.copy()
+        self._mask_flags = canvas.noisy.copy()
         super().__init__(decoding, canvas)
-        self._max_post_steps, given = decoding.max_post_steps, decoding.params.remasking.edit_threshold
-        self._edit_threshold = EDIT_THRESHOLD if given is None else given
+        self._max_post_steps = decoding.max_post_steps
+        edit_threshold = decoding.params.remasking.edit_threshold
+        self._edit_threshold = EDIT_THRESHOLD if edit_threshold is None else edit_threshold
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read, where asked for with a penalty on the token to the left within the block."""
-        group, size = super().group(rows, positions), self.params.remasking.penalty_lambda
+        """Return how rows are read: with the request's penalty, if any, on the token to the left within the block."""
+        group = super().group(rows, positions)
+        size = self.params.remasking.penalty_lambda
         if not size:
             return group
-        left = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
-        return replace(group, penalty=Penalty(left, size))
+        predecessors = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
+        return replace(group, penalty=Penalty(predecessors, size))
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return the masks that are filled and the tokens that are replaced now, ascending."""
+        """Return the positions of masks that are filled and of tokens that are replaced now, ascending."""
         positions, tokens = predictions.positions, predictions.tokens
-        masks = self._masked[positions]
+        masks = self._mask_flags[positions]
         edits = ~masks & (predictions.confidence > self._edit_threshold) & (tokens != self.canvas.tokens[positions])
-        filled = super().choose(predictions.of(masks)) if masks.any() else positions[:0]
+        filled = super().choose(predictions.select(masks)) if masks.any() else positions[:0]
         return np.union1d(filled, positions[edits])
 
-    def outcome(self, written: Positions) -> Outcome:
-        """See `Decoder`: the block's positions are final where it is done after this step, else none."""
+    def outcome(self, positions: Positions) -> Outcome:
+        """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
         block = slice(self.block.start, self.block.stop)
-        edits, editing = written[~self._masked[written]], not self._masked[block].any()
-        self._masked[written] = False
-        self._post += not self._masked[block].any()
-        if (editing and not len(written)) or self._post > self._max_post_steps:
+        edits = positions[~self._mask_flags[positions]]
+        editing = not self._mask_flags[block].any()
+        self._mask_flags[positions] = False
+        self._post += int(not self._mask_flags[block].any())
+        if (editing and not len(positions)) or self._post > self._max_post_steps:
             return Outcome(np.flatnonzero(self.canvas.noisy[block]) + block.start, edits)
-        return Outcome(written[:0], edits)
+        return Outcome(positions[:0], edits)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
@@ -378,65 +393,73 @@ class EditingDecoder(BlockCausalDecoder):
 
 
 class IndelDecoder(BlockCausalDecoder):
-    """A decoding whose rule deletes and inserts places (LLaDA2.2): nothing of a block is final before it is done.
+    """A decoding whose rule deletes and inserts tokens (LLaDA2.2): nothing of a block is final before it is done.
 
-    Tokens behind the end of a block are lost, and masks fill it up, so that blocks stay on their grid. At a temperature
-    above 0 masks are filled with drawn tokens, and tokens are replaced by the most probable ones.
+    Tokens that an insertion moves beyond the end of the block are lost, and masks fill it up after deletions, so that
+    blocks stay on their grid. Above temperature 0 masks are filled with drawn tokens, but tokens are replaced by the
+    most probable ones.
     """
 
-    _state: IndelBlock  # of the places of the block that are not final
-    _round: Round  # what the last pass did to it
-    _edited: Positions
+    _state: IndelBlock  # the noisy positions of the block
+    _round: Round  # the changes of the last pass
+    _edited_positions: Positions
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas, rule: type[IndelBlock]) -> None:
         assert decoding.edit_tokens is not None
-        self._edit_tokens, self._limits, self._mask_id = decoding.edit_tokens, decoding.limits, decoding.mask_id
+        self._edit_tokens = decoding.edit_tokens
+        self._limits = decoding.limits
+        self._mask_id = decoding.mask_id
         self._indel = rule
         super().__init__(decoding, canvas)
 
     @property
     def transfers(self) -> None:
-        """None: what a step writes depends on the pass."""
+        """None: the positions depend on the pass."""
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: as they are, for what is drawn is read beside them (`StepContext.numbers`)."""
+        """Return how rows are read: greedily, as `StepContext.numbers` has the drawn tokens."""
         params = self.params
         return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions)
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return the positions whose tokens differ once DELETE and INSERT are carried out, ascending."""
-        state, positions = self._state, predictions.positions
+        """Return the positions whose tokens differ after DELETE and INSERT are applied, ascending."""
+        state = self._state
+        positions = predictions.positions
         assert predictions.numbers is not None
-        before, masks = state.tokens, state.masks
+        old_tokens = state.tokens
+        masks = state.masks
         rng = np.random.default_rng([self._seed, self.step])
         self._round = state.choose(
             TokenCandidates.of(predictions.numbers, drawn=not self.params.greedy),
-            lambda sure: int(sure.argmin() if self.params.greedy else rng.integers(len(sure))),
+            lambda probabilities: int(
+                probabilities.argmin() if self.params.greedy else rng.integers(len(probabilities))
+            ),
         )
-        changed = state.tokens != before
-        self._edited = positions[changed & ~masks]
+        changed = state.tokens != old_tokens
+        self._edited_positions = positions[changed & ~masks]
         written: Positions = positions[changed]
         return written
 
-    def outcome(self, written: Positions) -> Outcome:
-        """See `Decoder`: the block's positions are final where it is done after this step, else none."""
-        state, done = self._state, self._round
+    def outcome(self, positions: Positions) -> Outcome:
+        """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
+        state = self._state
         first = self.block.stop - len(state.tokens)
         return Outcome(
-            written[:0] if state.ended is None else np.arange(first, self.block.stop),
-            written[np.isin(written, self._edited)],
-            state.tokens[written - first],
-            tuple((first + place, token) for place, token in sorted((*done.fills, *done.edits))),
+            positions[:0] if state.end_reason is None else np.arange(first, self.block.stop),
+            positions[np.isin(positions, self._edited_positions)],
+            state.tokens[positions - first],
+            tuple((first + index, token) for index, token in sorted((*self._round.fills, *self._round.edits))),
         )
 
     def _prepare_step(self) -> None:
-        """See the base. A pass reads as many of the most probable tokens as the state of the block may need."""
+        """See the base class. A pass reads as many of the most probable tokens as the block may need."""
         super()._prepare_step()
-        params, tokens = self.params, self._edit_tokens
+        params = self.params
+        tokens = self._edit_tokens
         temperature = 0.0 if params.greedy else params.temperature
-        numbers = MostProbable(self._state.candidates, temperature, (tokens.delete, tokens.insert))
+        numbers = MostProbable(self._state.candidate_count, temperature, (tokens.delete, tokens.insert))
         self.context = replace(self.context, numbers=numbers)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
-        self._state = self._indel(self._masks(), self._mask_id, self._edit_tokens, self._limits)
+        self._state = self._indel(self._count_masks(), self._mask_id, self._edit_tokens, self._limits)

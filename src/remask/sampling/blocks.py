@@ -10,17 +10,17 @@ from remask.plan.canvas import Template
 from remask.request.sampling_params import SamplingParams
 
 GROWING_BLOCK = 32
-"""Positions that a growing canvas gets at a time, unless the request says otherwise. So it is in iLLaDA's own code."""
+"""Positions by which a growing canvas grows by default, as in iLLaDA's own code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Places of a response that are denoised together, block after block.
+    """The blocks of a response, which are denoised one after the other.
 
     Attributes:
-        length: places of a block; the last one may be shorter.
-        ranges: the places of each block, counted from the start of the response.
-        steps: scheduled steps of each.
+        length: positions of a block; the last one may be shorter.
+        ranges: positions of each block, counted from the start of the response.
+        steps: scheduled steps of each block.
     """
 
     length: int
@@ -41,10 +41,10 @@ class Blocks:
 def blocks_for(
     params: SamplingParams, template: Template | None, *, growing: bool = False, ragged: bool = False
 ) -> Blocks:
-    """Return the blocks of a response. Raises `ConfigError` where the response or the steps cannot be divided.
+    """Return the blocks of a response. Raises `ConfigError` if the response or the steps cannot be divided.
 
-    Those by which a canvas is `growing` are cut as those of a template without fixed parts: the last may be shorter.
-    So it may be where they are `ragged`; each then has as many steps as the others.
+    The last block of a `growing` canvas may be shorter and then has fewer steps, as in a template without fixed parts.
+    The last of `ragged` blocks may be shorter, but has as many steps as the others.
     """
     if ragged and template is None:
         return ragged_blocks(params)
@@ -57,7 +57,7 @@ def blocks_for(
 def even_blocks(params: SamplingParams) -> Blocks:
     """Return blocks of equal length with equal shares of the steps.
 
-    Raises `ConfigError` where the response or the steps cannot be divided evenly.
+    Raises `ConfigError` if the response or the steps cannot be divided evenly.
     """
     length = params.block_length or params.max_tokens
     if params.max_tokens % length:
@@ -77,41 +77,49 @@ def even_blocks(params: SamplingParams) -> Blocks:
 
 
 def ragged_blocks(params: SamplingParams) -> Blocks:
-    """Return blocks of equal length, the last maybe shorter, with equal steps: those asked for, shared and rounded up.
+    """Return blocks of equal length, but for a shorter last one, with equal shares of the steps, rounded up.
 
-    Raises `ConfigError` on an order of other blocks.
+    Raises `ConfigError` if the request's order has another number of blocks.
     """
-    every = range(0, params.max_tokens, params.block_length or params.max_tokens)
-    _check_orders(params, len(every))
-    steps = params.steps_per_block or (every.step if params.steps is None else -(-params.steps // len(every)))
-    ranges = tuple(range(start, min(start + every.step, params.max_tokens)) for start in every)
-    return Blocks(every.step, ranges, (steps,) * len(every))
+    starts = range(0, params.max_tokens, params.block_length or params.max_tokens)
+    _check_orders(params, len(starts))
+    steps = params.steps_per_block or (starts.step if params.steps is None else -(-params.steps // len(starts)))
+    ranges = tuple(range(start, min(start + starts.step, params.max_tokens)) for start in starts)
+    return Blocks(starts.step, ranges, (steps,) * len(starts))
 
 
 def hole_blocks(params: SamplingParams, template: Template) -> Blocks:
-    """Return the blocks of a response with fixed parts: those that hold a place of a hole, the last maybe shorter.
+    """Return the blocks of a response with fixed parts that hold a position of a hole. The last may be shorter.
 
-    A block takes a step for each place to be denoised. A number of steps is shared in proportion to these, and at
-    least one step each. Raises `ConfigError` where there are fewer.
+    By default a block has a step for each position to be denoised. A given number of steps is shared in proportion to
+    these, with at least one step each. Raises `ConfigError` if there are fewer steps than blocks.
     """
-    length, is_open = params.block_length or len(template), ~template.pinned
-    every = [range(start, min(start + length, len(template))) for start in range(0, len(template), length)]
-    counts = np.add.reduceat(is_open, [block.start for block in every], dtype=np.int64).tolist()
-    ranges = tuple(block for block, count in zip(every, counts, strict=True) if count)
+    length = params.block_length or len(template)
+    is_open = ~template.pinned
+    candidates = [range(start, min(start + length, len(template))) for start in range(0, len(template), length)]
+    counts = np.add.reduceat(is_open, [block.start for block in candidates], dtype=np.int64).tolist()
+    ranges = tuple(block for block, count in zip(candidates, counts, strict=True) if count)
     masks = [count for count in counts if count]
     _check_orders(params, len(ranges))
     if params.steps_per_block is not None:
         return Blocks(length, ranges, (params.steps_per_block,) * len(ranges))
     if params.steps is None:
         return Blocks(length, ranges, tuple(masks))
-    left, total = params.steps - len(ranges), sum(masks)
-    if left < 0:
+    extra = params.steps - len(ranges)  # steps beyond one for each block
+    total_masks = sum(masks)
+    if extra < 0:
         raise ConfigError(
             f"steps={params.steps} is less than the {len(ranges)} blocks of the canvas that hold positions to be "
             f"filled; use {len(ranges)} or more"
         )
-    shared = accumulate(masks, initial=0)
-    return Blocks(length, ranges, tuple(1 + left * b // total - left * a // total for a, b in pairwise(shared)))
+    cumulative = accumulate(masks, initial=0)
+    return Blocks(
+        length,
+        ranges,
+        tuple(
+            1 + extra * after // total_masks - extra * before // total_masks for before, after in pairwise(cumulative)
+        ),
+    )
 
 
 def _check_orders(params: SamplingParams, count: int) -> None:
@@ -121,12 +129,15 @@ def _check_orders(params: SamplingParams, count: int) -> None:
         )
 
 
-_ERROR = 2**-20  # bounds what float32 leaves uncertain of a share, and of a time
+_ERROR = 2**-20  # bounds the float32 rounding errors of a share, and of a time
 
 
 def even_count(masks: int, steps: int, step: int) -> int:
-    """Return what `step` transfers in LLaDA's schedule: `masks` shared evenly, the remainder in the first steps."""
-    return masks // steps + (step < masks % steps)
+    """Return how many positions `step` transfers in LLaDA's schedule: an even share of `masks`.
+
+    The first steps transfer one more each, until the remainder is used up.
+    """
+    return masks // steps + int(step < masks % steps)
 
 
 class TimeSchedule:
@@ -136,18 +147,19 @@ class TimeSchedule:
     """
 
     def __init__(self, steps: int, eps: float) -> None:
-        self.steps, self._last = steps, float(np.float32(eps))
-        self._step = float((np.float32(eps) - np.float32(1)) / np.float32(steps))
+        self.steps = steps
+        self._end_time = float(np.float32(eps))
+        self._increment = float((np.float32(eps) - np.float32(1)) / np.float32(steps))  # negative
 
     def time(self, index: int) -> np.float32:
-        """Return the time before step `index`, from 1 at index 0 to `eps` at index `steps`, as PyTorch's linspace.
+        """Return the time before step `index`, from 1 at index 0 to `eps` at index `steps`, as by PyTorch's linspace.
 
-        That counts the first half from the start and the second from the end. Each product and its sum are rounded
-        once, as a fused multiply-add does.
+        PyTorch counts the first half from the start and the second from the end. Each product and its sum are rounded
+        once, as by a fused multiply-add.
         """
         if index < (self.steps + 1) // 2:
-            return np.float32(1 + self._step * index)
-        return np.float32(self._last - self._step * (self.steps - index))
+            return np.float32(1 + self._increment * index)
+        return np.float32(self._end_time - self._increment * (self.steps - index))
 
     def share(self, step: int) -> np.float32:
         """Return the share of the masked positions that `step` transfers; 1 in the last step."""
@@ -159,29 +171,30 @@ class TimeSchedule:
         """Return how many positions `step` transfers when `masks` are masked, rounded down."""
         return int(np.float32(masks) * self.share(step))
 
-    def busy(self, step: int, masks: int) -> int:
+    def next_busy_step(self, step: int, masks: int) -> int:
         """Return the first step from `step` on that transfers any of `masks` masked positions, 1 or more.
 
-        A step transfers something once the time has fallen to about `masks` times what it falls by in one step. Only
-        the steps around that time, where rounding decides, are looked at one by one. Their number grows with the
-        square of `masks`, and with the number of steps only from millions on.
+        A step transfers something once the time is below about `masks` times its decrement. Only the steps around that
+        time, where rounding decides, are tried one by one. Their number grows with the square of `masks`, and with the
+        number of steps only from millions on.
         """
-        fall, last_step = -self._step, self.steps - 1
-        if fall == 0:
+        decrement = -self._increment
+        last_step = self.steps - 1
+        if decrement == 0:
             return max(step, last_step)
         if masks * _ERROR < 1:
-            idle = (1 - fall * masks * (1 + masks * _ERROR)) / fall - self.steps * _ERROR - 2
-            step = max(step, min(int(idle), last_step))
+            idle_steps = (1 - decrement * masks * (1 + masks * _ERROR)) / decrement - self.steps * _ERROR - 2
+            step = max(step, min(int(idle_steps), last_step))
         while not self.count(step, masks):
             step += 1
         return step
 
 
 class LinearSchedule:
-    """A2D's schedule: a step transfers the share of the masks that is 1 of the steps left, rounded, halves to even.
+    """A2D's schedule: with k steps left a step transfers 1 / k of the masks, rounded, halves to even.
 
     All arithmetic but the product is float32, as in the original: it decides how halves round. Steps whose share rounds
-    to nothing are idle, and the last one transfers all that is left.
+    to 0 are idle, and the last one transfers all remaining masks.
     """
 
     def __init__(self, steps: int) -> None:
@@ -189,18 +202,19 @@ class LinearSchedule:
 
     def share(self, step: int) -> np.float32:
         """Return the share of the masked positions that `step` transfers; 1 in the last step."""
-        left, one = self.steps - step, np.float32(1)
-        before, after = (one - (one - np.float32(steps / self.steps)) for steps in (left, left - 1))
-        return one if left <= 1 or not before else one - after / before
+        steps_left = self.steps - step
+        one = np.float32(1)
+        before, after = (one - (one - np.float32(steps / self.steps)) for steps in (steps_left, steps_left - 1))
+        return one if steps_left <= 1 or not before else one - after / before
 
     def count(self, step: int, masks: int) -> int:
         """Return how many positions `step` transfers when `masks` are masked."""
         return round(masks * float(self.share(step)))
 
-    def busy(self, step: int, masks: int) -> int:
-        """Return the first step from `step` on that transfers any of `masks` masked positions; `step` where none is."""
+    def next_busy_step(self, step: int, masks: int) -> int:
+        """Return the first step from `step` on that transfers any of `masks` masked positions; `step` without masks."""
         if masks:
-            # What is rounded moves the place where a share reaches a half by less than a step in a million.
+            # Rounding moves the step at which a share reaches a half by less than one step in a million.
             step = max(step, self.steps - 2 * masks - 2 - (self.steps >> 20))
             while step < self.steps and not self.count(step, masks):
                 step += 1

@@ -1,8 +1,8 @@
 """Decoding of models that write one canvas of uniform diffusion after the other (DiffusionGemma).
 
 A canvas begins as random tokens. Each step draws a token of every position, keeps those whose entropies fit a budget
-(EB-Sampler, arXiv 2505.24857), and puts new random tokens in the others' places. A canvas is done after its last step,
-or once its most probable tokens stand still and are sure; it then becomes these tokens.
+(EB-Sampler, arXiv 2505.24857), and replaces the others by new random tokens. A canvas is done after its last step, or
+once its most probable tokens are stable and their mean entropy is low; it then becomes these tokens.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,16 @@ from remask.sampling.decoder import (
     Tokens,
     blocks_of,
 )
-from remask.sampling.device_reads import Drawn
+from remask.sampling.device_reads import DrawnTokens
 from remask.sampling.rows import RowGroup, Signal
 
 # The defaults of transformers' implementation.
-STEPS, BUDGET, FIRST, LAST, STILL, SURE = 48, 0.1, 0.8, 0.4, 1, 0.005
-_USUAL = SamplingParams()
+STEPS = 48
+ENTROPY_BOUND = 0.1  # nats
+T_MAX, T_MIN = 0.8, 0.4
+STABILITY_THRESHOLD = 1  # steps
+CONFIDENCE_THRESHOLD = 0.005  # nats
+_DEFAULTS = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,14 @@ class CanvasDecoding(Decoding):
     Attributes:
         params: its sampling parameters.
         canvas_length: positions of a canvas.
-        vocab: tokens that noise is drawn from.
-        formed: the response has a form, so tokens are not drawn: the most probable ones that have it are kept.
+        vocab: number of tokens that noise is drawn from.
+        has_form: the response has a form, so the most probable tokens of that form are kept, and none are drawn.
     """
 
     params: SamplingParams
     canvas_length: int
     vocab: int
-    formed: bool
+    has_form: bool
 
     @classmethod
     def of(
@@ -61,7 +65,7 @@ class CanvasDecoding(Decoding):
         seed: int,
         template: Template | None,
         *,
-        formed: bool,
+        has_form: bool,
     ) -> "CanvasDecoding":
         """Return the decoding on a model of `vocab` tokens that was trained on canvases of `canvas_length`.
 
@@ -73,13 +77,13 @@ class CanvasDecoding(Decoding):
                 "response out, or use a masked model"
             )
         for name in ("mode", "threshold", "remasking", "blocks", "speculation"):
-            if getattr(params, name) != getattr(_USUAL, name):
+            if getattr(params, name) != getattr(_DEFAULTS, name):
                 raise ConfigError(f"{name} is for models that fill masks, and this one has none; leave it out")
         if params.block_length not in (None, canvas_length):
             raise ConfigError(
                 f"block_length={params.block_length}: this model writes canvases of {canvas_length}; leave it out"
             )
-        decoding = cls(prompt, seed, params, canvas_length, vocab, formed)
+        decoding = cls(prompt, seed, params, canvas_length, vocab, has_form)
         first, last = decoding.temperature(0), decoding.temperature(decoding.steps)
         if first < last:
             raise ConfigError(f"renoising.t_max={first:g} is below t_min={last:g}; temperatures fall over a canvas")
@@ -87,7 +91,7 @@ class CanvasDecoding(Decoding):
 
     @property
     def block(self) -> int:
-        """1: what is final depends on nothing behind it, so pages are shared token by token."""
+        """1: final rows do not depend on later ones, so pages are shared token by token."""
         return 1
 
     @property
@@ -112,15 +116,16 @@ class CanvasDecoding(Decoding):
         """None: a canvas may be done early."""
 
     def temperature(self, step: int) -> float:
-        """Return the temperature of a step of a canvas, counted from 0: that of the request, or along a line."""
-        given = self.params.renoising
+        """Return the temperature of a step of a canvas, counted from 0: the request's, or one that falls linearly."""
         if not self.params.greedy:
             return self.params.temperature
-        first, last = (FIRST if given.t_max is None else given.t_max), (LAST if given.t_min is None else given.t_min)
+        renoising = self.params.renoising
+        first = T_MAX if renoising.t_max is None else renoising.t_max
+        last = T_MIN if renoising.t_min is None else renoising.t_min
         return last + (first - last) * ((self.steps - step) / self.steps)
 
     def noise(self, step: int | None, count: int) -> Tokens:
-        """Return the random tokens of `count` positions after `step`; None: those that the canvases begin with."""
+        """Return random tokens of `count` positions, int64, for after `step`, or (None) for the canvases' beginning."""
         stream = [self.seed, 0] if step is None else [self.seed, 1, step]
         return np.random.default_rng(stream).integers(0, self.vocab, count)
 
@@ -135,28 +140,30 @@ class CanvasDecoding(Decoding):
 class CanvasDecoder(Decoder):
     """The decoding of one request in progress. The current block is the canvas that is denoised.
 
-    Final rows see themselves and what is before them, and rows of the canvas also all of it. The pass after a canvas is
-    done computes its rows once more, as final ones.
+    Final rows see themselves and the rows before them; rows of the canvas also see all of it. The pass after a canvas
+    is done computes its rows once more, as final ones.
     """
 
-    _same: int  # steps before whose most probable tokens were those of the last one
-    _best: Tokens
-    _next: Tokens
-    _over: bool  # the canvas is done
+    _stable_steps: int  # preceding steps with the same most probable tokens as the last one
+    _best: Tokens  # the most probable tokens of the last step
+    _next: Tokens  # the tokens that the last step writes
+    _canvas_done: bool
     _sees: Reach
 
     def __init__(self, decoding: CanvasDecoding, canvas: Canvas) -> None:
         super().__init__(canvas, decoding.seed)
-        self._decoding, self._blocks, self._index = decoding, decoding.block_ranges, 0
-        self._begin()
-        self._prepare_step(0)  # before the first pass the policy knows what is shared
+        self._decoding = decoding
+        self._blocks = decoding.block_ranges
+        self._index = 0
+        self._begin_canvas()
+        self._prepare_step(0)  # before the first pass only the policy knows how many rows are shared
 
     @property
     def finished(self) -> bool:
         return self._index == len(self._blocks)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: by their most probable tokens, which a canvas becomes in the end."""
+        """Return how rows are read: greedily, as a canvas becomes its most probable tokens in the end."""
         params = self._decoding.params
         signal = Signal(self._decoding.temperature(self.block_step))
         return RowGroup(
@@ -165,62 +172,72 @@ class CanvasDecoder(Decoder):
         )  # fmt: skip
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return the positions whose tokens change: all that do, or the whole canvas once it is done."""
-        decoding, given = self._decoding, self._decoding.params.renoising
+        """Return the positions whose tokens change, or the whole canvas once it is done."""
+        decoding = self._decoding
+        renoising = decoding.params.renoising
         assert predictions.numbers is not None
-        positions, tokens, entropies = predictions.positions, predictions.tokens, predictions.numbers[1]
-        self._same = self._same + 1 if np.array_equal(self._best, tokens) else 0
+        positions = predictions.positions
+        tokens = predictions.tokens
+        drawn, entropies = predictions.numbers
+        self._stable_steps = self._stable_steps + 1 if np.array_equal(self._best, tokens) else 0
         self._best = tokens
-        still = self._same >= (STILL if given.stability_threshold is None else given.stability_threshold)
-        sure = SURE if given.confidence_threshold is None else given.confidence_threshold
-        self._over = self.block_step + 1 >= decoding.steps or (still and float(entropies.mean()) < sure)
-        if self._over:
+        min_stable_steps = (
+            STABILITY_THRESHOLD if renoising.stability_threshold is None else renoising.stability_threshold
+        )
+        max_entropy = CONFIDENCE_THRESHOLD if renoising.confidence_threshold is None else renoising.confidence_threshold
+        is_stable = self._stable_steps >= min_stable_steps and float(entropies.mean()) < max_entropy
+        self._canvas_done = is_stable or self.block_step + 1 >= decoding.steps
+        if self._canvas_done:
             self._next = tokens
             return positions
-        budget = BUDGET if given.entropy_bound is None else given.entropy_bound
-        kept = within_budget(entropies, budget)
-        drawn = tokens if decoding.formed else predictions.numbers[0].astype(np.int64)
-        self._next = np.where(kept, drawn, decoding.noise(self.step, len(positions)))
+        budget = ENTROPY_BOUND if renoising.entropy_bound is None else renoising.entropy_bound
+        keep = within_budget(entropies, budget)
+        kept_tokens = tokens if decoding.has_form else drawn.astype(np.int64)
+        self._next = np.where(keep, kept_tokens, decoding.noise(self.step, len(positions)))
         changed: Positions = positions[self._next != self.canvas.tokens[positions]]
         return changed
 
-    def outcome(self, written: Positions) -> Outcome:
-        return Outcome(written if self._over else written[:0], tokens=self._next[written - self.block.start])
+    def outcome(self, positions: Positions) -> Outcome:
+        return Outcome(
+            positions if self._canvas_done else positions[:0], tokens=self._next[positions - self.block.start]
+        )
 
     def advance(self) -> None:
         self.step += 1
         self.block_step += 1
         committed = self.block.start
-        if self._over:
+        if self._canvas_done:
             self._index += 1
-            self._begin()
+            self._begin_canvas()
         self._prepare_step(committed)
 
-    def _begin(self) -> None:
+    def _begin_canvas(self) -> None:
         stop = self._blocks[-1].stop
         self.block = range(stop, stop) if self.finished else self._blocks[self._index]
-        self.block_step, self._same, self._over = 0, -1, False
+        self.block_step = 0
+        self._stable_steps = -1
+        self._canvas_done = False
         self._best = np.full(len(self.block), -1)
         self._sees = np.arange(1, len(self.canvas) + 1)
         self._sees[self.block.start : self.block.stop] = self.block.stop
 
     def _prepare_step(self, committed: int) -> None:
-        """Say what the passes of the step need. From its second step on a canvas knows what the last pass predicted."""
+        """Set the context of the step. From the second step of a canvas on, rows take in the last predictions."""
         self.context = StepContext(
             sees=self._sees,
             committed=committed,
             conditioned=self.block_step > 0,
-            numbers=Drawn(self._decoding.temperature(self.block_step)),
+            numbers=DrawnTokens(self._decoding.temperature(self.block_step)),
         )
 
 
 def within_budget(entropies: Confidence, budget: float) -> NDArray[np.bool_]:
-    """Return which positions are kept, [n]: the most certain ones, while the entropies of all before sum to `budget`.
+    """Return which positions are kept, bool [n]: the most certain ones, while those before have at most `budget`.
 
-    `entropies` [n] in nats. The most certain position is always kept.
+    `entropies` [n] and `budget`, for their sum, in nats. The most certain position is always kept.
     """
     order = np.argsort(entropies, kind="stable")
-    before = np.cumsum(entropies[order], dtype=np.float64) - entropies[order]
-    kept = np.zeros(len(entropies), dtype=np.bool_)
-    kept[order[before <= budget]] = True
-    return kept
+    preceding = np.cumsum(entropies[order], dtype=np.float64) - entropies[order]
+    keep = np.zeros(len(entropies), dtype=np.bool_)
+    keep[order[preceding <= budget]] = True
+    return keep

@@ -1,7 +1,7 @@
 """Decoding of models whose final rows are causal, and of which a request chooses the mode (Nemotron-Labs-Diffusion).
 
-"ar" writes a token a pass. "diffusion" writes a token from the left, then denoises the block that begins with it.
-"linear_speculation" drafts as a block is denoised, in one pass, and keeps what "ar" would have written.
+"ar" writes one token per pass. "diffusion" writes a token from the left, then denoises the block that begins with it.
+"linear_speculation" drafts a block by denoising it in one pass, and keeps the tokens that "ar" would have written.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ class CausalDecoding(Decoding):
     Attributes:
         params: its sampling parameters.
         mode: how it is decoded.
-        rule: which masks of a block become final in a pass.
-        length_of_blocks: positions of a block in mode "diffusion", counted from the end of the prompt.
+        rule: chooses the masks of a block that become final in a pass.
+        block_length: positions of a block in mode "diffusion", counted from the end of the prompt.
         mask_id: the mask token.
-        drafter: the adapter that drafts are computed with; None: the request's own, if any.
+        drafter: name of the adapter that drafts are computed with; None: the request's own, if any.
     """
 
     params: SamplingParams
     mode: str
     rule: Remasking
-    length_of_blocks: int
+    block_length: int
     mask_id: int
     drafter: str | None
 
@@ -59,7 +59,8 @@ class CausalDecoding(Decoding):
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
-        mode, rule = params.mode or DIFFUSION, RULES.get(params.remasking.rule or "low_confidence")
+        mode = params.mode or DIFFUSION
+        rule = RULES.get(params.remasking.rule or "low_confidence")
         if template is not None:
             raise ConfigError(
                 "canvas: this model writes behind what is final, and sees nothing after it; leave fixed parts of the "
@@ -70,15 +71,15 @@ class CausalDecoding(Decoding):
             raise ConfigError(f"remasking {rule.name!r} edits tokens, and a block here is final once it has no masks")
         for path in paths(SamplingParams):
             if not fits_mode(path, mode) and attrgetter(path)(params) is not None:
-                own = next(each for each in MODES if fits_mode(path, each))
-                raise ConfigError(f"{path} is for mode {own!r}, and this one is {mode!r}; leave one of the two out")
+                other = next(other for other in MODES if fits_mode(path, other))
+                raise ConfigError(f"{path} is for mode {other!r}, and this one is {mode!r}; leave one of the two out")
         for path in ("remasking.fallback", "remasking.eb_threshold", "blocks.sub_block_length"):
             if attrgetter(path)(params) is not None:
                 raise ConfigError(f"{path} has no meaning on models that a mode is chosen for; leave it out")
         check_threshold(rule, params.threshold)
-        least, most = params.speculation.draft_window, params.speculation.max_draft_window
-        if least is not None and most is not None and least > most:
-            raise ConfigError(f"speculation.draft_window={least} is above max_draft_window={most}; lower it")
+        min_window, max_window = params.speculation.draft_window, params.speculation.max_draft_window
+        if min_window is not None and max_window is not None and min_window > max_window:
+            raise ConfigError(f"speculation.draft_window={min_window} is above max_draft_window={max_window}; lower it")
         if params.speculation.lora and drafter is None:
             raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
         length = params.block_length or block
@@ -89,7 +90,7 @@ class CausalDecoding(Decoding):
 
     @property
     def block(self) -> int:
-        """1: what is final depends on nothing behind it, so pages of all modes are the same, token by token."""
+        """1: final rows do not depend on later ones, so pages are shared token by token, in all modes."""
         return 1
 
     @property
@@ -98,29 +99,29 @@ class CausalDecoding(Decoding):
 
     @property
     def block_ranges(self) -> list[range]:
-        """Blocks from the end of the prompt, the last of which may be shorter; single tokens in other modes."""
-        length = self.length_of_blocks if self.mode == DIFFUSION else 1
+        """Blocks from the end of the prompt, the last of which may be shorter; single tokens but in "diffusion"."""
+        length = self.block_length if self.mode == DIFFUSION else 1
         blocks = blocks_of(length, len(self.prompt), self.length)
         return [range(block.start, min(block.stop, self.length)) for block in blocks]
 
     @property
     def total_steps(self) -> int:
-        """A step for each first token of a block, and the most that its masks take."""
+        """A step for the first token of each block, and as many as its masks may take."""
         return sum(1 + min(self.params.steps_per_block or len(block), len(block) - 1) for block in self.block_ranges)
 
     @property
     def scheduled_steps(self) -> None:
         """None: a block ends as soon as it is full."""
 
-    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return the number of steps, each of which has a draft before it where there are drafts."""
+    def max_passes(self, *, skips: bool) -> int:  # noqa: ARG002
+        """Return the number of steps, doubled if each has a draft pass before it."""
         return self.total_steps * (2 if self.mode == SPECULATION else 1)
 
-    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+    def may_stop_within_block(self, *, stop_written: bool) -> bool:  # noqa: ARG002
         """Return True unless the request asks for whole blocks.
 
-        NVIDIA's code leaves a block after the step in which no mask is left before an end token, whichever of the two
-        that step wrote.
+        NVIDIA's code leaves a block after the step that leaves no mask before an end token, whether that step wrote the
+        end token or the last mask before it.
         """
         return self.params.blocks.early_stop is not False
 
@@ -134,29 +135,32 @@ class CausalDecoding(Decoding):
 class CausalDecoder(RuleDecoder):
     """The decoding of one request in progress.
 
-    A causal pass computes the rows up to the last final one, and predicts what follows them (`shift` 1). A pass over
-    the block that begins with this last token predicts the masks of the block (`shift` 0). Nothing that it writes
-    stays: the next causal pass computes its rows again.
+    A causal pass computes the rows up to the last final one, and predicts the next tokens (`shift` 1). A pass over the
+    block that begins with the last final token predicts the masks of the block (`shift` 0). Its K/V are not kept: the
+    next causal pass computes these rows again.
     """
 
     def __init__(self, decoding: CausalDecoding, canvas: Canvas) -> None:
         # NVIDIA's code takes the probability of the drawn token before temperature.
         super().__init__(decoding.params, decoding.rule, "logits", canvas, decoding.seed)
-        self._mode, self._length, self._drafter = decoding.mode, decoding.length_of_blocks, decoding.drafter
+        self._mode = decoding.mode
+        self._block_length = decoding.block_length
+        self._drafter = decoding.drafter
         self._mask_id = decoding.mask_id
-        self._causal: Reach = np.arange(1, len(canvas) + 1)
-        given = decoding.params.speculation
-        self._most = given.max_draft_window or max(MAX_WINDOW, given.draft_window or 0)
-        self._least = self._window = given.draft_window or min(WINDOW, self._most)
-        self._committed = 0  # before the first pass the policy knows what is shared
-        self._follow(canvas.prompt, 1)
+        self._causal_reach: Reach = np.arange(1, len(canvas) + 1)
+        speculation = decoding.params.speculation
+        self._max_window = speculation.max_draft_window or max(MAX_WINDOW, speculation.draft_window or 0)
+        self._min_window = speculation.draft_window or min(WINDOW, self._max_window)
+        self._window = self._min_window
+        self._committed = 0  # before the first pass only the policy knows how many rows are shared
+        self._predict_next(canvas.prompt, 1)
 
     @property
     def finished(self) -> bool:
-        return self._begun == len(self.canvas)
+        return self._first_open == len(self.canvas)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read. But for mode "diffusion" a position's draws are the same in every pass."""
+        """Return how rows are read. Except in mode "diffusion" the draws of a position are equal in every pass."""
         group = super().group(rows, positions)
         group.free = self.context.shift == 1
         if self._mode != DIFFUSION:
@@ -164,75 +168,79 @@ class CausalDecoder(RuleDecoder):
         return group
 
     def choose(self, predictions: Predicted) -> Positions:
-        """Return what follows final tokens: the leading tokens of a draft that come true, and the one after them.
+        """Return the positions that are written: after a draft its accepted leading tokens and the one after them.
 
-        Of a block that is denoised what the rule chooses, and all in its last step.
+        In a block that is denoised they are the rule's choice, and in its last step all masks.
         """
         positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self.context.shift == 1:
-            true = tokens[:-1] == self.canvas.tokens[positions[:-1]]
-            return positions[: 1 + (len(true) if true.all() else int(true.argmin()))]
+            accepted = tokens[:-1] == self.canvas.tokens[positions[:-1]]
+            return positions[: 1 + (len(accepted) if accepted.all() else int(accepted.argmin()))]
         if len(positions) == 1 or self.block_step >= self._steps:
             return positions
         if self._rule.counts == "schedule" and self._rule.thresholds:
             threshold = THRESHOLD if self.params.threshold is None else self.params.threshold
             return positions[select.above(confidence, threshold)]
-        return positions[self._by_rule(positions, confidence, 1)]
+        return positions[self._apply_rule(positions, confidence, 1)]
 
-    def outcome(self, written: Positions) -> Outcome:
-        """See `Decoder`: masks stand again where a draft did not come true."""
-        rejected = np.arange(self.block.start + len(written), self.block.stop)
+    def outcome(self, positions: Positions) -> Outcome:
+        """See `Decoder`. Rejected draft tokens become masks again."""
+        rejected = np.arange(self.block.start + len(positions), self.block.stop)
         if self.context.shift != 1 or not len(rejected):
-            return Outcome(written)
-        return Outcome(written, resets=(rejected, np.full(len(rejected), self._mask_id)))
+            return Outcome(positions)
+        return Outcome(positions, resets=(rejected, np.full(len(rejected), self._mask_id)))
 
     def advance(self) -> None:
-        """Go on to the next step: of a block that has masks the next one, else what follows the last final token.
+        """Go to the next step of a block that has masks left, else to the token after the last final one.
 
-        After a draft it goes to the causal pass over it, which is a part of the same step.
+        After a draft, go to the causal pass that verifies it, which is a part of the same step.
         """
         if self.context.drafts:
-            self._follow(self.block.start + 1, len(self.block))
+            self._predict_next(self.block.start + 1, len(self.block))
             return
         self.step += 1
         self.block_step += 1
-        if self.context.shift == 0 and self._masks():
+        if self.context.shift == 0 and self._count_masks():
             return
-        begun, length = self._begun, len(self.canvas)
+        first_open = self._first_open
+        length = len(self.canvas)
         if self.context.shift == 1:
-            self._committed = begun - 1  # the row of the last token is computed with what follows it
+            self._committed = first_open - 1  # the last token's row is computed again, with the tokens after it
             if self._mode == SPECULATION:
-                self._fit_window(begun - self.block.start)
-                if (size := min(self._window, length - begun)) > 1:
+                self._adapt_window(first_open - self.block.start)
+                if (size := min(self._window, length - first_open)) > 1:
                     self._denoise(size, drafts=True)
                     return
-            if self._mode == DIFFUSION and (size := min(self._length, length - begun + 1)) > 1:
+            if self._mode == DIFFUSION and (size := min(self._block_length, length - first_open + 1)) > 1:
                 self._denoise(size, drafts=False)
                 return
-        self._follow(begun, 1)
+        self._predict_next(first_open, 1)
 
     @property
-    def _begun(self) -> int:
+    def _first_open(self) -> int:
         """The first position that is not final."""
         return self.canvas.prompt + self.canvas.settled_lead
 
-    def _fit_window(self, taken: int) -> None:
-        """Draft more where all was `taken` of the last draft, and less where at most half was."""
-        if len(self.block) > 1 and taken == len(self.block):
-            self._window = min(2 * self._window, self._most)
-        elif 2 * taken <= len(self.block):
-            self._window = max(self._window // 2, self._least)
+    def _adapt_window(self, accepted: int) -> None:
+        """Double the draft window if all tokens of the draft were accepted, and halve it if at most half were."""
+        if len(self.block) > 1 and accepted == len(self.block):
+            self._window = min(2 * self._window, self._max_window)
+        elif 2 * accepted <= len(self.block):
+            self._window = max(self._window // 2, self._min_window)
 
-    def _follow(self, start: int, size: int) -> None:
-        """A causal pass that predicts `size` positions from `start` on."""
-        self.block, self.block_step = range(start, start + size), 0
-        self.context = StepContext(sees=self._causal, shift=1, committed=self._committed)
+    def _predict_next(self, start: int, size: int) -> None:
+        """Prepare a causal pass that predicts `size` positions from `start` on."""
+        self.block = range(start, start + size)
+        self.block_step = 0
+        self.context = StepContext(sees=self._causal_reach, shift=1, committed=self._committed)
 
     def _denoise(self, size: int, *, drafts: bool) -> None:
-        """A pass over the block of `size` positions that begins with the last final token."""
-        start, stop = self._begun - 1, self._begun - 1 + size
-        self.block, self.block_step = range(start, stop), 0 if drafts else 1
-        sees = self._causal.copy()  # rows of a block that is denoised see all of it
+        """Prepare a pass over the block of `size` positions that begins with the last final token."""
+        start = self._first_open - 1
+        stop = start + size
+        self.block = range(start, stop)
+        self.block_step = 0 if drafts else 1
+        sees = self._causal_reach.copy()  # rows of a block that is denoised see all of it
         sees[start:stop] = stop
         adapter = self._drafter if drafts else None
         self.context = StepContext(sees=sees, shift=0, committed=self._committed, adapter=adapter, drafts=drafts)

@@ -13,7 +13,7 @@ from remask.machine.transfers import send
 from remask.sampling.decoder import Positions, Transfers
 
 KNOWN, RANKED = 1, 2
-"""How a row is chosen: in any case, or by its rank where it is noisy. 0: never."""
+"""Kinds of choice of a row: it is always chosen, or by its rank if it is noisy. 0: it is never chosen."""
 _BY_HOST = RankRule(0)
 
 
@@ -22,10 +22,11 @@ class Candidates:
     """Predicted positions of one request, of which some are transferred.
 
     Attributes:
-        chosen: how they are chosen; positions that are known must be among `positions`. None: by the host.
+        chosen: the rule by which they are chosen, or the chosen positions, which must be among `positions`. None: the
+            host chooses.
         positions: the predicted positions, ascending, int64 [rows].
-        block: where positions may be transferred.
-        places: for each canvas that gets the tokens, the places of its positions in the token buffer, int64 [T].
+        block: the positions that may be transferred.
+        places: for each canvas that gets the tokens, the index of each position in the token buffer, int64 [T].
     """
 
     chosen: Transfers | None
@@ -33,8 +34,8 @@ class Candidates:
     block: range
     places: Sequence[NDArray[np.int64]]
 
-    def ways(self) -> int | NDArray[np.int64]:
-        """How each of the positions is chosen, int64 [rows], or all of them."""
+    def choice_kinds(self) -> int | NDArray[np.int64]:
+        """The kind of choice of each position, int64 [rows], or one number for all of them."""
         if self.chosen is None or not len(self.positions):
             return 0
         if not isinstance(self.chosen, RankRule):
@@ -47,86 +48,96 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """How positions of R rows are chosen, for N requests one after the other, and where their tokens are written.
+    """How R rows of N requests, one request after the other, are chosen, and where their tokens are written.
 
     Attributes:
         rules: int64 [6, N]: the first row of each request, its rows, and the fields of `RankRule`, of which `threshold`
             and `factor` are the bits of a float64; a factor of -1 is none.
-        owner: request of each row, int64 [R].
-        ways: how each row is chosen, int64 [R].
-        targets: the places of each row in the token buffer, int64 [canvases, R]. The first one says whether the row is
-            noisy, and which token it has.
-        longest: the most rows of a request.
+        owner: index of each row's request, int64 [R].
+        kinds: the kind of choice of each row, int64 [R].
+        targets: the indices of each row in the token buffer, int64 [canvases, R]. The first canvas says whether a row
+            is noisy, and which token it has.
+        max_rows: the largest number of rows of a request.
     """
 
     rules: Tensor
     owner: Tensor
-    ways: Tensor
+    kinds: Tensor
     targets: Tensor
-    longest: int
+    max_rows: int
 
     @classmethod
     def of(cls, requests: Sequence[Candidates], nowhere: int, device: torch.device) -> "RowChoice":
-        """The choice of all `requests`, in one copy. Rows of requests with fewer canvases are put `nowhere`."""
-        counts = np.array([len(each.positions) for each in requests])
+        """Send the choice of all `requests` to the device in one copy.
+
+        The token buffer index `nowhere` is used for requests that have fewer canvases than others.
+        """
+        counts = np.array([len(request.positions) for request in requests])
         first = counts.cumsum() - counts
-        total, canvases = int(counts.sum()), max(len(each.places) for each in requests)
-        owned = len(requests)
-        rules = [each.chosen if isinstance(each.chosen, RankRule) else _BY_HOST for each in requests]
-        numbers = np.empty(6 * owned + (2 + canvases) * total, dtype=np.int64)
-        of_request = numbers[: 6 * owned].reshape(6, owned)
-        owner, ways, *targets = numbers[6 * owned :].reshape(2 + canvases, total)
-        of_request[0], of_request[1] = first, counts
-        of_request[2] = [rule.least for rule in rules]
-        of_request[3].view(np.float64)[:] = [rule.threshold for rule in rules]
-        of_request[4].view(np.float64)[:] = [-1.0 if rule.factor is None else rule.factor for rule in rules]
-        of_request[5] = [rule.changes for rule in rules]
-        owner[:] = np.arange(owned).repeat(counts)
-        for start, each in zip(first.tolist(), requests, strict=True):
-            own = slice(start, start + len(each.positions))
-            ways[own] = each.ways()
-            for number, row in enumerate(targets):
-                row[own] = each.places[number][each.positions] if number < len(each.places) else nowhere
-        sent = send(numbers, device)
-        by_row = sent[6 * owned :].view(2 + canvases, total)
-        return cls(sent[: 6 * owned].view(6, owned), by_row[0], by_row[1], by_row[2:], int(counts.max()))
+        total = int(counts.sum())
+        canvases = max(len(request.places) for request in requests)
+        rank_rules = [request.chosen if isinstance(request.chosen, RankRule) else _BY_HOST for request in requests]
+        size = 6 * len(requests)
+        numbers = np.empty(size + (2 + canvases) * total, dtype=np.int64)
+        rules = numbers[:size].reshape(6, len(requests))
+        owner, kinds, *targets = numbers[size:].reshape(2 + canvases, total)
+        rules[0] = first
+        rules[1] = counts
+        rules[2] = [rule.least for rule in rank_rules]
+        rules[3].view(np.float64)[:] = [rule.threshold for rule in rank_rules]
+        rules[4].view(np.float64)[:] = [-1.0 if rule.factor is None else rule.factor for rule in rank_rules]
+        rules[5] = [rule.changes for rule in rank_rules]
+        owner[:] = np.arange(len(requests)).repeat(counts)
+        for start, request in zip(first.tolist(), requests, strict=True):
+            rows = slice(start, start + len(request.positions))
+            kinds[rows] = request.choice_kinds()
+            for canvas, target in enumerate(targets):
+                has_canvas = canvas < len(request.places)
+                target[rows] = request.places[canvas][request.positions] if has_canvas else nowhere
+        device_numbers = send(numbers, device)
+        by_row = device_numbers[size:].view(2 + canvases, total)
+        device_rules = device_numbers[:size].view(6, len(requests))
+        return cls(device_rules, by_row[0], by_row[1], by_row[2:], int(counts.max()))
 
     def choose(self, confidence: Tensor, noisy: Tensor, new: Tensor) -> Tensor:
-        """Which rows are chosen, bool [R], of `confidence` float32 [R], in no order but theirs. Changes no argument.
+        """Return which rows are chosen, bool [R], by their `confidence`, float32 [R]. Changes no argument.
 
-        `noisy` [R] says which rows are noisy, `new` [R] which of them predict another token than the one they have.
+        `noisy` [R] says which rows are noisy, `new` [R] which rows predict another token than the one they have.
 
-        Equal confidences are taken from the left, as by the host. Nothing waits for the device.
+        Of equal confidences the leftmost are chosen first, as on the host. Nothing waits for the device.
         """
-        owner, (first, _, least, threshold, factor, changes) = self.owner, self.rules.unbind()
+        owner = self.owner
+        first, _, least, threshold, factor, changes = self.rules.unbind()
         threshold, factor = threshold.view(torch.float64), factor.view(torch.float64)
-        candidate = noisy & (self.ways == RANKED)
+        candidate = noisy & (self.kinds == RANKED)
         # Stable sorts: first by confidence, then by request, candidates before the others.
         order = (-confidence).argsort(stable=True)
         order = order[(2 * owner + ~candidate)[order].argsort(stable=True)]
-        every = torch.arange(len(order), device=order.device)
-        rank = torch.empty_like(order).index_copy_(0, order, every - first[owner[order]])
-        own = factor[owner]
-        limit = torch.where(own >= 0, 1 - own / (rank + 2), threshold[owner])
+        sorted_index = torch.arange(len(order), device=order.device)
+        rank = torch.empty_like(order).index_copy_(0, order, sorted_index - first[owner[order]])
+        row_factor = factor[owner]
+        limit = torch.where(row_factor >= 0, 1 - row_factor / (rank + 2), threshold[owner])
         candidates, passed = (
             torch.zeros_like(first).index_add_(0, owner, rows.long())
             for rows in (candidate, candidate & (confidence.double() >= limit))
         )
         count = torch.maximum(least, passed)
         count = torch.where((factor >= 0) & (count >= candidates - 1), candidates, count)
-        taken = candidate & (rank < count[owner])
-        return (self.ways == KNOWN) | (taken & ((changes[owner] == 0) | (new & (confidence > 0))))
+        chosen = candidate & (rank < count[owner])
+        return (self.kinds == KNOWN) | (chosen & ((changes[owner] == 0) | (new & (confidence > 0))))
 
     def transfer(self, scores: Tensor, values: Tensor) -> Tensor:
-        """Choose rows, and write their tokens to `values`, which holds twice a token, plus 1 where it is noisy.
+        """Choose rows, and write their tokens to the token buffer `values`, in place.
 
-        `scores` float32 [2 + n, R] hold tokens and confidences first. Returns them with one more row, which is 1 where
-        a row was chosen. A token is final then, unless its rule may change it again.
+        An entry of the buffer is twice the token, plus 1 if it is noisy. A written token is final unless its rule has
+        `changes`. `scores` float32 [2 + n, R] begin with tokens and confidences. Returns them with one more row, which
+        is 1 for chosen rows and else 0.
         """
-        there, tokens = values[self.targets[0]], scores[0].long()
-        chosen = self.choose(scores[1], (there & 1).bool(), there >> 1 != tokens)
-        put = 2 * tokens + self.rules[5][self.owner]
+        current = values[self.targets[0]]
+        tokens = scores[0].long()
+        chosen = self.choose(scores[1], (current & 1).bool(), current >> 1 != tokens)
+        new_values = 2 * tokens + self.rules[5][self.owner]
         # All targets are written, as counting the chosen ones would make the host wait. Others keep their values.
         for places in self.targets:
-            values.index_copy_(0, places, torch.where(chosen, put, values[places]))
+            values.index_copy_(0, places, torch.where(chosen, new_values, values[places]))
         return torch.cat((scores, chosen[None].to(scores.dtype)))

@@ -23,7 +23,7 @@ Tokens = NDArray[np.int64]
 Confidence = NDArray[np.float32]
 
 Transfers: TypeAlias = RankRule | Positions
-"""The positions that a step transfers, as far as known before its pass: how they are ranked, or which they are."""
+"""The positions that a step transfers, as known before its pass: a rule that ranks them, or the positions."""
 
 
 def blocks_of(length: int, start: int, stop: int) -> list[range]:
@@ -31,27 +31,27 @@ def blocks_of(length: int, start: int, stop: int) -> list[range]:
     return [range(first, first + length) for first in range(start, stop, length)]
 
 
-def moved(places: range, by: int) -> range:
-    """Return `places` that many positions further on."""
-    return range(places.start + by, places.stop + by)
+def shift_range(positions: range, offset: int) -> range:
+    """Return `positions` moved by `offset`."""
+    return range(positions.start + offset, positions.stop + offset)
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext(StepFacts):
-    """What the passes of one step need to know beyond its block. A sampler with needs of its own says them here.
+    """The facts about one step on which its passes depend, beyond its block. Special samplers set them.
 
     Attributes:
-        sees: how many leading positions each row attends to, int64 [T]; None where that is all of them.
-        opens: the step gives the block its first token, which the last row before it predicts, and no other.
-        cut: where the tail of the canvas is left out: how many positions are left, int64 [T], T times; else None. Later
-            positions are neither computed nor attended to, whatever the cache policy plans.
-        shift: row p - shift predicts position p; None: as the model family says.
-        committed: how many leading rows have K/V that are final, where the decoder says which; None: whole blocks.
-        adapter: that rows are computed with, where `shift` has a value; None: the request's own, if any.
-        drafts: the next pass that predicts drafts: it transfers nothing, and its tokens stand on the canvas after it.
-        conditioned: noisy rows take in what the last pass predicted of them (`Signal`).
-        numbers: what `choose` needs to know of each predicted row beside its token and confidence; None: nothing.
-        corrections: correction steps so far; None where the request names no correction.
+        sees: how many leading positions each row attends to, int64 [T]; None: all of them.
+        opens: the step writes only the block's first token, which the last row before the block predicts.
+        cut: if the tail of the canvas is left out, the number of positions before it, int64 [T], T times; else None.
+            The tail is neither computed nor attended to, whatever the cache policy plans.
+        shift: row p - shift predicts position p; None: the model family's shift.
+        committed: how many leading rows have final K/V, if that is no matter of whole blocks; else None.
+        adapter: the adapter that rows are computed with, if `shift` is set; None: the request's own, if any.
+        drafts: the next pass that predicts is a draft: it transfers nothing, and its tokens are put on the canvas.
+        conditioned: noisy rows take in the last pass' predictions for them (`Signal`).
+        numbers: the device read of the numbers that `choose` needs beside tokens and confidences; None: it needs none.
+        corrections: correction steps so far; None if the request has none.
     """
 
     sees: Reach | None = None
@@ -67,7 +67,7 @@ class StepContext(StepFacts):
 
 
 PLAIN = StepContext()
-"""That of decoders which need nothing special."""
+"""The context of decoders without special needs."""
 
 
 @dataclass(slots=True)
@@ -78,10 +78,10 @@ class Predicted:
         positions: ascending, int64 [predicted].
         tokens: int64 [predicted].
         confidence: float32 [predicted].
-        logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN where it chose none.
-            None where no reader has chosen any.
+        logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN for other positions.
+            None if no reader has chosen any.
         measured: the cache policy's measure of each row (`Traits.measure`), float32 [predicted]; None without one.
-        numbers: what the decoder wants to know beside these (`StepContext.numbers`), float32 [width, predicted].
+        numbers: the decoder's further numbers (`StepContext.numbers`), float32 [width, predicted]; None without any.
     """
 
     positions: Positions
@@ -91,22 +91,22 @@ class Predicted:
     measured: Confidence | None = None
     numbers: Confidence | None = None
 
-    def of(self, some: Mask) -> "Predicted":
-        """What a decoder reads of `some` of the positions, bool [predicted]."""
-        numbers = None if self.numbers is None else self.numbers[:, some]
-        return Predicted(self.positions[some], self.tokens[some], self.confidence[some], numbers=numbers)
+    def select(self, mask: Mask) -> "Predicted":
+        """The predictions that a decoder reads, of the positions in `mask`, bool [predicted]."""
+        numbers = None if self.numbers is None else self.numbers[:, mask]
+        return Predicted(self.positions[mask], self.tokens[mask], self.confidence[mask], numbers=numbers)
 
 
 @dataclass(slots=True)  # not frozen, as one is made in each step of each request
 class Outcome:
-    """What becomes of the positions that a step writes.
+    """What a step writes, and what of it is final.
 
     Attributes:
-        final: the positions that are final at its end, int64.
-        edits: those written that replace a token which an earlier step chose, int64; None: none.
-        tokens: the tokens that are written, int64; None: those that this pass predicted there.
-        writes: positions and tokens that the model wrote before DELETE and INSERT were carried out, where places move.
-        resets: positions of a draft that did not come true, and the masks that stand there again.
+        final: the positions that are final at the end of the step, int64.
+        edits: the written positions whose token replaces one of an earlier step, int64; None: there are none.
+        tokens: the tokens that are written, int64; None: the predictions of this pass.
+        writes: positions and tokens as the model wrote them, before DELETE and INSERT were applied.
+        resets: positions of rejected draft tokens, and the masks that replace them.
     """
 
     final: Positions
@@ -120,19 +120,21 @@ class Decoder(ABC):
     """The decoding of one request in progress. It reads the canvas and never writes to it.
 
     Attributes:
-        canvas: that of the request.
+        canvas: the canvas of the request.
         step: denoising steps so far.
-        block_step: the same within the current block.
+        block_step: denoising steps of the current block so far.
         block: canvas positions of the current block.
-        context: what else the passes of this step depend on.
+        context: further facts on which the passes of this step depend.
     """
 
     block: range
     context: StepContext = PLAIN
 
     def __init__(self, canvas: Canvas, seed: int, step: int = 0) -> None:
-        self.canvas, self._seed = canvas, seed
-        self.step, self.block_step = step, 0
+        self.canvas = canvas
+        self._seed = seed
+        self.step = step
+        self.block_step = 0
 
     @property
     @abstractmethod
@@ -141,7 +143,7 @@ class Decoder(ABC):
 
     @property
     def transfers(self) -> Transfers | None:
-        """The result of `choose` in this step, for all noisy positions of the block; None: only `choose` knows it.
+        """The result of `choose` for all noisy positions of the block, if it is known before the pass; else None.
 
         If it is known, transfers are final at once, and the next step depends only on their number.
         """
@@ -158,13 +160,13 @@ class Decoder(ABC):
         All of `predictions` are positions of the block. The engine calls `outcome` next, and then `advance`.
         """
 
-    def outcome(self, written: Positions) -> Outcome:
-        """Return what becomes of the positions `written`, which `choose`, the cache policy or a reader has chosen."""
-        return Outcome(written)
+    def outcome(self, positions: Positions) -> Outcome:
+        """Return what the step writes at `positions`, chosen by `choose`, the cache policy or a reader."""
+        return Outcome(positions)
 
     @abstractmethod
     def advance(self) -> None:
-        """Go to the next step, or from a draft to the pass over it. The tokens of the last one are on the canvas."""
+        """Go to the next step, or from a draft to the pass that verifies it. The canvas has the last pass' tokens."""
 
 
 class RuleDecoder(Decoder):
@@ -177,48 +179,49 @@ class RuleDecoder(Decoder):
         self, params: SamplingParams, rule: Remasking, basis: Basis, canvas: Canvas, seed: int, step: int = 0
     ) -> None:
         super().__init__(canvas, seed, step)
-        self.params, self._rule = params, rule
+        self.params = params
+        self._rule = rule
         temperature = 0.0 if params.greedy else params.temperature
-        self._reading = (rule.measure, basis, temperature, params.top_k, params.top_p)
+        self._row_settings = (rule.measure, basis, temperature, params.top_k, params.top_p)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure."""
-        return RowGroup(rows, *self._reading, self._seed, self.step, positions)
+        return RowGroup(rows, *self._row_settings, self._seed, self.step, positions)
 
-    def _masks(self) -> int:
-        """Noisy positions of the block."""
-        # Of so few flags bytes are counted in half the time that NumPy takes.
+    def _count_masks(self) -> int:
+        """Return the number of noisy positions of the block."""
+        # Counting bytes takes half the time of NumPy for so few flags.
         return self.canvas.noisy[self.block.start : self.block.stop].tobytes().count(1)
 
-    def _blindly(self) -> Positions | None:
-        """What a rule chooses that needs no confidences; None under any other."""
+    def _blind_choice(self) -> Positions | None:
+        """Return the choice of a rule that needs no confidences. Returns None under any other rule."""
         if not self._rule.blind:
             return None
         candidates = self.block.start + self.canvas.noisy[self.block.start : self.block.stop].nonzero()[0]
         return self.choose(Predicted(candidates, candidates, np.zeros(len(candidates), dtype=np.float32)))
 
-    def _by_rule(
+    def _apply_rule(
         self, positions: Positions, confidence: Confidence, count: int, share: np.float32 | None = None
     ) -> Chosen:
-        """Which of the noisy `positions` the rule transfers now, if the schedule transfers `count` of them."""
+        """Return the indices of the noisy `positions` that the rule transfers; the schedule's number is `count`."""
         step = Step(positions, confidence, self.block_step, count, share, self.context.order, self._draw)
         return check_progress(self._rule, self._choose(step), step, self._steps)
 
     def _draw(self, count: int) -> NDArray[np.float32]:
-        """Draw `count` uniform numbers that depend on the request's seed and step alone."""
+        """Draw `count` uniform numbers that depend on the request's seed and step alone, float32 [count]."""
         return np.random.default_rng([self._seed, self.step]).random(count, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding(ABC):
-    """How one request is denoised, checked before it begins. Two canvases made by it are equal.
+    """How one request is denoised, checked before it begins. All canvases made by it are equal.
 
-    What has an answer here has that of decodings whose canvas has its whole length from the start, which run all
-    steps, choose once a pass has run, and end with a block.
+    The defaults suit a canvas that has its whole length from the start, all of whose steps run, whose positions are
+    chosen after a pass, and which ends with a block.
 
     Attributes:
         prompt: token ids.
-        seed: what all draws depend on.
+        seed: the seed of all draws.
     """
 
     prompt: Sequence[int]
@@ -230,24 +233,25 @@ class Decoding(ABC):
         """Positions of the canvas."""
 
     @property
-    def longest(self) -> int:
-        """Positions of the canvas once it has grown as far as it may."""
+    def max_length(self) -> int:
+        """Positions of the canvas at its largest."""
         return self.length
 
     @property
     def first_step(self) -> int:
-        """The step at which the canvas got its present length. A cache policy counts from there."""
+        """The step at which the canvas got its current length. A cache policy counts from there."""
         return 0
 
     @property
-    def grows(self) -> bool:
-        """Whether a decoder that has finished leaves a canvas which gets another block."""
+    def can_grow(self) -> bool:
+        """Whether the canvas gets another block once its decoder has finished."""
         return False
 
-    def grown(self, canvases: Sequence[Canvas], step: int) -> "Decoding":  # noqa: ARG002
-        """Append the next block to `canvases`, and return how they are denoised from `step` on. Only where it `grows`.
+    def grow(self, canvases: Sequence[Canvas], step: int) -> "Decoding":  # noqa: ARG002
+        """Append the next block to `canvases`, in place, and return their decoding from `step` on.
 
-        A cache begins anew there, as it would for a request whose canvas has what is decoded as fixed tokens.
+        Caches begin anew, as for a request whose fixed tokens are those decoded so far. Raises `IntegrityError` unless
+        the decoding `can_grow`.
         """
         raise IntegrityError("a canvas was to grow that has its whole length")
 
@@ -262,8 +266,8 @@ class Decoding(ABC):
         return False
 
     @property
-    def ahead(self) -> int:
-        """Where the first whole block begins: the prompt's length modulo `block` where it is counted `from_prompt`."""
+    def block_offset(self) -> int:
+        """The start of the first whole block: the prompt's length modulo `block` if counted `from_prompt`, else 0."""
         return len(self.prompt) % self.block if self.from_prompt else 0
 
     @property
@@ -274,18 +278,15 @@ class Decoding(ABC):
     @property
     @abstractmethod
     def total_steps(self) -> int:
-        """Denoising steps in total that the parameters name, those of a correction included."""
+        """Denoising steps by the parameters, correction steps included."""
 
     @property
     def scheduled_steps(self) -> int | None:
-        """Denoising steps of the canvas as it is; None where no schedule says how many there are."""
+        """Denoising steps of the canvas at its current length; None without a schedule that fixes them."""
         return self.total_steps
 
-    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return how many of the steps run a pass, at most.
-
-        `skips`: steps that are known to transfer nothing run no pass.
-        """
+    def max_passes(self, *, skips: bool) -> int:  # noqa: ARG002
+        """Return an upper bound of the passes. `skips`: steps that are known to transfer nothing run no pass."""
         return self.total_steps
 
     @property
@@ -293,13 +294,16 @@ class Decoding(ABC):
         """Whether the positions of a step are known before its pass."""
         return False
 
-    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
-        """Return whether a stop token may end the response within a block, after a step that wrote one or did not."""
+    def may_stop_within_block(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+        """Return whether a stop token may end the response within a block.
+
+        `stop_written`: the last step wrote a stop token.
+        """
         return False
 
-    def response_of(self, asked: Template) -> Template:
-        """Return the response on the canvas, of a request that asked for `asked`."""
-        return asked
+    def response_template(self, template: Template) -> Template:
+        """Return the template of the response on the canvas, for the `template` of the request."""
+        return template
 
     @abstractmethod
     def canvas(self) -> Canvas:
@@ -307,4 +311,4 @@ class Decoding(ABC):
 
     @abstractmethod
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> Decoder:
-        """Return a decoder at the first step. `idle` says which steps are run although they transfer nothing."""
+        """Return a decoder at the first step. `idle` says which steps run even if they transfer nothing."""

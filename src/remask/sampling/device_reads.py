@@ -1,4 +1,4 @@
-"""What some samplers read of each predicted row on the device, beside its token and confidence."""
+"""Numbers that samplers read of each predicted row on the device, beside its token and confidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,23 +11,24 @@ from remask.sampling.score import distributions
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 MIN_LOGPROB = -9999.0
-"""Stands for the logarithm of 0, as JSON has no infinity."""
+"""Replaces the logarithm of 0, as JSON has no infinity."""
 
 
-class Normalised:
-    """Logits whose total is known: made before a sampler changes them, asked once it has chosen its tokens.
+class LogProbabilities:
+    """Log-probabilities of rows: made before a sampler changes the logits, and read after it has chosen its tokens.
 
-    `logits` [rows, V], or a rank's columns of them as `vocabulary` says, are kept and not copied; the sampler may
-    change those of the mask token alone.
+    `logits` [rows, V], or a rank's columns of them by its `vocabulary`, are referenced and not copied. The sampler may
+    only change those of the mask token.
     """
 
     def __init__(self, logits: Tensor, top: int, mask_id: int, vocabulary: Vocabulary = WHOLE) -> None:
-        self._logits, self._vocabulary = logits, vocabulary
+        self._logits = logits
+        self._vocabulary = vocabulary
         self._total = vocabulary.logsumexp(logits)
         self._top = self._most_probable(min(top, vocabulary.size(logits) - 1), mask_id)
 
     def of(self, tokens: Tensor) -> Tensor:
-        """Return the log-probability of `tokens` [rows], then the top k token ids, then theirs: float32 [1 + 2k, rows].
+        """Return the log-probability of `tokens` [rows], and the top k token ids with theirs: float32 [1 + 2k, rows].
 
         Float32 holds token ids exactly.
         """
@@ -42,21 +43,21 @@ class Normalised:
         if not count:
             return ()
         values, ids = self._vocabulary.top(self._logits, count + 1)
-        # One more than asked for: from the mask token's place on, all move up.
-        place = torch.arange(count, device=ids.device) + (ids == mask_id).cumsum(dim=-1)[:, :count]
-        return ids.gather(1, place).T.float(), (values.gather(1, place) - self._total[:, None]).T
+        # Without the mask token, for which one more was read, the ranks after it move up.
+        ranks = torch.arange(count, device=ids.device) + (ids == mask_id).cumsum(dim=-1)[:, :count]
+        return ids.gather(1, ranks).T.float(), (values.gather(1, ranks) - self._total[:, None]).T
 
 
 def entropy(logits: Tensor, vocabulary: Vocabulary) -> Tensor:
     """The entropy of each row of `logits` [rows, V] in nats, float32 [rows]."""
-    logs = vocabulary.log_softmax(logits)
-    chances = logs.exp()
-    return -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
+    logprobs = vocabulary.log_softmax(logits)
+    probabilities = logprobs.exp()
+    return -vocabulary.sum(torch.where(probabilities > 0, probabilities * logprobs, 0.0)).float()
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(DeviceRead):
-    """A token of each row drawn at a temperature, by its filters, and the entropy at that temperature without them."""
+class DrawnTokens(DeviceRead):
+    """A token of each row, drawn at a temperature with filters, and the entropy at that temperature without them."""
 
     temperature: float
 
@@ -66,12 +67,13 @@ class Drawn(DeviceRead):
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
         _, _, choice = distributions(logits, replace(rows, temperature=self.temperature), mask_id, vocabulary)
-        drawn, entropies = vocabulary.draw(choice, rows.draws), entropy(logits / self.temperature, vocabulary)
-        found = torch.stack((drawn.float(), entropies))
-        return lambda tokens: found  # noqa: ARG005
+        drawn = vocabulary.draw(choice, rows.draws)
+        entropies = entropy(logits / self.temperature, vocabulary)
+        numbers = torch.stack((drawn.float(), entropies))
+        return lambda tokens: numbers  # noqa: ARG005
 
 
-class Best(DeviceRead):
+class BestTokens(DeviceRead):
     """The most probable allowed token of each row."""
 
     @property
@@ -79,20 +81,21 @@ class Best(DeviceRead):
         return 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
-        allowed, noisy = logits.clone(), rows.noisy
+        allowed = logits.clone()
+        noisy = rows.noisy
         vocabulary.bar(allowed, [mask_id])
         if noisy is not None and noisy.banned and noisy.banned_rows:
             vocabulary.bar(allowed[: noisy.banned_rows], noisy.banned)
-        found = vocabulary.best(allowed)[1].float()
-        return lambda tokens: found[None]  # noqa: ARG005
+        best = vocabulary.best(allowed)[1].float()
+        return lambda tokens: best[None]  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
 class MostProbable(DeviceRead):
     """The `count` most probable tokens but the mask, their log-probabilities and, above temperature 0, drawn tokens.
 
-    Drawn are a token by the request's filters, with its probability, and one that is none of `barred`. Probabilities
-    are those of the logits as they are.
+    These are a token drawn with the request's filters, its probability, and a drawn token that is none of `barred`.
+    Probabilities are before temperature and filters.
     """
 
     count: int
@@ -104,25 +107,25 @@ class MostProbable(DeviceRead):
         return 2 * self.count + (3 if self.temperature else 0)
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
-        normalised = Normalised(logits, self.count, mask_id, vocabulary)
-        parts = [] if not self.temperature else self._drawn(logits, rows, mask_id, vocabulary)
+        logprobs = LogProbabilities(logits, self.count, mask_id, vocabulary)
+        drawn = self._draw(logits, rows, mask_id, vocabulary) if self.temperature else []
 
-        def found(tokens: Tensor) -> Tensor:
-            return torch.cat([normalised.of(tokens)[1:], *parts])
+        def read(tokens: Tensor) -> Tensor:
+            return torch.cat([logprobs.of(tokens)[1:], *drawn])
 
-        return found
+        return read
 
-    def _drawn(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Tensor]:
+    def _draw(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Tensor]:
         choice = logits / self.temperature
         vocabulary.bar(choice, [mask_id])
 
         def draw() -> Tensor:
-            kept = choice
+            filtered = choice
             for read in rows.reads:
-                kept = read.keep(kept, vocabulary)
-            return vocabulary.draw(vocabulary.top_p(vocabulary.top_k(kept, rows.top_k), rows.top_p), rows.draws)
+                filtered = read.keep(filtered, vocabulary)
+            return vocabulary.draw(vocabulary.top_p(vocabulary.top_k(filtered, rows.top_k), rows.top_p), rows.draws)
 
         drawn = draw()
-        chance = vocabulary.at(vocabulary.log_softmax(logits), drawn).exp()
-        vocabulary.bar(choice, self.barred)
-        return [torch.stack((drawn.float(), chance.float(), draw().float()))]
+        probability = vocabulary.at(vocabulary.log_softmax(logits), drawn).exp()
+        vocabulary.bar(choice, self.barred)  # the second draw is none of them
+        return [torch.stack((drawn.float(), probability.float(), draw().float()))]

@@ -19,7 +19,7 @@ Words: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _ROUNDS = 10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85  # what the key grows by from round to round
+_WEYL = 0x9E3779B9, 0xBB67AE85  # increments of the key from round to round
 _WORD = 0xFFFFFFFF
 
 
@@ -28,7 +28,7 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     a, b, c, d = counter
     first, second = key
     for _ in range(_ROUNDS):
-        # Of a product of 64 bits, int64 keeps all: a sign is no more than the highest bit.
+        # int64 holds all 64 bits of a product; the sign is its highest bit.
         low, high = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
         a, b = ((high >> 32) & _WORD) ^ b ^ first, high & _WORD
         c, d = ((low >> 32) & _WORD) ^ d ^ second, low & _WORD
@@ -37,28 +37,29 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 
 
 def uniform(seed: int, step: int, rows: Tensor, columns: range) -> Tensor:
-    """Numbers between 0 and 1, neither included, float32 [N, columns], for `rows` int64 [N] from 0 to 2^32 - 1.
+    """Random numbers between 0 and 1, both excluded, float32 [N, columns], for `rows` int64 [N] from 0 to 2^32 - 1.
 
-    The number in column c of row r depends on `seed` (its lower 64 bits), `step` (the same), r and c alone.
+    The number in column c of row r depends on r, c and the lower 64 bits of `seed` and `step` alone.
     """
     groups = torch.arange(columns.start // 4, -(-columns.stop // 4), device=rows.device)
-    column, row = groups.expand(len(rows), len(groups)), rows[:, None].expand(len(rows), len(groups))
+    column = groups.expand(len(rows), len(groups))
+    row = rows[:, None].expand(len(rows), len(groups))
     low, high = torch.full_like(row, step & _WORD), torch.full_like(row, (step >> 32) & _WORD)
     words = philox((column, row, low, high), (seed & _WORD, (seed >> 32) & _WORD))
     first = columns.start % 4
-    drawn = torch.stack(words, dim=-1).flatten(1)[:, first : first + len(columns)]
-    # 23 bits and a half: exact in float32, and never 0 or 1.
-    return ((drawn >> 9).float() + 0.5) * 2.0**-23
+    bits = torch.stack(words, dim=-1).flatten(1)[:, first : first + len(columns)]
+    # 23 bits plus one half: exact in float32, and never 0 or 1.
+    return ((bits >> 9).float() + 0.5) * 2.0**-23
 
 
 def top_p(logits: Tensor, share: float | None) -> Tensor:
-    """Keep the smallest set of tokens of total probability `share`, the token that crosses it included; [rows, V]."""
+    """Keep the smallest set of most probable tokens whose probabilities sum to `share` or more; [rows, V]."""
     if share is None or share >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True)
-    before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-    before[:, 0] = 0
-    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, before > share)
+    preceding = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+    preceding[:, 0] = 0
+    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, preceding > share)
     return logits.masked_fill(dropped, -torch.inf)
 
 
@@ -72,11 +73,11 @@ def top_k(logits: Tensor, count: int | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the draws of some rows depend on: the request's seed, its step, and a number of each row.
+    """The seed, step and row numbers on which the draws of some rows depend.
 
     Attributes:
-        seed, step: whole numbers from 0 on.
-        rows: the position of each row, int64 [rows], on the host or on the device; None: their number, from 0 on.
+        seed, step: the request's, whole numbers from 0 on.
+        rows: the position of each row, int64 [rows], on the host or on the device; None: rows are numbered from 0 on.
     """
 
     seed: int
@@ -84,7 +85,7 @@ class Draws:
     rows: NDArray[np.int64] | Tensor | None = None
 
     def uniform(self, like: Tensor, first: int = 0) -> Tensor:
-        """Numbers between 0 and 1, one for each of `like` [rows, columns], float32.
+        """Random numbers between 0 and 1, float32 of the shape of `like` [rows, columns].
 
         `first` is the token of the first column.
         """
@@ -97,14 +98,14 @@ class Draws:
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
     """Draw a token of every row from the softmax of `logits`, int64 [rows], with `draws` as the only randomness."""
-    return noised(logits, draws).argmax(dim=-1)
+    return add_gumbel_noise(logits, draws).argmax(dim=-1)
 
 
-def noised(logits: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """Logits with the noise whose argmax draws from their softmax, [rows, columns]; `first` as in `Draws.uniform`."""
+def add_gumbel_noise(logits: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """Logits plus Gumbel noise, whose argmax is a draw from their softmax, [rows, columns]; `first` as in `gumbel`."""
     return logits + gumbel(logits, draws, first)
 
 
 def gumbel(like: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """Gumbel noise of the shape of `like` [rows, columns]; `first` as in `Draws.uniform`."""
+    """Gumbel noise, float32 of the shape of `like` [rows, columns]. `first` is the token of the first column."""
     return draws.uniform(like, first).log_().neg_().log_().neg_()  # -log(-log u) of a uniform u

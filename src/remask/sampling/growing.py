@@ -1,7 +1,7 @@
-"""Decoding by masked diffusion on a canvas that grows: it ends with the block that is denoised, and later ones follow.
+"""Decoding by masked diffusion on a canvas that grows: it ends with the block that is denoised.
 
-So iLLaDA's authors decode it (announcement and files, read second-hand). A row never sees masks of the future, and a
-response costs what it needs, whatever its limit is.
+It is how iLLaDA's authors decode (announcement and files, read second-hand). No row sees masks of later blocks, and the
+cost of a response depends on its length, not on its limit.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 
 @dataclass(frozen=True, slots=True)
 class GrowingDecoding(MaskedDecoding):
-    """Masked diffusion of one block, the last of the canvas as it is. All before it is final.
+    """Masked diffusion of one block, the last one of the canvas. All tokens before it are final.
 
-    To a cache policy each block is a request of its own, whose canvas has what is decoded as fixed tokens. Blocks and
-    steps are those of the response as far as it may go.
+    To a cache policy each block is a request of its own, whose canvas has the decoded tokens as fixed ones. Blocks and
+    steps are those of the longest response.
 
     Attributes:
-        number: of the block, from 0 on.
-        first_step: steps that the blocks before it have taken.
+        number: index of the block.
+        first_step: steps that the blocks before it took.
     """
 
     number: int = 0
@@ -37,27 +37,27 @@ class GrowingDecoding(MaskedDecoding):
         return self.block_ranges[self.number].stop
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return len(self.prompt) + self.params.max_tokens
 
     @property
-    def grows(self) -> bool:
+    def can_grow(self) -> bool:
         return self.number + 1 < self.blocks.count
 
-    def grown(self, canvases: Sequence[Canvas], step: int) -> "GrowingDecoding":
-        after = replace(self, number=self.number + 1, first_step=step)
+    def grow(self, canvases: Sequence[Canvas], step: int) -> "GrowingDecoding":
+        decoding = replace(self, number=self.number + 1, first_step=step)
         for canvas in canvases:
-            canvas.grow(after.length - len(canvas), self.mask_id)
-        return after
+            canvas.grow(decoding.length - len(canvas), self.mask_id)
+        return decoding
 
     @property
-    def last(self) -> "GrowingDecoding":
-        """That of the last block, if all are needed."""
+    def last_block(self) -> "GrowingDecoding":
+        """The decoding of the last block, if all are needed."""
         return replace(self, number=self.blocks.count - 1)
 
     @property
     def scheduled_steps(self) -> int | None:
-        return None if self.unscheduled else self.blocks.steps[self.number]
+        return None if self.has_no_schedule else self.blocks.steps[self.number]
 
     def canvas(self) -> Canvas:
         return Canvas.masked(self.prompt, len(self.blocks.ranges[0]), self.mask_id)
@@ -75,9 +75,9 @@ class GrowingDecoder(MaskedDecoder):
 
 
 def canvas_grows(params: SamplingParams, defaults: SamplingDefaults, template: Template | None) -> bool:
-    """Whether the request, or else its model's family by `defaults`, asks for a canvas that grows.
+    """Whether the canvas grows, by the request or else by its model family's `defaults`.
 
-    One with a `template` has its length, whatever the family does. Raises `ConfigError` where its request contradicts.
+    A canvas with a `template` never grows. Raises `ConfigError` if the request asks for both.
     """
     if template is None:
         return defaults.growing_canvas if params.blocks.growing_canvas is None else params.blocks.growing_canvas

@@ -1,5 +1,5 @@
-"""Measures of distributions: those of remask's own remasking rules (`remask.plan.RowMeasure`), and how far predictions
-move, the one definition of divergence that audits, reports and tables share.
+"""Measures of distributions: confidences of remask's own remasking rules (`remask.plan.RowMeasure`), and the divergence
+of predictions, as audits, reports and tables use it.
 """
 
 import torch
@@ -15,7 +15,7 @@ def margin(logprobs: Tensor, vocabulary: Vocabulary) -> Tensor:
 
 
 def negative_entropy(logprobs: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """The entropy in nats, negative so that larger is more confident, [rows]; `logprobs` [rows, V]."""
+    """The negative entropy in nats, so that larger is more confident, [rows]; `logprobs` [rows, V]."""
     probabilities = logprobs.exp()
     return vocabulary.sum(probabilities * (probabilities + 1e-10).log())
 
@@ -23,9 +23,9 @@ def negative_entropy(logprobs: Tensor, vocabulary: Vocabulary) -> Tensor:
 def divergence(reference: Tensor, predicted: Tensor, vocabulary: Vocabulary = WHOLE) -> Tensor:
     """KL divergence of each row from `reference` to `predicted`, both logits [rows, V], in nats: float32 [rows].
 
-    Of a step it is the mean surprise, beyond its own, with which the exact distribution meets the other one. The mask
-    token counts like any other. Rounding that would make it negative is cut off; NaN in either stays.
+    The mask token counts like any other. Results that rounding makes negative are 0; NaN in either input stays.
     """
-    exact, other = (vocabulary.log_softmax(logits.float()) for logits in (reference, predicted))
-    chances = exact.exp()
-    return vocabulary.sum(torch.where(chances == 0, 0.0, chances * (exact - other))).clamp(min=0)
+    reference_logprobs, logprobs = (vocabulary.log_softmax(logits.float()) for logits in (reference, predicted))
+    probabilities = reference_logprobs.exp()
+    terms = torch.where(probabilities == 0, 0.0, probabilities * (reference_logprobs - logprobs))
+    return vocabulary.sum(terms).clamp(min=0)

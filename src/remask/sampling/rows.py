@@ -1,4 +1,4 @@
-"""The predicted rows of one request among the logits of a pass, and the device parts of readers."""
+"""The predicted rows of one request among the logits of a pass, and the device side of readers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
 Measured: TypeAlias = Callable[[Tensor], Tensor]
-"""Maps the tokens of the rows, int64 [rows], to the numbers of a reader, float32 [width, rows]."""
+"""Maps the tokens of rows, int64 [rows], to the numbers of a reader, float32 [width, rows]."""
 
 
 class DeviceRead:
     """The device part of a reader, for the rows of one pass of one request; the base class does nothing.
 
-    The methods are called in the order of this class. None waits for the device, and none changes the
-    object. It is pickled to every rank of a model that runs in parts: there `logits` are the columns of the rank's own
-    tokens, which `vocabulary` knows how to read.
+    The methods are called in the order of this class. None waits for the device, and none changes the object. It is
+    pickled to every rank of a parallel model, where `logits` have the columns of the rank's tokens, which `vocabulary`
+    reads.
 
     Attributes:
         bars: whether `bar` excludes tokens, so that the most probable token may not be chosen.
-        filters: whether `keep` leaves tokens out.
+        filters: whether `keep` excludes tokens.
     """
 
     bars: ClassVar[bool] = False
@@ -38,17 +38,17 @@ class DeviceRead:
 
     @property
     def width(self) -> int:
-        """Numbers a row that `measure` returns."""
+        """How many numbers `measure` returns for a row."""
         return 0
 
     def piece(self, start: int, stop: int) -> Self:  # noqa: ARG002
-        """The same for the rows from the one numbered `start` up to `stop`. All pieces are read, in order."""
+        """The device part for the rows from index `start` up to `stop`. All pieces are read, in order."""
         return self
 
     def see(self, logits: Tensor, guide: Tensor | None) -> None:
-        """Look at the model's `logits` [rows, V], and at those of the unconditional canvas if it runs.
+        """Read the model's `logits` [rows, V], and `guide`, those of the unconditional canvas if it runs.
 
-        Neither may be changed, and both change later.
+        Must not change or keep them, as they are changed later.
         """
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:
@@ -61,21 +61,24 @@ class DeviceRead:
         mask_id: int,  # noqa: ARG002
         vocabulary: Vocabulary,  # noqa: ARG002
     ) -> Measured | None:
-        """A function that reads `logits` [rows, V] once the tokens are known; None: nothing. Changes no argument."""
+        """Return a function from tokens to the reader's numbers; None if it reads none. Must change no argument.
+
+        `logits` are [rows, V], of the tokens that `vocabulary` has.
+        """
         return None
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary) -> None:
-        """Leave out tokens by which none may be chosen: lower `choice` [rows, V] in place."""
+        """Exclude tokens from the choice: lower their logits `choice` [rows, V] in place."""
 
     def keep(self, choice: Tensor, vocabulary: Vocabulary) -> Tensor:  # noqa: ARG002
-        """`choice` [rows, V] without tokens that are too improbable; a filter before `top_k` and `top_p`.
+        """Return `choice` [rows, V] without improbable tokens, as a filter before `top_k` and `top_p`.
 
-        It changes nothing in place, and always keeps the most probable token.
+        Must change nothing in place, and keep the most probable token.
         """
         return choice
 
     def replace(self, tokens: Tensor) -> Tensor:
-        """The tokens [rows] in place of those of the sampler; float32, like all numbers that go to the host."""
+        """Return the tokens that replace the sampler's, float32 [rows] like all numbers that go to the host."""
         return tokens
 
 
@@ -84,7 +87,7 @@ class Penalty:
     """A penalty on the logit of one token of each row, before the row is read.
 
     Attributes:
-        tokens: a token id of each row, int64 [rows]; `Penalty.NONE` where the row loses nothing.
+        tokens: a token id of each row, int64 [rows]; `Penalty.NONE` for rows without a penalty.
         size: how much the logit is lowered.
     """
 
@@ -105,15 +108,15 @@ class Signal:
     """The expected embedding of rows, which the next pass over their positions takes in.
 
     Attributes:
-        temperature: of the distribution that it is expected under, above 0.
-        slots: where it is kept, int64 [rows]; the runner knows. None: nowhere yet.
+        temperature: temperature of the distribution of the expectation, above 0.
+        slots: the slots in which it is stored, int64 [rows], set by the runner; None before that.
     """
 
     temperature: float
     slots: NDArray[np.int64] | None = None
 
     def piece(self, start: int, stop: int) -> "Signal":
-        """The same for the rows from the one numbered `start` up to `stop`."""
+        """The signal of the rows from index `start` up to `stop`."""
         return self if self.slots is None else replace(self, slots=self.slots[start:stop])
 
 
@@ -121,18 +124,16 @@ class Signal:
 class RowGroup:
     """The rows of one request among the logits, and how they become tokens and confidences.
 
-    Draws in a row depend on the request's `seed`, its `step` and the row's position alone. Without `positions`
-    rows are numbered.
+    Draws in a row depend on the request's `seed`, its `step` and the row's position alone. Without `positions` rows
+    are numbered from 0 on.
 
-    `basis` is the distribution whose `measure` is the confidence, or the token's probability without one: that of the
-    logits as they are, after temperature, or after temperature, top-p and top-k. `noisy` rows are those of a uniform
-    model, which have measures of their own. A `penalty` lowers logits before all of that.
+    The confidence is the `measure` of a distribution, or without one the probability of the token. The `basis` of the
+    distribution is the plain logits, those after temperature, or those after temperature, top-p and top-k. `noisy` rows
+    of a uniform model have measures of their own. A `penalty` lowers logits before all of that.
 
-    In `free` rows the mask token may be chosen like any other. Of rows with a `signal` the next pass takes in what is
-    predicted.
-
-    `guide` are the rows of the unconditional canvas for the same positions, if it takes part. `reads` are the device
-    parts of the request's readers.
+    In `free` rows the mask token may be chosen like any other. The next pass takes in the predictions of rows with a
+    `signal`. `guide` are the rows of the unconditional canvas for the same positions, if it runs. `reads` are the
+    device parts of the request's readers.
     """
 
     rows: slice
@@ -152,19 +153,19 @@ class RowGroup:
     signal: Signal | None = None
 
     def piece(self, start: int, stop: int) -> "RowGroup":
-        """The rows from the one numbered `start` up to `stop` as a group of their own, read as they would be here.
+        """The rows from index `start` up to `stop` as a group of their own, with the same results.
 
-        They come first among its logits, and their guide rows, if any, after them. All pieces are read, in order.
+        Its logits begin with these rows, followed by their guide rows, if any. All pieces are read, in order.
         """
-        count, noisy = stop - start, self.noisy
+        count = stop - start
         return replace(
             self,
             rows=slice(0, count),
             guide=None if self.guide is None else slice(count, 2 * count),
             positions=np.arange(start, stop) if self.positions is None else self.positions[start:stop],
-            noisy=None if noisy is None else noisy.piece(start, stop),
+            noisy=None if self.noisy is None else self.noisy.piece(start, stop),
             penalty=None if self.penalty is None else replace(self.penalty, tokens=self.penalty.tokens[start:stop]),
-            reads=tuple(each.piece(start, stop) for each in self.reads),
+            reads=tuple(read.piece(start, stop) for read in self.reads),
             signal=None if self.signal is None else self.signal.piece(start, stop),
         )
 

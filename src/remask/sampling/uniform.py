@@ -25,7 +25,7 @@ from remask.sampling.decoder import (
     Transfers,
     blocks_of,
 )
-from remask.sampling.device_reads import Best
+from remask.sampling.device_reads import BestTokens
 from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
@@ -34,7 +34,7 @@ BLOCK = 128  # the published code's default
 
 
 def check_blockwise(params: SamplingParams) -> None:
-    """Raise `ConfigError` on parameters of models that denoise a canvas as a whole."""
+    """Raise `ConfigError` on parameters that are only for models that denoise a canvas as a whole."""
     for name in ("anchor", "trim", "frozen", "denoise_end", "min_log_snr", "max_log_snr"):
         if getattr(params.uniform, name) is not None:
             raise ConfigError(
@@ -48,30 +48,30 @@ def check_blockwise(params: SamplingParams) -> None:
         )
 
 
-def check_initial(tokens: Sequence[int] | None, places: int, vocab: int) -> None:
-    """Raise `ConfigError` where `tokens`, if any are given, are not those of so many places behind a prompt."""
-    if tokens is not None and len(tokens) != places:
+def check_initial(tokens: Sequence[int] | None, length: int, vocab: int) -> None:
+    """Raise `ConfigError` if there are `tokens`, but not `length` valid ones, the noise of the canvas."""
+    if tokens is not None and len(tokens) != length:
         raise ConfigError(
-            f"initial_canvas must hold the {places} tokens of the canvas after the prompt, got {len(tokens)}"
+            f"initial_canvas must hold the {length} tokens of the canvas after the prompt, got {len(tokens)}"
         )
     check_tokens("initial_canvas", tokens or (), vocab)
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
-    """Raise `ConfigError` where the parameter `name` holds tokens that a model of `vocab` tokens has not."""
-    foreign = next((token for token in tokens if token >= vocab), None)
-    if foreign is not None:
-        raise ConfigError(f"{name} holds {foreign}; token ids go from 0 to {vocab - 1}")
+    """Raise `ConfigError` if the parameter `name` has a token id that is not below `vocab`."""
+    invalid = next((token for token in tokens if token >= vocab), None)
+    if invalid is not None:
+        raise ConfigError(f"{name} holds {invalid}; token ids go from 0 to {vocab - 1}")
 
 
 @dataclass(frozen=True, slots=True)
 class UniformDecoding(Decoding):
     """Uniform diffusion of one request, block by block.
 
-    The canvas is as long as the model's, or as `canvas_length` says; positions after the response are noise that is
-    attended to and never changed. The last block may reach into it; tokens there are not part of the answer.
-    Blocks without a hole of the `template` are passed over. A fixed token counts as noise for attention until its block
-    is done or passed, as a row sees a leading part of the canvas.
+    The canvas has the model's length, or `canvas_length`. Positions after the response are noise that is attended to
+    and never changed. The last block may reach into it; its tokens there are not part of the answer. Blocks without a
+    hole of the `template` are skipped. For attention a fixed token counts as noise until its block is done or skipped,
+    as a row sees a leading part of the canvas.
     """
 
     params: SamplingParams
@@ -95,21 +95,21 @@ class UniformDecoding(Decoding):
     ) -> "UniformDecoding":
         """Return the decoding on a model whose canvas has `model_length` positions.
 
-        `structured`: it was trained under structured attention.
+        `structured`: the model was trained with structured attention.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
         check_blockwise(params)
-        given = params.uniform.initial_canvas
-        length = params.uniform.canvas_length or (model_length if given is None else len(prompt) + len(given))
-        needed = len(prompt) + params.max_tokens
-        if length < needed:
+        initial = params.uniform.initial_canvas
+        length = params.uniform.canvas_length or (model_length if initial is None else len(prompt) + len(initial))
+        min_length = len(prompt) + params.max_tokens
+        if length < min_length:
             raise ConfigError(
                 f"canvas_length={length} is shorter than the prompt of {len(prompt)} tokens and "
-                f"max_tokens={params.max_tokens} together; use {needed} or more, or a shorter response"
+                f"max_tokens={params.max_tokens} together; use {min_length} or more, or a shorter response"
             )
-        check_initial(given, length - len(prompt), noise.vocab)
-        if noise.only_masks and params.uniform.correction_steps:
+        check_initial(initial, length - len(prompt), noise.vocab)
+        if noise.has_only_masks and params.uniform.correction_steps:
             raise ConfigError(
                 f"correction_steps={params.uniform.correction_steps}: this model's noise is masks alone, so it never "
                 "learned which tokens are wrong; leave it out"
@@ -119,7 +119,7 @@ class UniformDecoding(Decoding):
         if decoding.ancestral and params.uniform.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral ones draw every position")
         changes = decoding.steps * decoding.per_step
-        if noise.only_masks and not decoding.ancestral and changes > decoding.block:
+        if noise.has_only_masks and not decoding.ancestral and changes > decoding.block:
             raise ConfigError(
                 f"steps_per_block={decoding.steps} times tokens_per_step={decoding.per_step} is more than the "
                 f"{decoding.block} masks of a block, and this model's noise is masks alone; lower one of them"
@@ -135,7 +135,7 @@ class UniformDecoding(Decoding):
                 f"revision_tokens={tokens}: this model was trained under structured attention, where completed blocks "
                 "do not see what comes after them; leave it out, or use correction_steps"
             )
-        if self.noise.only_masks:
+        if self.noise.has_only_masks:
             raise ConfigError(f"revision_tokens={tokens}: this model's noise is masks alone; leave it out")
         if self.template is not None:
             raise ConfigError(f"revision_tokens={tokens}: a canvas has fixed parts; leave one of the two out")
@@ -146,7 +146,7 @@ class UniformDecoding(Decoding):
 
     @property
     def ancestral(self) -> bool:
-        """Whether every step draws all positions of the block from the reverse process."""
+        """Whether every step draws all positions of the block from the reverse step of the noise process."""
         return self.params.uniform.sampler in ANCESTRAL
 
     @property
@@ -155,32 +155,31 @@ class UniformDecoding(Decoding):
 
     @property
     def block_ranges(self) -> list[range]:
-        """Blocks from the end of the prompt on that hold positions to be denoised."""
+        """Canvas positions of the blocks that hold positions to be denoised."""
         end = len(self.prompt) + self.params.max_tokens
-        every = blocks_of(self.block, len(self.prompt), end)
-        return [block for block in every if self._pinned(block) < min(block.stop, end) - block.start]
+        blocks = blocks_of(self.block, len(self.prompt), end)
+        return [block for block in blocks if self._fixed_count(block) < min(block.stop, end) - block.start]
 
     @property
     def total_steps(self) -> int:
-        return sum(self.steps_of(self._pinned(block)) for block in self.block_ranges) + (
-            self.params.uniform.correction_steps or 0
-        )
+        steps = sum(self.block_steps(self._fixed_count(block)) for block in self.block_ranges)
+        return steps + (self.params.uniform.correction_steps or 0)
 
     @property
     def steps(self) -> int:
         """Steps of a block without fixed tokens."""
-        return self.steps_of(0)
+        return self.block_steps(0)
 
-    def steps_of(self, pinned: int) -> int:
-        """Return the steps of a block of which so many tokens are fixed."""
-        return self.params.steps_per_block or max(1, (self.block - pinned) // self.per_step)
+    def block_steps(self, fixed: int) -> int:
+        """Return the steps of a block of which `fixed` tokens are fixed."""
+        return self.params.steps_per_block or max(1, (self.block - fixed) // self.per_step)
 
-    def levels(self, steps: int) -> NDArray[np.float64]:
-        """Return the log-SNRs of a block of so many steps, the cleanest first, float64 [steps + 1]."""
+    def log_snr_grid(self, steps: int) -> NDArray[np.float64]:
+        """Return the log-SNRs of a block of `steps` steps, the cleanest first, float64 [steps + 1]."""
         schedule = self.params.uniform.schedule or "cosine"
         return log_snrs(schedule, steps, self.noise.min_log_snr, self.noise.max_log_snr)
 
-    def _pinned(self, block: range) -> int:
+    def _fixed_count(self, block: range) -> int:
         if self.template is None:
             return 0
         first = block.start - len(self.prompt)
@@ -207,13 +206,18 @@ class UniformDecoding(Decoding):
 class UniformDecoder(Decoder):
     """The decoding of one request in progress.
 
-    Where the request has correction steps, nothing is final before the last of them. The current block is in a
-    correction the whole response, and at a border where completed blocks may be revised these and the one that begins.
+    With correction steps nothing is final before the last of them. In a correction the current block is the whole
+    response. In the first step of a block that may revise completed blocks, it is these and the new block.
     """
+
+    _steps: int  # of the new block
+    _log_snrs: NDArray[np.float64]  # of the new block, the cleanest first, [steps + 1]
+    _new_block: range  # the block that is denoised, without completed blocks that it may revise
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
         super().__init__(canvas, decoding.seed)
-        self._decoding, self._params = decoding, decoding.params
+        self._decoding = decoding
+        self._params = decoding.params
         self._index = 0
         self._blocks = [range(block.start, min(block.stop, len(canvas))) for block in decoding.block_ranges]
         self._correction: Correction | None = None
@@ -227,23 +231,26 @@ class UniformDecoder(Decoder):
         return self._index == len(self._blocks)
 
     def _context(self) -> StepContext:
-        """What the passes of the step need to know. A correction that has patience reads the most probable tokens."""
-        correction, uniform = self._correction, self._params.uniform
+        """Return the context of the step. A correction with patience reads the most probable tokens."""
+        correction = self._correction
+        uniform = self._params.uniform
         if correction is None:
             corrections = 0 if uniform.correction_steps else None
-            return StepContext(fresh=self._revising(), sees=self._sees(), corrections=corrections)
-        touched = correction.touched(self._decoding.block, len(self.canvas)) if correction.steps else None
-        numbers = None if uniform.correction_patience == 0 else Best()
+            return StepContext(fresh=self._revision_block(), sees=self._sees(), corrections=corrections)
+        touched = None
+        if correction.steps:
+            touched = correction.changed_blocks(self._decoding.block, len(self.canvas))
+        numbers = None if uniform.correction_patience == 0 else BestTokens()
         return StepContext(touched=touched, sees=self._sees(), numbers=numbers, corrections=correction.steps)
 
-    def _revising(self) -> range | None:
-        """The block that begins, in a step that may revise completed blocks as well; None elsewhere."""
-        return self._fresh if self.block.start < self._fresh.start and self._correction is None else None
+    def _revision_block(self) -> range | None:
+        """The block that begins, if the step may revise completed blocks as well; else None."""
+        return self._new_block if self.block.start < self._new_block.start and self._correction is None else None
 
     def _sees(self) -> Reach | None:
-        """How many leading positions each row attends to, int64 [T]; None without structured attention: all.
+        """Return how many leading positions each row attends to, int64 [T]. Returns None without structured attention.
 
-        The prompt and completed blocks attend to one another, noise attends to everything. In a correction the whole
+        The prompt and completed blocks attend to each other, noise attends to everything. In a correction the whole
         response counts as noise.
         """
         if not self._decoding.structured:
@@ -253,84 +260,95 @@ class UniformDecoder(Decoder):
 
     @property
     def transfers(self) -> Transfers | None:
-        """See `Decoder`. Unknown in corrections and revisions, which compare with results of earlier passes."""
+        """See `Decoder`. None in corrections and revisions, which compare with results of earlier passes."""
         if self._correction is not None or self._params.uniform.revision_tokens:
             return None
-        every = self._decoding.ancestral
-        return select.RankRule(len(self._fresh) if every else self._decoding.per_step, changes=True)
+        count = len(self._new_block) if self._decoding.ancestral else self._decoding.per_step
+        return select.RankRule(count, changes=True)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), draws of the reverse step (ancestral), or proposals."""
-        decoding, params = self._decoding, self._params
-        given, filters = params.temperature, (params.top_k, params.top_p)
+        decoding = self._decoding
+        params = self._params
+        temperature = params.temperature
+        filters = (params.top_k, params.top_p)
         basis: Basis = "logits"
         current = self.canvas.tokens[positions]
-        noisy = NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions))
+        noisy = NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._banned_row_count(positions))
         if self._correction is not None:
-            basis, filters = "tempered", (None, None)
-            given = (
-                TEMPERATURE if params.uniform.correction_temperature is None else params.uniform.correction_temperature
-            )
+            basis = "tempered"
+            filters = (None, None)
+            correction_temperature = params.uniform.correction_temperature
+            temperature = TEMPERATURE if correction_temperature is None else correction_temperature
         else:
-            level = self._steps - self.block_step
-            before, after = float(self._levels[level]), float(self._levels[level - 1])
+            index = self._steps - self.block_step
+            log_snr = float(self._log_snrs[index])
             if decoding.ancestral:
-                step = Transition(decoding.noise, before, after, marginal=params.uniform.sampler == MARGINAL)
+                next_log_snr = float(self._log_snrs[index - 1])
+                marginal = params.uniform.sampler == MARGINAL
+                step = Transition(decoding.noise, log_snr, next_log_snr, marginal=marginal)
                 noisy = replace(noisy, transition=step)
             else:
-                noisy = self._weighed(noisy, positions, current, before)
-        temperature = 0.0 if is_greedy(given) else given
+                noisy = self._with_weights(noisy, positions, current, log_snr)
+        if is_greedy(temperature):
+            temperature = 0.0
         return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
 
     def choose(self, predictions: Predicted) -> Positions:
         positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self._correction is not None:
             if predictions.numbers is not None:
-                self._correction.note(positions, predictions.numbers[0].astype(np.int64))
+                self._correction.record_argmax(positions, predictions.numbers[0].astype(np.int64))
             current = self.canvas.tokens[self.block.start : self.block.stop]
             return self._correction.choose(current, positions, tokens, confidence)
         changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]
         if self._decoding.ancestral:
-            everywhere: Positions = positions[changed]
-            return everywhere
-        # A score of 0 means no gain: the best token stands there already, or noise cannot have put the current one.
+            changed_positions: Positions = positions[changed]
+            return changed_positions
+        # A score of 0 is no gain: the best token is the current one, or noise never yields the current one.
         gains = confidence * (changed & (confidence > 0))
-        begun = int(np.searchsorted(positions, self._fresh.start))
-        revised = select.top(gains[:begun], self._params.uniform.revision_tokens or 0)
-        chosen = np.concatenate([revised, begun + select.top(confidence[begun:], self._decoding.per_step)])
+        completed = int(np.searchsorted(positions, self._new_block.start))
+        revised = select.top(gains[:completed], self._params.uniform.revision_tokens or 0)
+        chosen = np.concatenate([revised, completed + select.top(confidence[completed:], self._decoding.per_step)])
         written: Positions = positions[chosen[gains[chosen] > 0]]
         return written
 
-    def outcome(self, written: Positions) -> Outcome:
-        """See `Decoder`. Final is what no later step can change: the block in its last step, where nothing revises it.
+    def outcome(self, positions: Positions) -> Outcome:
+        """See `Decoder`. A block is final in its last step, unless later steps may revise or correct it.
 
-        With revisions or correction steps it is all blocks, in the last step of all.
+        With revisions or correction steps all blocks are final in the last step of the request.
         """
-        params, edits, tokens = self._params, written[:0], None
+        uniform = self._params.uniform
+        edits = positions[:0]
+        tokens = None
         if self._correction is not None:
-            over, start, tokens = self._correction.finished, self.block.start, self._correction.proposals(written)
+            is_final = self._correction.finished
+            start = self.block.start
+            tokens = self._correction.proposals(positions)
         else:
             if self.context.fresh is not None:
-                edits = written[written < self._fresh.start]
-            over, start = self.block_step + 1 == self._steps and not params.uniform.correction_steps, self._fresh.start
-            if params.uniform.revision_tokens:
-                over, start = over and self._index + 1 == len(self._blocks), self.canvas.prompt
-        final = np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
+                edits = positions[positions < self._new_block.start]
+            is_final = self.block_step + 1 == self._steps and not uniform.correction_steps
+            start = self._new_block.start
+            if uniform.revision_tokens:
+                is_final = is_final and self._index + 1 == len(self._blocks)
+                start = self.canvas.prompt
+        final = np.arange(start, self.block.stop) if is_final else np.empty(0, dtype=np.int64)
         return Outcome(final, edits, tokens)
 
     def advance(self) -> None:
-        """Go on to the next step, to the next block at full noise after the last one, and to corrections in the end."""
+        """Go to the next step: after a block's last step to the next block, and after the last block to corrections."""
         block = self.block
         self.step += 1
         self.block_step += 1
         if self._correction is None:
-            self._go_on()
+            self._advance_block()
         if self._correction is not None or self.block != block:  # a new context would be packed again
             self.context = self._context()
 
-    def _go_on(self) -> None:
-        """Go on to what follows a step that is no correction."""
-        self.block = self._fresh
+    def _advance_block(self) -> None:
+        """Go to the step that follows one that is no correction."""
+        self.block = self._new_block
         if self.block_step == self._steps:
             self._index += 1
             self.block_step = 0
@@ -339,53 +357,62 @@ class UniformDecoder(Decoder):
             elif self._params.uniform.correction_steps:
                 self._begin_correction(self._params.uniform.correction_steps)
             else:
-                self.block = range(self._fresh.stop, self._fresh.stop)  # nothing is left that noise could see
+                self.block = range(self._new_block.stop, self._new_block.stop)  # empty, so that all rows are clean
 
     def _begin_block(self) -> None:
-        """Set the schedule of the block, which begins at full noise."""
-        decoding, block = self._decoding, self._blocks[self._index]
-        self._fresh = block
-        self.block = (
-            range(self.canvas.prompt, block.stop) if self._index and self._params.uniform.revision_tokens else block
-        )
-        self._steps = decoding.steps_of(len(block) - int(np.count_nonzero(self.canvas.noisy[block.start : block.stop])))
-        self._levels = decoding.levels(self._steps)
+        """Begin the block at the current index, at full noise, and set its schedule."""
+        decoding = self._decoding
+        block = self._blocks[self._index]
+        self._new_block = block
+        revises = self._index > 0 and self._params.uniform.revision_tokens
+        self.block = range(self.canvas.prompt, block.stop) if revises else block
+        noisy_count = int(np.count_nonzero(self.canvas.noisy[block.start : block.stop]))
+        self._steps = decoding.block_steps(len(block) - noisy_count)
+        self._log_snrs = decoding.log_snr_grid(self._steps)
 
     def _begin_correction(self, steps: int) -> None:
-        params, canvas = self._params, self.canvas
+        uniform = self._params.uniform
+        canvas = self.canvas
         self.block = range(canvas.prompt, canvas.end)
-        patience = PATIENCE if params.uniform.correction_patience is None else params.uniform.correction_patience
-        tokens = int(np.count_nonzero(canvas.noisy[canvas.prompt : canvas.end]))
-        self._correction = Correction(self.block, steps, params.uniform.correction_tokens or 1, patience, tokens)
+        patience = PATIENCE if uniform.correction_patience is None else uniform.correction_patience
+        open_count = int(np.count_nonzero(canvas.noisy[canvas.prompt : canvas.end]))
+        self._correction = Correction(self.block, steps, uniform.correction_tokens or 1, patience, open_count)
 
-    def _early(self, positions: Positions) -> int:
-        """Return how many of `positions` are too early for an end token."""
+    def _banned_row_count(self, positions: Positions) -> int:
+        """Return how many of `positions` are within `min_tokens`, where no end token may be written."""
         return int((positions < self.canvas.prompt + (self._params.min_tokens or 0)).sum())
 
-    def _weighed(self, noisy: NoisyRows, positions: Positions, current: Tokens, level: float) -> NoisyRows:
+    def _with_weights(self, noisy: NoisyRows, positions: Positions, current: Tokens, log_snr: float) -> NoisyRows:
         """Return `noisy` rows with the weights of the adaptive sampler."""
-        table = None if self._params.uniform.revision_tokens else self._table(len(positions), level)
-        return replace(noisy, weights=self._weights(positions, current, level), table=table)
+        table = None if self._params.uniform.revision_tokens else self._weight_table(len(positions), log_snr)
+        return replace(noisy, weights=self._weights(positions, current, log_snr), table=table)
 
-    def _weights(self, positions: Positions, current: Tokens, level: float) -> NDArray[np.float32]:
-        """Return the probability of each current token as noise, normalised over the block, float32.
+    def _weights(self, positions: Positions, current: Tokens, log_snr: float) -> NDArray[np.float32]:
+        """Return the probability of each `current` token as noise, normalised over the block, float32 [positions].
 
-        Completed blocks have weights of their own, of the cleanest level.
+        Completed blocks are normalised separately, at the cleanest log-SNR.
         """
-        begun = int(np.searchsorted(positions, self._fresh.start))
+        completed = int(np.searchsorted(positions, self._new_block.start))
         parts = []
-        for tokens, at in ((current[:begun], float(self._levels[0])), (current[begun:], level)):
-            masks = tokens == self._decoding.noise.mask_id
-            parts.append(self._table(len(tokens), at)[np.count_nonzero(masks), masks.astype(np.int64)])
+        for tokens, part_log_snr in (
+            (current[:completed], float(self._log_snrs[0])),
+            (current[completed:], log_snr),
+        ):
+            is_mask = tokens == self._decoding.noise.mask_id
+            table = self._weight_table(len(tokens), part_log_snr)
+            parts.append(table[np.count_nonzero(is_mask), is_mask.astype(np.int64)])
         return np.concatenate(parts)
 
-    def _table(self, tokens: int, level: float) -> NDArray[np.float32]:
-        """Return the weights of a token that is no mask, and of a mask, for each number of masks among so many tokens.
+    def _weight_table(self, count: int, log_snr: float) -> NDArray[np.float32]:
+        """Return the weights of `count` tokens by the number of masks among them, float32 [count + 1, 2].
 
-        Float32 [tokens + 1, 2].
+        Column 0 has the weight of a token that is no mask, column 1 that of a mask.
         """
-        noise, masks = self._decoding.noise, np.arange(tokens + 1)[:, None]
-        priors = noise.probability(np.array([noise.mask_id + 1, noise.mask_id]), level)
-        totals = masks * priors[1] + (tokens - masks) * priors[0]
-        table: NDArray[np.float32] = np.divide(priors, totals, out=np.tile(priors, (tokens + 1, 1)), where=totals > 0)
+        noise = self._decoding.noise
+        masks = np.arange(count + 1)[:, None]
+        # Any id but the mask's stands for all other tokens, which are equally probable.
+        priors = noise.probability(np.array([noise.mask_id + 1, noise.mask_id]), log_snr)
+        totals = masks * priors[1] + (count - masks) * priors[0]
+        # A total of 0 means that noise yields no such tokens; their weights are not normalised then.
+        table: NDArray[np.float64] = np.divide(priors, totals, out=np.tile(priors, (count + 1, 1)), where=totals > 0)
         return table.astype(np.float32)

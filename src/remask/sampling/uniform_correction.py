@@ -8,69 +8,84 @@ from remask.plan.spans import Mask
 from remask.sampling.decoder import Confidence, Positions, Tokens
 
 TEMPERATURE = 0.1  # the published code's default
-PATIENCE = 32  # the same
+PATIENCE = 32  # the published code's default
 
 
 class Correction:
     """The correction of the response positions in `scope`, in progress.
 
-    Every pass proposes a token for each position that it predicts. Of the positions whose proposal differs from what
-    stands there, those with the most probable proposals take them. Positions that a pass leaves out keep the proposal
-    of the pass before. Where no proposal differs, the next pass has to predict all of `scope`. If no proposal of that
-    pass differs either, the response is a fixed point, and the correction ends. It ends too once the share of the
-    tokens that are the argmax of their row has not grown for `patience` steps (GIDD's published code).
+    Every pass proposes a token for each position that it predicts. Of the positions whose proposal differs from their
+    token, those with the most probable proposals take them. Positions that a pass leaves out keep their last proposal.
+    If no proposal differs, the next pass must predict all of `scope`. If none of that pass differs either, the response
+    is a fixed point, and the correction ends. It also ends once the number of tokens that are the argmax of their row
+    has not grown for `patience` steps (GIDD's published code).
+
+    Attributes:
+        scope: the positions of the response.
+        steps: correction steps so far.
+        finished: whether the correction has ended.
+        changed: the positions that the last step changed, int64, ascending.
     """
 
-    def __init__(self, scope: range, limit: int, per_step: int, patience: int = 0, tokens: int | None = None) -> None:
-        """Begin a correction of at most `limit` steps, each of up to `per_step` changes; `patience` 0 has no end.
+    def __init__(
+        self, scope: range, limit: int, per_step: int, patience: int = 0, open_count: int | None = None
+    ) -> None:
+        """Begin a correction of at most `limit` steps of up to `per_step` changes each. Patience 0 is unlimited.
 
-        `tokens` of the scope may change, those that a pass predicts; by default all of them.
+        `open_count` positions of the scope may change, and are those that a full pass predicts; by default all.
         """
-        self.scope, self.steps, self.finished = scope, 0, False
+        self.scope = scope
+        self.steps = 0
+        self.finished = False
         self.changed: Positions = np.empty(0, dtype=np.int64)
-        self._limit, self._per_step = limit, per_step
-        self._open = len(scope) if tokens is None else tokens
-        self._patience, self._waited, self._most = patience, 0, -1
-        self._likeliest: Tokens = np.full(len(scope), -1, dtype=np.int64)
+        self._limit = limit
+        self._per_step = per_step
+        self._open_count = len(scope) if open_count is None else open_count
+        self._patience = patience
+        self._waited = 0  # steps since the number of argmax tokens grew
+        self._max_argmax_count = -1
+        self._argmax_tokens: Tokens = np.full(len(scope), -1, dtype=np.int64)
         self._tokens: Tokens = np.zeros(len(scope), dtype=np.int64)
         self._scores: NDArray[np.float32] = np.zeros(len(scope), dtype=np.float32)
 
     def choose(self, current: Tokens, positions: Positions, tokens: Tokens, scores: Confidence) -> Positions:
-        """Return the positions that take their proposals now, ascending, never more than `per_step`.
+        """Return the positions that take their proposals now, int64, ascending, at most `per_step`.
 
-        `current` are the tokens of `scope`; the pass proposes `tokens` at `positions`, of probability `scores`.
+        `current` are the tokens of `scope`; the pass proposes `tokens` at `positions`, with probabilities `scores`.
         """
-        at = positions - self.scope.start
-        self._tokens[at], self._scores[at] = tokens, scores
+        index = positions - self.scope.start
+        self._tokens[index] = tokens
+        self._scores[index] = scores
         gains = np.where(self._tokens != current, self._scores, np.float32(0))
         chosen = select.top(gains, self._per_step)
         self.changed = self.scope.start + chosen[gains[chosen] > 0]
         self.steps += 1
-        nothing_left = not len(self.changed) and len(positions) == self._open
-        self.finished = self.steps == self._limit or nothing_left or self._stagnates(current)
+        is_fixed_point = not len(self.changed) and len(positions) == self._open_count
+        self.finished = self.steps == self._limit or is_fixed_point or self._is_stagnant(current)
         return self.changed
 
-    def note(self, positions: Positions, likeliest: Tokens) -> None:
-        """Take the argmax of each of `positions`, whose proposals come next. Others keep that of an earlier pass."""
-        self._likeliest[positions - self.scope.start] = likeliest
+    def record_argmax(self, positions: Positions, argmax_tokens: Tokens) -> None:
+        """Record the argmax of each of `positions`, before their proposals. Others keep that of an earlier pass."""
+        self._argmax_tokens[positions - self.scope.start] = argmax_tokens
 
-    def _stagnates(self, current: Tokens) -> bool:
-        """Whether the step after which `current` is changed was one too many without a larger share of argmaxes."""
+    def _is_stagnant(self, current: Tokens) -> bool:
+        """Whether the number of argmax tokens has not grown for `patience` steps, this one included."""
         if not self._patience:
             return False
-        after, changed = current.copy(), self.changed - self.scope.start
-        after[changed] = self._tokens[changed]
-        right = int((after == self._likeliest).sum())
-        self._waited = 0 if right > self._most else self._waited + 1
-        self._most = max(self._most, right)
+        changed = self.changed - self.scope.start
+        new_tokens = current.copy()
+        new_tokens[changed] = self._tokens[changed]
+        argmax_count = int((new_tokens == self._argmax_tokens).sum())
+        self._waited = 0 if argmax_count > self._max_argmax_count else self._waited + 1
+        self._max_argmax_count = max(self._max_argmax_count, argmax_count)
         return self._waited >= self._patience
 
     def proposals(self, positions: Positions) -> Tokens:
-        """Return the tokens that were last proposed at `positions`."""
+        """Return the last proposals for `positions`."""
         return self._tokens[positions - self.scope.start]
 
-    def touched(self, block: int, length: int) -> Mask:
-        """Return the blocks of `block` positions that the last step changed, bool [length]."""
-        blocks = (np.arange(length) - self.scope.start) // block
-        mask: Mask = np.isin(blocks, (self.changed - self.scope.start) // block)
+    def changed_blocks(self, block: int, length: int) -> Mask:
+        """Return the positions of the blocks of length `block` that the last step changed, bool [length]."""
+        block_index = (np.arange(length) - self.scope.start) // block
+        mask: Mask = np.isin(block_index, (self.changed - self.scope.start) // block)
         return mask

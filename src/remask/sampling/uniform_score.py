@@ -16,32 +16,34 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One step of the reverse process, from log-SNR `before` to the cleaner `after`.
+    """One step of the reverse process, from `log_snr` to the cleaner `next_log_snr`.
 
-    Let q(z_s | z_t, x) be the posterior of the token at `after`, given that at `before` and the clean token x. What the
-    model predicts is a distribution of x. Its step is q with that distribution in the place of x's one-hot vector, as
-    in GIDD's code; or, with `marginal`, the mean of q over x (equation 2.4 of the Uniform-Cache thesis). The two are
-    one where the prediction is a single token.
+    Let q(z_s | z_t, x) be the posterior of the next token z_s, given the current token z_t and the clean token x. The
+    model predicts a distribution of x. The step is q with that distribution in place of x's one-hot vector, as in
+    GIDD's code, or, with `marginal`, the mean of q over x (equation 2.4 of the Uniform-Cache thesis). The two are equal
+    if the prediction is a single token.
     """
 
     noise: Noise
-    before: float
-    after: float
+    log_snr: float
+    next_log_snr: float
     marginal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyRows:
-    """Rows of positions whose tokens may change: their current tokens, and how these are weighed.
+    """Rows of positions whose tokens may change.
 
-    `weights` [rows] are those of the adaptive sampler, the prior probability of each current token. With a `transition`
-    every row is drawn from the reverse step instead. With neither, a correction's proposal is drawn. Where weights
-    follow from the number of masks among the current tokens, `table` [rows + 1, 2] holds for each number the weight of
-    a token that is none, and of a mask.
-    The first `banned_rows` rows never yield `banned` tokens.
+    Attributes:
+        current: their current tokens, int64 [rows].
+        weights: the adaptive sampler's prior probability of each current token, float32 [rows]; None without them.
+        transition: the reverse step from which rows are drawn. With neither, rows propose tokens of a correction.
+        banned, banned_rows: tokens that the first `banned_rows` rows never yield.
+        table: the weight of a token that is no mask, and of a mask, by the number of masks among the current tokens,
+            float32 [rows + 1, 2]; None if weights do not follow from that number.
     """
 
-    current: NDArray[np.int64] | Tensor  # [rows]
+    current: NDArray[np.int64] | Tensor
     weights: NDArray[np.float32] | Tensor | None = None
     transition: Transition | None = None
     banned: tuple[int, ...] = ()
@@ -49,13 +51,13 @@ class NoisyRows:
     table: NDArray[np.float32] | None = None
 
     def piece(self, start: int, stop: int) -> "NoisyRows":
-        """The rows from the one numbered `start` up to `stop`."""
+        """The rows from index `start` up to `stop`."""
         weights = None if self.weights is None else self.weights[start:stop]
         banned = min(max(0, self.banned_rows - start), stop - start)
         return replace(self, current=self.current[start:stop], weights=weights, banned_rows=banned)
 
-    def on(self, current: Tensor, mask_id: int) -> "NoisyRows":
-        """The same rows with other current tokens, int64 [rows], which only the device knows."""
+    def with_current(self, current: Tensor, mask_id: int) -> "NoisyRows":
+        """The rows with other current tokens, int64 [rows], which are on the device."""
         if self.table is None:
             return replace(self, current=current)
         masks = current == mask_id
@@ -68,27 +70,27 @@ def read_noisy(
     rows: NoisyRows,
     mask_id: int,
     temperature: float,
-    keep_k: int | None,
-    keep_p: float | None,
+    top_k: int | None,
+    top_p: float | None,
     draws: Draws,
     vocabulary: Vocabulary = WHOLE,
     keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`.
 
-    `keep` is a filter before `keep_k` and `keep_p`, which changes no argument.
+    `keep` is a filter that is applied before `top_k` and `top_p`, and changes no argument.
     """
     logits = logits.clone()
     vocabulary.bar(logits, [mask_id] if mask_id >= 0 else [])
     if rows.banned and rows.banned_rows:
         vocabulary.bar(logits[: rows.banned_rows], rows.banned)
     tempered = logits / temperature if temperature > 0 else logits
-    kept = tempered if keep is None else keep(tempered)
-    filtered = vocabulary.top_p(vocabulary.top_k(kept, keep_k), keep_p)
+    remaining = tempered if keep is None else keep(tempered)
+    filtered = vocabulary.top_p(vocabulary.top_k(remaining, top_k), top_p)
     current = rows.current if isinstance(rows.current, Tensor) else send(rows.current, logits.device)
     if rows.transition is not None:
-        chances = reverse_step(filtered, current, rows.transition, greedy=temperature == 0, vocabulary=vocabulary)
-        tokens = vocabulary.draw(chances.log(), draws)
+        step = reverse_step(filtered, current, rows.transition, greedy=temperature == 0, vocabulary=vocabulary)
+        tokens = vocabulary.draw(step.log(), draws)
         return torch.stack((tokens.float(), torch.ones_like(tokens, dtype=torch.float32)))
     tokens = vocabulary.draw(filtered, draws) if temperature > 0 else vocabulary.best(filtered)[1]
     if rows.weights is None:
@@ -111,32 +113,36 @@ def reverse_step(
 ) -> Tensor:
     """Return p(next token | current token) of the ancestral samplers, float32 [rows, V].
 
-    `logits` [rows, V] predict the clean token, `current` [rows] are the tokens that stand there. With `greedy` the
-    prediction is the argmax alone. Where the formula is 0 / 0, a current token that carries no information (the mask,
-    under noise that never yields it) gives the forward process at `after`, and any other stays. Under noise that cannot
-    have put the current token there the marginal step stays, whatever is predicted: no other clean token explains it.
+    `logits` [rows, V] predict the clean token; `current` [rows] are the current tokens. With `greedy` the prediction is
+    the argmax alone. If the formula is 0 / 0, a mask becomes the forward process at the next log-SNR, as it carries no
+    information under noise without masks, and any other token stays. If noise never yields the current token, the
+    marginal step keeps it, whatever the prediction is: no other clean token explains it.
     """
     noise = step.noise
     clean = vocabulary.only(vocabulary.best(logits)[1], logits) if greedy else vocabulary.softmax(logits)
-    alpha_t, alpha_s = sigmoid(step.before), sigmoid(step.after)
-    beta_t, beta_s = sigmoid(-step.before), sigmoid(-step.after)
+    alpha_t, alpha_s = sigmoid(step.log_snr), sigmoid(step.next_log_snr)
+    beta_t, beta_s = sigmoid(-step.log_snr), sigmoid(-step.next_log_snr)
     ratio = alpha_t / alpha_s
-    every = np.arange(noise.vocab)
+    tokens = np.arange(noise.vocab)
     pi_t, pi_s = (
-        send(noise.probability(every, level).astype(np.float32), logits.device) for level in (step.before, step.after)
+        send(noise.probability(tokens, log_snr).astype(np.float32), logits.device)
+        for log_snr in (step.log_snr, step.next_log_snr)
     )
     by_noise = beta_t * pi_t[current]  # q(z_t | x) of a token that is not x
-    stay, own = vocabulary.only(current, clean), vocabulary.at(clean, current)
+    stay = vocabulary.only(current, clean)
+    clean_current = vocabulary.at(clean, current)
     likelihood = (by_noise - ratio * beta_s * pi_s[current])[:, None] + stay * ratio  # q(z_t | z_s)
-    kept, fresh = alpha_s * clean, beta_s * vocabulary.columns(pi_s)
-    forward = kept + fresh  # q(z_s | x) in the mean over x
-    evidence = by_noise if step.marginal else alpha_t * own + by_noise
-    lost, evidence = evidence <= 0, evidence.clamp_min(1e-38)
+    from_clean = alpha_s * clean
+    from_noise = beta_s * vocabulary.columns(pi_s)
+    forward = from_clean + from_noise  # mean of q(z_s | x) over x
+    evidence = by_noise if step.marginal else alpha_t * clean_current + by_noise
+    is_undefined = evidence <= 0
+    evidence = evidence.clamp_min(1e-38)
     if step.marginal:
-        # q(z_t | x) divides each x's own share: it is `evidence`, and for the x that stands there alpha_t more.
-        shares = own / (alpha_t + by_noise) + (1 - own) / evidence
-        found = likelihood * (kept / (evidence[:, None] + alpha_t * stay) + fresh * shares[:, None])
+        # The term of x is divided by q(z_t | x), which is `evidence`, and alpha_t more for x = z_t.
+        noise_scale = clean_current / (alpha_t + by_noise) + (1 - clean_current) / evidence
+        posterior = likelihood * (from_clean / (evidence[:, None] + alpha_t * stay) + from_noise * noise_scale[:, None])
     else:
-        found = likelihood * forward / evidence[:, None]
+        posterior = likelihood * forward / evidence[:, None]
     fallback = torch.where((current == noise.mask_id)[:, None], forward, stay)
-    return torch.where(lost[:, None], fallback, found)
+    return torch.where(is_undefined[:, None], fallback, posterior)

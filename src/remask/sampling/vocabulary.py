@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.sampling import filters
 
 Gather: TypeAlias = Callable[[Tensor], Tensor]
-"""Every rank's tensor, stacked in the order of the ranks: [ranks, ...]."""
+"""Gathers a tensor from every rank, stacked in the order of the ranks: [ranks, ...]."""
 
 _BITS = 32  # of a float32
 
@@ -37,7 +37,7 @@ class Vocabulary:
         logits.scatter_add_(1, tokens[:, None], -losses[:, None])
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which of `tokens` [n] these logits have, bool [n], and the columns of those, int64; on the host."""
+        """Which of `tokens` [n] these logits have, bool [n], and the columns of those tokens, int64; on the host."""
         return np.ones(len(tokens), dtype=np.bool_), tokens
 
     def columns(self, values: Tensor) -> Tensor:
@@ -50,9 +50,10 @@ class Vocabulary:
         return values, tokens
 
     def greedy(self, logits: Tensor, mask_id: int | None) -> Tensor:
-        """The most probable token of every row, but for the mask token, and its probability, float32 [2, rows].
+        """The most probable token of every row except the mask token, and its probability, float32 [2, rows].
 
-        The mask token counts in the probabilities. May remove it from `logits`. None: no token is left out.
+        The mask token counts in the probabilities, but may be removed from `logits`. With `mask_id` None no token is
+        excluded.
         """
         logits = logits.float()
         base, total = self.scale(logits)
@@ -61,7 +62,7 @@ class Vocabulary:
         return torch.stack((tokens.float(), (best - base).exp() / total))
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` largest logits of every row, descending, and their tokens: [rows, count], the latter int64."""
+        """The `count` largest logits of every row, descending, and their int64 tokens, [rows, count] each."""
         values, tokens = logits.topk(count, dim=-1)
         return values, tokens
 
@@ -74,7 +75,7 @@ class Vocabulary:
         return values.gather(1, tokens)
 
     def only(self, tokens: Tensor, like: Tensor) -> Tensor:
-        """1 where a column is that of the row's token, else 0; of the shape and dtype of `like`."""
+        """1 in the column of the row's token, else 0; of the shape and dtype of `like`."""
         return torch.zeros_like(like).scatter_(1, tokens[:, None], 1.0)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -121,12 +122,14 @@ class Vocabulary:
 class SplitVocabulary(Vocabulary):
     """The tokens that one rank holds, `held` of `total`. Every rank calls the same methods in the same order.
 
-    Numbers of rows are merged, never logits: a maximum, a sum or a count of largest logits of each rank. Ties with the
-    last token of a nucleus are kept, where `Vocabulary` keeps the first of them.
+    Ranks exchange numbers of rows, never logits: a maximum, a sum, or some of the largest logits of each rank. All ties
+    with the last token of a nucleus are kept; `Vocabulary` keeps only the first of them.
     """
 
     def __init__(self, held: range, total: int, gather: Gather) -> None:
-        self.held, self.total, self.gather = held, total, gather
+        self.held = held
+        self.total = total
+        self.gather = gather
 
     def size(self, logits: Tensor) -> int:  # noqa: ARG002
         return self.total
@@ -135,12 +138,12 @@ class SplitVocabulary(Vocabulary):
         super().bar(logits, [token - self.held.start for token in tokens if token in self.held])
 
     def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
-        places, here = self._places(tokens)
-        super().lower(logits, places, torch.where(here, losses, 0.0))
+        columns, is_local = self._local_columns(tokens)
+        super().lower(logits, columns, torch.where(is_local, losses, 0.0))
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        here = (tokens >= self.held.start) & (tokens < self.held.stop)
-        return here, tokens[here] - self.held.start
+        is_local = (tokens >= self.held.start) & (tokens < self.held.stop)
+        return is_local, tokens[is_local] - self.held.start
 
     def columns(self, values: Tensor) -> Tensor:
         return values[..., self.held.start : self.held.stop]
@@ -148,28 +151,30 @@ class SplitVocabulary(Vocabulary):
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = super().best(logits)
         # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
-        values, names = self.gather(torch.stack((values, (tokens + self.held.start).float()))).unbind(dim=1)
-        best, rank = values.max(dim=0)
-        return best, names.gather(0, rank[None])[0].long()
+        rank_numbers = torch.stack((values, (tokens + self.held.start).float()))
+        all_values, all_tokens = self.gather(rank_numbers).unbind(dim=1)
+        best, rank = all_values.max(dim=0)
+        return best, all_tokens.gather(0, rank[None])[0].long()
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values, tokens = super().top(logits, min(count, len(self.held)))
-        own = torch.stack((values, (tokens + self.held.start).float()))
-        if own.shape[2] < count:  # every rank sends as many numbers
-            own = torch.nn.functional.pad(own, (0, count - own.shape[2]), value=-torch.inf)
-        found, named = self.gather(own).permute(1, 2, 0, 3).flatten(2)
-        best, places = found.topk(count, dim=-1)
-        return best, named.gather(1, places).long()
+        rank_numbers = torch.stack((values, (tokens + self.held.start).float()))
+        if rank_numbers.shape[2] < count:  # every rank must send equally many numbers
+            missing = count - rank_numbers.shape[2]
+            rank_numbers = torch.nn.functional.pad(rank_numbers, (0, missing), value=-torch.inf)
+        all_values, all_tokens = self.gather(rank_numbers).permute(1, 2, 0, 3).flatten(2)
+        best, index = all_values.topk(count, dim=-1)
+        return best, all_tokens.gather(1, index).long()
 
     def each(self, values: Tensor, tokens: Tensor) -> Tensor:
-        places, here = self._places(tokens)
-        # Not a sum of zeros and one value: that value may be infinite.
-        found = torch.where(here, super().each(values, places), -torch.inf)
-        return self.gather(found).amax(dim=0)
+        columns, is_local = self._local_columns(tokens)
+        # Merged by a maximum and not by a sum with zeros, as a value may be infinite.
+        local_values = torch.where(is_local, super().each(values, columns), -torch.inf)
+        return self.gather(local_values).amax(dim=0)
 
     def only(self, tokens: Tensor, like: Tensor) -> Tensor:
-        places, here = self._places(tokens)
-        return super().only(places, like) * here[:, None]
+        columns, is_local = self._local_columns(tokens)
+        return super().only(columns, like) * is_local[:, None]
 
     def sum(self, values: Tensor) -> Tensor:
         return self.gather(super().sum(values)).sum(dim=0)
@@ -194,10 +199,11 @@ class SplitVocabulary(Vocabulary):
         return logits.masked_fill(logits < self.top(logits, count)[0][:, -1:], -torch.inf)
 
     def top_p(self, logits: Tensor, share: float | None) -> Tensor:
-        """A token is kept where more probable ones have at most `share`. The least such logit is found bit by bit."""
+        """A token is kept if more probable ones have at most `share`. The smallest such logit is found bit by bit."""
         if share is None or share >= 1:
             return logits
-        probabilities, keys = self.softmax(logits), _ordered(logits)
+        probabilities = self.softmax(logits)
+        keys = _sortable_bits(logits)
         low = torch.full_like(keys[:, 0], -(2 ** (_BITS - 1)))
         high = torch.full_like(low, 2 ** (_BITS - 1) - 1)
         for _ in range(_BITS):
@@ -207,17 +213,17 @@ class SplitVocabulary(Vocabulary):
         return logits.masked_fill(keys < high[:, None], -torch.inf)
 
     def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
-        """See `Vocabulary`. The noise of a token is the same on whichever rank it is."""
-        return self.best(filters.noised(logits, draws, self.held.start))[1]
+        """See `Vocabulary`. The noise of a token does not depend on its rank."""
+        return self.best(filters.add_gumbel_noise(logits, draws, self.held.start))[1]
 
-    def _places(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of `tokens`, and which of them are here; a token of another rank gets some column."""
-        here = (tokens >= self.held.start) & (tokens < self.held.stop)
-        return (tokens - self.held.start).clamp(0, len(self.held) - 1), here
+    def _local_columns(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of `tokens`, and which of them this rank has; a token of another rank gets a valid column."""
+        is_local = (tokens >= self.held.start) & (tokens < self.held.stop)
+        return (tokens - self.held.start).clamp(0, len(self.held) - 1), is_local
 
 
-def _ordered(logits: Tensor) -> Tensor:
-    """Numbers int64 in the order of `logits`, float32; their bits are such numbers but for the sign."""
+def _sortable_bits(logits: Tensor) -> Tensor:
+    """Return int64 numbers in the order of `logits`, float32: their bits as integers, mirrored for negative ones."""
     bits = logits.contiguous().view(torch.int32).long()
     return torch.where(bits < 0, -(2 ** (_BITS - 1)) - bits - 1, bits)
 

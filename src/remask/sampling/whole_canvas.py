@@ -1,4 +1,4 @@
-"""Uniform diffusion of a whole canvas at once (Sumi): all of it may change in every step, behind the answer too."""
+"""Uniform diffusion of a whole canvas at once (Sumi): every step may change all of it, also after the answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,16 @@ from remask.sampling.uniform import UniformDecoder, UniformDecoding, check_initi
 from remask.sampling.uniform_score import NoisyRows
 
 # The defaults of the authors' code.
-STEPS, CANVAS, SAMPLER, SCHEDULE = 128, 2048, "ancestral", "linear"
+STEPS, CANVAS = 128, 2048
+SAMPLER, SCHEDULE = "ancestral", "linear"
 
 
 @dataclass(frozen=True, slots=True)
 class WholeCanvasDecoding(UniformDecoding):
     """Uniform diffusion of one request on one canvas, which is one block.
 
-    An end and a begin token stand behind the places of the answer (`Noise.anchor`), unless the request says otherwise.
-    They, frozen tokens, fixed parts of a `template` and what is behind `denoise_end` are closed: they never change.
+    By default an end and a begin token follow the positions of the answer (`Noise.anchor`). They never change, and
+    neither do frozen tokens, fixed parts of a `template` and the positions from `denoise_end` on.
     """
 
     @classmethod
@@ -46,10 +47,10 @@ class WholeCanvasDecoding(UniformDecoding):
         Raises `ConfigError` on parameters that contradict each other, cannot be met or have no meaning here.
         """
         uniform = params.uniform
-        foreign = {"block_length": params.block_length, "min_tokens": params.min_tokens or None}
+        unsupported = {"block_length": params.block_length, "min_tokens": params.min_tokens or None}
         names = ("preset", "correction_steps", "revision_tokens")
-        foreign |= {f"uniform.{name}": getattr(uniform, name) or None for name in names}
-        for name, value in foreign.items():
+        unsupported |= {f"uniform.{name}": getattr(uniform, name) or None for name in names}
+        for name, value in unsupported.items():
             if value is not None:
                 raise ConfigError(f"{name}={value}: this model denoises its whole canvas at once; leave it out")
         length = min(uniform.canvas_length or CANVAS, model_length)
@@ -59,14 +60,15 @@ class WholeCanvasDecoding(UniformDecoding):
 
     def _check(self) -> None:
         uniform = self.params.uniform
-        reserved, prompt = self._reserved, len(self.prompt)
-        if prompt + reserved >= self.length:
+        anchor_length = self._anchor_length
+        prompt = len(self.prompt)
+        if prompt + anchor_length >= self.length:
             raise ConfigError(
                 f"the canvas of {self.length} positions has no room behind the prompt of {prompt} tokens"
-                f"{' and the two that close the answer' if reserved else ''}; raise canvas_length, which the model "
-                "may limit, or shorten the prompt"
+                f"{' and the two that close the answer' if anchor_length else ''}; raise canvas_length, which the "
+                "model may limit, or shorten the prompt"
             )
-        if self.template is not None and prompt + len(self.template) + reserved > self.length:
+        if self.template is not None and prompt + len(self.template) + anchor_length > self.length:
             raise ConfigError(
                 f"canvas: {len(self.template)} places do not fit behind the prompt of {prompt} tokens on a canvas of "
                 f"{self.length} positions; raise canvas_length, or make it shorter"
@@ -101,30 +103,30 @@ class WholeCanvasDecoding(UniformDecoding):
 
     @property
     def _log_snrs(self) -> tuple[float, float]:
-        """Those of the noisiest and of the cleanest step."""
-        given = self.params.uniform
+        """The log-SNRs of the noisiest and of the cleanest step."""
+        uniform = self.params.uniform
         return (
-            self.noise.min_log_snr if given.min_log_snr is None else given.min_log_snr,
-            self.noise.max_log_snr if given.max_log_snr is None else given.max_log_snr,
+            self.noise.min_log_snr if uniform.min_log_snr is None else uniform.min_log_snr,
+            self.noise.max_log_snr if uniform.max_log_snr is None else uniform.max_log_snr,
         )
 
     @property
-    def _reserved(self) -> int:
-        """Positions that are kept for the tokens that close the answer, whether others stand there or not."""
+    def _anchor_length(self) -> int:
+        """Positions that are reserved for the end and begin tokens after the answer, even if other tokens are fixed."""
         return 0 if self.params.uniform.anchor is False else 2
 
     @property
-    def _budget(self) -> int:
-        """Places of the answer: `max_tokens`, or as many as there are."""
-        return max(1, min(self.params.max_tokens, self.length - len(self.prompt) - self._reserved))
+    def _answer_length(self) -> int:
+        """Positions of the answer: `max_tokens`, or as many as fit."""
+        return max(1, min(self.params.max_tokens, self.length - len(self.prompt) - self._anchor_length))
 
-    def response_of(self, asked: Template) -> Template:
-        """Return the places of the answer; to the end of the canvas where no end token closes it before."""
+    def response_template(self, template: Template) -> Template:
+        """Return the template of the answer. Without an end token after it, it reaches to the end of the canvas."""
         if self.template is not None:
-            return asked
-        given = self.params.uniform
-        closed = self._reserved and given.frozen is None and given.trim is not False
-        return Template.plain(self._budget if closed else self.length - len(self.prompt))
+            return template
+        uniform = self.params.uniform
+        has_end = self._anchor_length > 0 and uniform.frozen is None and uniform.trim is not False
+        return Template.plain(self._answer_length if has_end else self.length - len(self.prompt))
 
     @property
     def block(self) -> int:
@@ -134,27 +136,30 @@ class WholeCanvasDecoding(UniformDecoding):
     def block_ranges(self) -> list[range]:
         return [range(len(self.prompt), self.length)]
 
-    def steps_of(self, pinned: int) -> int:  # noqa: ARG002
+    def block_steps(self, fixed: int) -> int:  # noqa: ARG002
         return self.params.steps_per_block or STEPS
 
-    def levels(self, steps: int) -> NDArray[np.float64]:
+    def log_snr_grid(self, steps: int) -> NDArray[np.float64]:
         return canvas_log_snrs(self.params.uniform.schedule or SCHEDULE, steps, *self._log_snrs)
 
     def canvas(self) -> Canvas:
-        given, prompt = self.params.uniform, len(self.prompt)
-        noise = self.noise.draw(self.block, self.seed) if given.initial_canvas is None else given.initial_canvas
-        response = self.response_of(self.template or Template.plain(self.params.max_tokens))
+        uniform = self.params.uniform
+        prompt = len(self.prompt)
+        noise = self.noise.draw(self.block, self.seed) if uniform.initial_canvas is None else uniform.initial_canvas
+        response = self.response_template(self.template or Template.plain(self.params.max_tokens))
         canvas = Canvas(self.prompt, noise, len(response), self.template)
-        pairs = given.frozen
+        pairs = uniform.frozen
         if pairs is None:
             assert self.noise.anchor is not None
-            end = prompt + (self._budget if self.template is None else len(self.template))
-            pairs = list(enumerate(self.noise.anchor, end)) if self._reserved else ()
-        closed = {place: token for place, token in reversed(pairs) if prompt <= place < self.length}
-        canvas.tokens[list(closed)] = list(closed.values())
-        tail = range(self.length if given.denoise_end is None else max(prompt, given.denoise_end), self.length)
-        for place in (*closed, *tail):
-            canvas.noisy[place], canvas.settled[place] = False, -1
+            end = prompt + (self._answer_length if self.template is None else len(self.template))
+            pairs = list(enumerate(self.noise.anchor, end)) if self._anchor_length else ()
+        # Reversed, so that of several tokens for one position the first one counts.
+        fixed = {position: token for position, token in reversed(pairs) if prompt <= position < self.length}
+        canvas.tokens[list(fixed)] = list(fixed.values())
+        tail_start = self.length if uniform.denoise_end is None else max(prompt, uniform.denoise_end)
+        for position in (*fixed, *range(tail_start, self.length)):
+            canvas.noisy[position] = False
+            canvas.settled[position] = -1  # as the prompt
         return canvas
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "WholeCanvasDecoder":  # noqa: ARG002
@@ -169,7 +174,7 @@ class WholeCanvasDecoder(UniformDecoder):
 
     @property
     def transfers(self) -> Transfers | None:
-        """See `Decoder`. A draw of the adaptive sampler may replace a token that is the most probable one."""
+        """See `Decoder`. None if the adaptive sampler draws, as it may replace even the most probable token."""
         if self._decoding.ancestral or self._decoding.greedy:
             return select.RankRule(len(self.block), changes=True)
         return select.RankRule(self._decoding.per_step, changes=True) if self._params.greedy else None
@@ -188,5 +193,5 @@ class WholeCanvasDecoder(UniformDecoder):
         written: Positions = np.intersect1d(changed, positions[best])
         return written
 
-    def _weighed(self, noisy: NoisyRows, positions: Positions, current: Tokens, level: float) -> NoisyRows:  # noqa: ARG002
+    def _with_weights(self, noisy: NoisyRows, positions: Positions, current: Tokens, log_snr: float) -> NoisyRows:  # noqa: ARG002
         return replace(noisy, weights=np.ones(len(positions), dtype=np.float32))

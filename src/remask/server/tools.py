@@ -10,7 +10,7 @@ from typing import Any, Literal
 from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
-from remask.request.json_schema import escaped
+from remask.request.json_schema import escape
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class ToolCalls:
         # One call or several, or else words: any text that does not begin as a call does.
         begin, end = self.format.begin, self.format.end
         words = f"([^{begin[0]}](?s:.)*)?" if self.words is None else f"({self.words.source[1]})"
-        call = f"{escaped(begin)}({form.source[1]}){escaped(end)}"
+        call = f"{escape(begin)}({form.source[1]}){escape(end)}"
         return _Choice(json=form.json, pattern=f"{call}|{words}" if self.single else f"({call}\\n?)+|{words}")
 
 

@@ -16,7 +16,7 @@ from remask.llm import LLM
 from remask.outputs import Output
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import Earned
-from remask.policies.earned import BOUND, Audited, Record, ladder
+from remask.policies.earned import BOUND, Audit, Record, ladder
 from remask.tasks import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
 from remask_lab.records.interval import clustered, mean_interval, paired
@@ -148,10 +148,10 @@ def simulated(args: argparse.Namespace) -> Mapping[str, Any]:
         record = Record(layers, BOUND)
         for number in range(96):
             own, prefix = rng.choice(requests), number // 2
-            wanted = record.wanted(prefix)
+            wanted = record.audit_depths(prefix)
             if wanted:
                 passes += len(wanted)
-                record.add([Audited(prefix, depth, own[str(depth)]) for depth in wanted])
+                record.add([Audit(prefix, depth, own[str(depth)]) for depth in wanted])
             if number + 1 in depths:
                 depths[number + 1][record.common] += 1
     counted = {

@@ -10,7 +10,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy, name_of, names_for, settings_of
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask.request.terms import check_sampling
 from remask.store import PrefixMatch
 from remask_lab.bench.workload import Workload
@@ -151,7 +151,7 @@ def _variant(llm: LLM, given: Any, workload: Workload) -> Contender:
 
 def _with(request: Request, sampling: Mapping[str, Any]) -> Request:
     own = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
-    return replace(request, params=SamplingParams.from_mapping(layered(own, sampling)))
+    return replace(request, params=SamplingParams.from_mapping(merge_sampling(own, sampling)))
 
 
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:

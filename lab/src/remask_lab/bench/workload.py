@@ -12,7 +12,7 @@ from remask.checks.values import one_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask.tasks import gsm8k, relay, tariff, town, transit
 from remask.tasks.gsm8k import Gsm8kSettings
 from remask.tasks.relay import RelaySettings
@@ -282,7 +282,7 @@ def usual_workload(
     usual = RANDOM_SAMPLING if kind is None else kind.sampling
     if uniform and task.name == "relay":
         usual = relay.UNIFORM_SAMPLING
-    params = SamplingParams.from_mapping(layered(usual, sampling))
+    params = SamplingParams.from_mapping(merge_sampling(usual, sampling))
     if kind is not None:
         prefixes = prefixes or (requests if uniform else PREFIXES)
         workload = chat_workload(llm, task, requests, prefixes, seed, params)

@@ -12,7 +12,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.disk import write_whole
 from remask.policies.registry import from_file
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask.tasks import transit
 from remask_lab.asked import (
     DRAWN,
@@ -123,7 +123,7 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Worklo
         )
     if task.settings is not None:
         raise ConfigError("--prefix-match longest asks about lines of the usual length; leave --task-settings out")
-    params = SamplingParams.from_mapping(layered(transit.SAMPLING, asked_sampling(args)))
+    params = SamplingParams.from_mapping(merge_sampling(transit.SAMPLING, asked_sampling(args)))
     return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 

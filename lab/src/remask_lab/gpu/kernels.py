@@ -178,9 +178,9 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     options = {"BLOCK": kernels_triton.BLOCK}
     aligned = frozenset(("size", "stride"))
     yield Variant("remask.sampling.kernels_triton:_greedy", dtype, pointers, options, aligned)
-    pointers = {"answer": "*fp32", **dict.fromkeys(("values", "rules", "ways", "targets"), "*i64")}
+    pointers = {"answer": "*fp32", **dict.fromkeys(("values", "rules", "kinds", "targets"), "*i64")}
     pointers |= dict.fromkeys(("requests", "total", "last"), "i32")
-    for rows in (32, kernels_triton.LARGEST):
+    for rows in (32, kernels_triton.MAX_ROWS):
         options = kernels_triton.transfer_options(rows) | {"CANVASES": 1}
         yield Variant("remask.sampling.kernels_triton:_transfer", dtype, pointers, options)
 

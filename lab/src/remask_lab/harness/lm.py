@@ -19,7 +19,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask.request.sampling_params import layered
+from remask.request.sampling_params import merge_sampling
 from remask.text.prompts import Message
 from remask_lab.harness.benchmark import FOLDER, is_own
 from remask_lab.harness.run import Generation, generate, sampling_of
@@ -131,7 +131,7 @@ class RemaskLM(LM):
         if asked.get("do_sample") or asked.get("temperature"):
             own = {name: asked[name] for name in ("temperature", "top_p", "top_k") if asked.get(name) is not None}
         length = asked.get("max_gen_toks") or asked.get("max_tokens") or _MAX_TOKENS
-        params = sampling_of(self._llm, layered(own, self._sampling), length, stop)
+        params = sampling_of(self._llm, merge_sampling(own, self._sampling), length, stop)
         # A chat template writes the special tokens itself.
         shared = self._shared.get(context)
         tokens = self._tokenizer.encode(context, add_special_tokens=shared is None)

@@ -35,7 +35,7 @@ class Watcher:
         Raises `ConfigError` where it cannot run, or its canvas grows, and `RemaskError` where it ends before its
         response is complete.
         """
-        if self.engine.check(item).decoding.grows:
+        if self.engine.check(item).decoding.can_grow:
             raise ConfigError(
                 "growing_canvas: what is measured pass by pass is that of a canvas of one length, and this one grows "
                 'with each block; say {"blocks": {"growing_canvas": false}} in --sampling'

@@ -15,7 +15,7 @@ from typing import Any
 from remask.checkpoint.settings import LoadFormat
 from remask.checks.values import one_of
 from remask.errors import ConfigError, UnknownNameError
-from remask.request.sampling_params import SamplingParams, layered
+from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask_lab.bench.fewer_steps import with_steps
 
 FOLDER = Path(__file__).parent / "tables"
@@ -293,7 +293,7 @@ def _resolved(row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
     own = (row.at or {}).get(scale_name, {})
     kept = {name: value for name, value in scale.sampling.items() if name not in row.without}
     try:
-        sampling = layered(kept, row.sampling or {}, own.get("sampling", {}))
+        sampling = merge_sampling(kept, row.sampling or {}, own.get("sampling", {}))
     except UnknownNameError:  # a rule of a package that is not installed: what is kept of the row can still be shown
         sampling = {**kept, **(row.sampling or {}), **own.get("sampling", {})}
     if row.steps is not None:

@@ -23,7 +23,7 @@ from remask.checks.values import LARGEST, shown
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies.registry import check_setting
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import flat
+from remask.request.terms import flatten_sampling
 from remask.server.config import MAX_ITEMS
 
 B = TypeVar("B", bound=BaseModel)
@@ -135,7 +135,7 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign])
         return body
     names = frozenset(known)
     if names >= declared(SamplingParams).keys():
-        body = flat(body, names | foreign.keys())
+        body = flatten_sampling(body, names | foreign.keys())
     fields = {}
     for name, value in body.items():
         if value is not None and _is_among(value, _NEUTRAL.get(name, ())):

@@ -9,7 +9,7 @@ from transformers.utils import logging as transformers_logging
 
 from remask.cli.options import engine_config, open_llm, sampling_option
 from remask.errors import ConfigError
-from remask.request.sampling_params import layered
+from remask.request.sampling_params import merge_sampling
 from remask_lab.asked import check_least, compared_policies
 from remask_lab.likelihood.perplexity import RESAMPLES, Judge, Perplexity, cut_prompts, measure, read_texts
 from remask_lab.records.record import Record, about, write_record
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             "prompts": args.prompts,
             "prompt_tokens": args.prompt_tokens,
             "requests": args.requests,
-            "sampling": layered(asdict(params)),
+            "sampling": merge_sampling(asdict(params)),
             "resamples": RESAMPLES,
         }
         write_record(args.output, Record("eval gen-ppl", about(llm, seed=args.seed, settings=settings), {"rows": rows}))

@@ -16,7 +16,7 @@ from remask.cli.options import engine_config, open_llm, sampling_option
 from remask.errors import LEFT, ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask.request.sampling_params import layered
+from remask.request.sampling_params import merge_sampling
 from remask_lab.asked import check_least, compared_policies
 from remask_lab.cli.evaluate import add_draw_options
 from remask_lab.cli.evaluate.likelihood import draws_of
@@ -133,7 +133,7 @@ def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) 
             f"its data set {benchmark(task).data}: write another split of it than is asked, or records of your own. "
             "Give both, or neither; --shots 0 asks without examples"
         )
-    return replace(own, sampling=layered(own.sampling, sampling), shots=shots)
+    return replace(own, sampling=merge_sampling(own.sampling, sampling), shots=shots)
 
 
 def _local(
