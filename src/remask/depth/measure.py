@@ -46,7 +46,7 @@ def measure(
         depths = record.audit_depths(prefix)
         if depths:
             moved = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
-            record.add([Audited(prefix, depth, nats) for depth, nats in moved])
+            record.add([Audit(prefix, depth, nats) for depth, nats in moved])
             count += 1
     return DepthTable(
         model=session.loaded.name,

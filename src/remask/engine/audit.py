@@ -187,7 +187,7 @@ class Auditor:
             record.unaudited += 1
         name = name_of(policy).partition("+")[0]  # the depth does not depend on the inner policy
         has_earned = _has_earned_depth(policy)
-        depths = record.wanted(key) if has_earned else ()
+        depths = record.audit_depths(key) if has_earned else ()
         if not depths or record.depth(key, 0):
             # Nothing is left to prove, or a depth is earned already: the share decides. These audits run at the depth
             # that requests read; some also at the next one, as traffic may have changed so that it would be allowed.
@@ -247,7 +247,7 @@ class Auditor:
     ) -> Work:
         """Compare passes at each of `depths` with the exact pass, which is not run if `hidden` are its results."""
         passes = self.passes
-        audits = list[Audited]()
+        audits = list[Audit]()
         reference = hidden
         if reference is None:
             reference = self._count_pass(pass_input, passes.run_exact(pass_input, rounded=False))
@@ -258,7 +258,7 @@ class Auditor:
             predicted = self._count_pass(pass_input, passes.run_reusing(pass_input, prefix, depth))
             if predicted is None:
                 return
-            audits.append(Audited(key, depth, passes.max_divergence(reference, predicted)))
+            audits.append(Audit(key, depth, passes.max_divergence(reference, predicted)))
             if depth < depths[-1]:
                 yield
         self.stats.audits += 1
@@ -290,11 +290,11 @@ class Auditor:
             yield
             reference = self._count_pass(pass_input, passes.run_exact(pass_input, rounded=False))
             if reference is not None:
-                rounding = min(passes.max_divergence(reference, exact), MOST)
+                rounding = min(passes.max_divergence(reference, exact), MAX_NATS)
         if reference is None:
             return
         self.stats.audits += 1
-        self._record(name, min(passes.max_divergence(reference, hidden), MOST) - rounding)
+        self._record(name, min(passes.max_divergence(reference, hidden), MAX_NATS) - rounding)
 
     def _count_pass(self, pass_input: PassInput, predicted: Tensor | None) -> Tensor | None:
         """Count a pass, which had no room if `predicted` is None. Returns `predicted`."""

@@ -63,5 +63,5 @@ class Findings:
 
     @property
     def estimate(self) -> Estimate:
-        """The mean of the recent divergences, each clipped to `MOST`, and its interval."""
-        return Estimate.of([min(nats, MOST) for nats in self.recent])
+        """The mean of the recent divergences, each clipped to `MAX_NATS`, and its interval."""
+        return Estimate.of([min(nats, MAX_NATS) for nats in self.recent])

@@ -73,13 +73,13 @@ def weight_bytes(
 
 
 def logit_rows(config: ModelConfig) -> int:
-    """Rows of logits that exist at a time. A row that is not read greedily counts as `DRAWN` rows."""
-    return max(DRAWN, MAX_LOGITS // config.vocab)
+    """Rows of logits that exist at a time. A row that is not read greedily counts as `DRAW_WEIGHT` rows."""
+    return max(DRAW_WEIGHT, MAX_LOGITS // config.vocab)
 
 
 def logit_bytes(config: ModelConfig, rows: int, ranks: int = 1) -> int:
     """Upper estimate of the bytes that scoring `rows` predicted rows takes on each of `ranks`."""
-    return LOGIT_COPIES * min(rows * DRAWN, logit_rows(config)) * -(-config.vocab // ranks) * 4
+    return LOGIT_COPIES * min(rows * DRAW_WEIGHT, logit_rows(config)) * -(-config.vocab // ranks) * 4
 
 
 def layer_bytes(part: ModelConfig, rows: int, max_canvas: int, item: int, attention: Attention | None = None) -> int:

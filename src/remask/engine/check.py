@@ -140,8 +140,8 @@ def check_request(
                 f"mode {SPECULATION!r}: what {reader_of_steps.name!r} reads or writes depends on the steps before; use "
                 "mode 'ar'"
             )
-    rows = decoding.longest * pending.canvases
-    pending.row_layers = decoding.passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
+    rows = decoding.max_length * pending.canvases
+    pending.row_layers = decoding.max_passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
     limits.check_work(decoding.total_steps, pending.row_layers, params)
     pending.page_keys = page_keys(request, decoding)
     return pending
@@ -225,7 +225,7 @@ def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str
             template,
             edit_tokens=shape.edit_tokens,
             routing=shape.routing_block,
-            most_steps=limits.steps,
+            max_steps=limits.steps,
         )
         if decoding.rule.edits and shape.sampling.opens_blocks:
             raise ConfigError(

@@ -124,7 +124,7 @@ def _plan_next(turn: Turn) -> Turn | None:
     elif transfers.changes:  # what is final follows from step clocks
         final = decoder.outcome(final).final
     # Which positions a rule of fixed tokens transfers is not known, but how many: the decoder only counts them.
-    settled = final if rule is None or rule.changes else noisy[: rule.sure(len(noisy))]
+    settled = final if rule is None or rule.changes else noisy[: rule.min_count(len(noisy))]
     next_decoder = _advanced(decoder, canvas.with_settled(settled, decoder.step))
     if next_decoder.finished:
         return Turn(running, (), _NO_COST, next_decoder, final)
@@ -132,7 +132,7 @@ def _plan_next(turn: Turn) -> Turn | None:
     plan = running.planner.repeat_plan(next_decoder, noisy_after)
     if plan is None or (rule is not None and rule.changes and next_decoder.transfers is None):
         return None
-    if rule is not None and not rule.changes and not rule.counted(len(noisy)):
+    if rule is not None and not rule.changes and not rule.has_fixed_count(len(noisy)):
         # The step may end the block. The pass after that must overwrite whatever the speculative one has written.
         other_plan = _plan_after_block(running, decoder, noisy)
         if other_plan is not None and not other_plan.spans.rewrites(plan.spans):

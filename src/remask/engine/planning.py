@@ -63,10 +63,10 @@ class ResponseEnd:
         self.lead = canvas.settled_lead
         settled = tuple(canvas.response[start : self.lead].tolist()) if self.lead > start else ()
         finished = decoder.finished
-        is_complete = finished and not decoding.grows
+        is_complete = finished and not decoding.can_grow
         if self._may_stop:
             in_block = decoder.block_step > 0 and not finished
-            may_end = not in_block or decoding.ends_within(stop_written=stop_written)
+            may_end = not in_block or decoding.may_stop_within_block(stop_written=stop_written)
             if may_end and self.stop_length(self.lead) is not None:
                 self.reason = "stop"
                 return settled

@@ -237,7 +237,7 @@ def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int
     """Replace the tokens in `group`, of which the host may not know all yet, by those of the token buffer."""
     if group.noisy is not None:
         slots = turn.member.canvases[0].buffer_slots[turn.predicted]
-        group.noisy = group.noisy.on(token_buffer.tokens(send(slots, token_buffer.values.device)), mask_id)
+        group.noisy = group.noisy.with_current(token_buffer.tokens(send(slots, token_buffer.values.device)), mask_id)
 
 
 @torch.inference_mode()

@@ -262,7 +262,7 @@ class RunningRequest(Member):
             predicted = predictions.positions
             # A repeated plan predicts positions of its block only.
             if not plan.again and len(predicted) and not block.start <= predicted[0] <= predicted[-1] < block.stop:
-                predictions_in_block = predictions.of((predicted >= block.start) & (predicted < block.stop))
+                predictions_in_block = predictions.select((predicted >= block.start) & (predicted < block.stop))
                 positions = decoder.choose(predictions_in_block)
             else:
                 positions = decoder.choose(predictions)
@@ -306,7 +306,7 @@ class RunningRequest(Member):
         settled = self.end.settle(transfer, decoding, self.decoder)
         if record.first_settled_s is None and self.end.lead > record.fixed_lead:
             record.first_settled_s = self.pending.elapsed_s
-        self.is_done = self.end.reason is not None or (self.decoder.finished and decoding.grows)
+        self.is_done = self.end.reason is not None or (self.decoder.finished and decoding.can_grow)
         if transfer is not None or settled:
             events.append(Event(self.id, transfer=transfer, settled=settled))
         if events:

@@ -261,7 +261,7 @@ class Pages(Sharing):
 
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
-        block, ahead = decoding.block, decoding.ahead
+        block, ahead = decoding.block, decoding.block_offset
         if self.chain.is_next_pending(pending.page_keys):
             return AwaitsPage()
         salt = _salt(request, block, ahead)
@@ -316,7 +316,7 @@ class Pages(Sharing):
             self.chain,
             canvas,
             pending.decoding.block,
-            pending.decoding.ahead,
+            pending.decoding.block_offset,
             plan.salt,
             list(pages),
             placement.extents[0][0].split(),
