@@ -131,7 +131,7 @@ def panels(scene: Scene) -> list[Panel]:
     """The passes of the scene's request that are shown."""
     config = replace(preset(scene.preset), layers=LAYERS)
     weights = dummy_weights(config, torch.float32, torch.device("cpu"))
-    for name, _, tensor in weights.named():
+    for name, _, tensor in weights.named_tensors():
         tensor *= SHARPER if "norm" not in name else 1
     model = Transformer(config, weights)
     engine = Engine(model, EngineConfig(max_num_seqs=1, **scene.limits), scene.preset)

@@ -329,7 +329,7 @@ def test_queries_are_those_that_attention_is_given(family: str) -> None:
         model.attention = attention  # type: ignore[assignment]
         pool = Pool(config, 1, 8, torch.float64, CPU)
         with torch.inference_mode():
-            rows = Rows(*model.turned_by(0, torch.arange(5)), torch.arange(5), None, outputs=False)
+            rows = Rows(*model.cos_sin(0, torch.arange(5)), torch.arange(5), None, outputs=False)
             model.attend(model.project(h, 0, rows, pool), 0, WorkList.of(5, 5), pool)
             torch.testing.assert_close(model.queries(h[places], 0, places), given[0][places])
 

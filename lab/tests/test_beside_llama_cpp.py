@@ -33,7 +33,7 @@ def test_a_file_holds_the_weights_that_it_was_made_of(tmp_path: Path, kind: str,
     family, config = read_config(path)
     assert (config.family, config.mask_id, config.tied) == ("llada", TINY.mask_id, TINY.tied)
     read = load_weights(path, family, config, torch.float32, CPU, progress=False)
-    for (field, _, own), (_, _, other) in zip(weights.named(), read.named(), strict=True):
+    for (field, _, own), (_, _, other) in zip(weights.named_tensors(), read.named_tensors(), strict=True):
         assert float((own - other).norm()) <= error * float(own.norm()), field
 
 

@@ -28,7 +28,7 @@ class AsyncLLM:
     def __init__(self, model: str | LLM, *, max_queue: int = 256, **settings: Any) -> None:
         if isinstance(model, LLM) and settings:
             raise ConfigError(f"{next(iter(settings))}: an LLM has its settings already; leave it out")
-        self._own = not isinstance(model, LLM)
+        self._owns_llm = not isinstance(model, LLM)
         self.llm = model if isinstance(model, LLM) else LLM(model, **settings)
         self._engine = AsyncEngine(self.llm.engine, max_queue)
         self._numbers = itertools.count()
@@ -38,10 +38,10 @@ class AsyncLLM:
         self._engine.start()
         return self
 
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         """Cancel what has not ended, and end the thread; processes of an `LLM` that was made here end too."""
         await self._engine.stop()
-        if self._own:
+        if self._owns_llm:
             self.llm.close()
 
     async def stream(
@@ -52,7 +52,7 @@ class AsyncLLM:
         The last item alone has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`,
         `QueueFullError`, and `EngineDeadError` where the engine has stopped.
         """
-        pending = await asyncio.to_thread(self._checked, prompt, params, terms)
+        pending = await asyncio.to_thread(self._check_request, prompt, params, terms)
         answer = self.llm.session.answer(pending)
         ticket = self._engine.submit([pending])
         try:
@@ -72,6 +72,6 @@ class AsyncLLM:
         assert output is not None
         return output
 
-    def _checked(self, prompt: Prompt, params: Sampling | None, terms: RequestKeywords) -> PendingRequest:
+    def _check_request(self, prompt: Prompt, params: Sampling | None, terms: RequestKeywords) -> PendingRequest:
         request = self.llm.session.streamed(prompt, params, **terms)
         return self.llm.engine.check(replace(request, id=f"stream-{next(self._numbers)}"))

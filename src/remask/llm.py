@@ -40,8 +40,8 @@ __all__ = ["LLM", "Canvas", "Decided", "Output", "Sampling", "StreamedOutput"]
 
 log = logging.getLogger(__name__)
 
-_TOLD = 20_000_000
-"""Parameters from which on loading is told: fewer are loaded in no time."""
+_ANNOUNCED_PARAMETERS = 20_000_000
+"""Loading a model of at least this many weights is announced on stderr, as it takes noticeable time."""
 
 _BEST_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
@@ -87,32 +87,32 @@ class LLM:
             if name not in declared(LoadSettings):
                 raise UnknownNameError("argument", name, [*declared(LoadSettings), *signature(LLM).parameters])
         settings = ModelSettings(model, **loading)
-        before = read_cpu()
-        place = resolve_device(settings.device)
+        cpu_reading = read_cpu()
+        resolved_device = resolve_device(settings.device)
         # Whatever can be refused without the weights is, as reading these may take minutes.
         limits = engine or EngineConfig()
-        announce_download(settings, place, limits)
+        announce_download(settings, resolved_device, limits)
         found = find_model(settings)
-        if settings.progress and found.config.parameters >= _TOLD:
+        if settings.progress and found.config.parameters >= _ANNOUNCED_PARAMETERS:
             print(f"remask: loading {model}", file=sys.stderr, flush=True)
         self.refused_adapters = found.refused
-        usual = found.usual.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
-        policy, policy_settings = from_file(usual, cache_config)
+        cache_name = found.default_names.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
+        policy, policy_settings = from_file(cache_name, cache_config)
         parse(policy, policy_settings, lambda: DepthLookup({}))
         Shard(0, settings.tensor_parallel).check(found.config)
         if limits.batch_invariant:
             check_ranks(settings.tensor_parallel)
-        opened = open_model(found, place, limits, before)
+        opened = open_model(found, resolved_device, limits, cpu_reading)
         loaded, ranks = opened.loaded, opened.ranks
         try:
             # A file that cannot be used fails now, not when a policy first needs it.
             table: DepthTable | Literal["none"] | None = None
             if depth_table is not None:
                 table = NO_DEPTHS if depth_table == NO_DEPTHS else DepthTable.load(depth_table, loaded)
-            computed = Transformer(loaded.config, loaded.weights, ranks=ranks)
+            transformer = Transformer(loaded.config, loaded.weights, ranks=ranks)
             self.session = Session(
                 loaded,
-                computed,
+                transformer,
                 limits,
                 policy,
                 policy_settings,
@@ -135,7 +135,7 @@ class LLM:
             loaded.config.family,
             loaded.config.parameters,
             opened.numbers,
-            place,
+            resolved_device,
             opened.threads.number,
             opened.threads.why,
             settings.tensor_parallel,
@@ -153,7 +153,7 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
@@ -200,8 +200,8 @@ class LLM:
         log-probabilities with `top_logprobs`. Raises `ConfigError`, before anything runs, where a prompt or a setting
         cannot be used.
         """
-        asked = self.session.terms(terms, LLM.generate)
-        return self._answered(self.session.requests(prompts, params, *asked, readers=readers), trace)
+        terms_and_policy = self.session.terms(terms, LLM.generate)
+        return self._run(self.session.requests(prompts, params, *terms_and_policy, readers=readers), trace)
 
     def chat(
         self,
@@ -231,7 +231,7 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._answered(requests, trace)
+        return self._run(requests, trace)
 
     def stream(
         self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
@@ -266,13 +266,15 @@ class LLM:
         Its parts say how long a response is, so `params` are mappings without `max_tokens`. Outputs have the text of
         each hole in `holes`, and all of the response in `text`. All else is as in `generate`.
         """
-        items, asked = as_prompts(prompts), self.session.terms(terms, LLM.infill)
-        one = bool(canvas) and isinstance(canvas[0], Mapping | Part)
-        canvases: Any = [canvas] * len(items) if one else list(canvas)
-        return self._answered(self.session.requests(items, params, *asked, canvases=canvases, readers=readers), trace)
+        items, terms_and_policy = as_prompts(prompts), self.session.terms(terms, LLM.infill)
+        is_single_canvas = bool(canvas) and isinstance(canvas[0], Mapping | Part)
+        canvases: Any = [canvas] * len(items) if is_single_canvas else list(canvas)
+        return self._run(
+            self.session.requests(items, params, *terms_and_policy, canvases=canvases, readers=readers), trace
+        )
 
-    def _answered(self, requests: Sequence[Request], trace: bool) -> list[Output]:
-        """Run `requests`. Returns their outputs in their order."""
+    def _run(self, requests: Sequence[Request], trace: bool) -> list[Output]:
+        """Run `requests`, and return their outputs in the same order."""
         outputs = {output.id: output for output in self.session.run(requests, trace=trace)}
         return [outputs[request.id] for request in requests]
 
@@ -299,18 +301,18 @@ class LLM:
         for each beginning of a label, in the same batch. `cache`, `cache_config` and `adapter` are as in `generate`.
         Raises `ConfigError`, before anything runs, where a question cannot be asked.
         """
-        asked = state
-        if not isinstance(asked, Decisions):
+        decisions = state
+        if not isinstance(decisions, Decisions):
             fields = {"input": input, "together": together, "calibrate": calibrate, "end_turn": end_turn}
-            asked = Decisions(state, questions, **fields)  # type: ignore[arg-type]
-        plan = self.session.decisions(asked)
+            decisions = Decisions(state, questions, **fields)  # type: ignore[arg-type]
+        plan = self.session.decisions(decisions)
         policy = self.session.chosen_policy(cache, cache_config, adapter)
         numbers = range(len(plan.asks))
         requests = [plan.request(number, str(number), policy=policy, adapter=adapter) for number in numbers]
-        ordered = self._answered(requests, trace=False)
-        failed = next((output.error for output in ordered if output.error is not None), None)
-        if failed is not None:
-            raise DecisionError(f"a question could not be read: {failed}")
+        outputs = self._run(requests, trace=False)
+        error = next((output.error for output in outputs if output.error is not None), None)
+        if error is not None:
+            raise DecisionError(f"a question could not be read: {error}")
         return Decided(
-            plan.answers([output.reads[Reading.name] for output in ordered]), Usage.total([o.usage for o in ordered])
+            plan.answers([output.reads[Reading.name] for output in outputs]), Usage.total([o.usage for o in outputs])
         )

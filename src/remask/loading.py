@@ -9,7 +9,7 @@ import torch
 from remask.checkpoint import hub
 from remask.checkpoint.loaded import FoundModel, LoadedModel
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.shelf import shelved
+from remask.checkpoint.shelf import shelf_entry
 from remask.checks import Quantization
 from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, weight_bytes
 from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
@@ -20,7 +20,7 @@ from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physi
 from remask.machine.device import Threads, allocating, free_memory, resolve_dtype, resolve_threads, set_threads
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
-from remask.model.quantised import check_quantization, described
+from remask.model.quantised import check_quantization, kernel_description
 from remask.model.ranks import Ranks, Shard
 from remask.parallel import lead
 from remask.sampling.whole_canvas import CANVAS, STEPS
@@ -59,7 +59,7 @@ def open_model(
     if device.type == "cpu":
         _announce_work(found.config)
     ranks = found.settings.tensor_parallel
-    usual = found.usual.get("quantization")
+    usual = found.default_names.get("quantization")
     numbers = _numbers(found.settings, found.config, device, limits or EngineConfig(), found.quantization, usual)
     if numbers.chosen is not None:
         log.warning("%s: %s", found.settings.model, numbers.chosen)
@@ -82,7 +82,7 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
     None: it is not computed. Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError`
     where it fits neither the memory nor the disk, unless `settings.force`.
     """
-    row = None if settings.load_format == "dummy" else shelved(settings.model)
+    row = None if settings.load_format == "dummy" else shelf_entry(settings.model)
     if row is None or hub.on_disk(row.hub, row.revision) is not None:
         return
     computed = ""
@@ -149,21 +149,23 @@ def _numbers(
     precision, it is the widest that fits. Raises `ConfigError` where the weights do not fit.
     """
     ranks, room, on_cpu = settings.tensor_parallel, room_on(device, limits.gpu_memory_utilization), device.type == "cpu"
-    dtype, why = resolve_dtype(settings.dtype, device, config.parameters)
-    silent = settings.dtype == AUTO and settings.quantization is None and stored is None and not (usual and on_cpu)
+    dtype, dtype_reason = resolve_dtype(settings.dtype, device, config.parameters)
+    is_automatic = (
+        settings.dtype == AUTO and settings.quantization is None and stored is None and not (usual and on_cpu)
+    )
     fit, chosen = None, None
-    if silent and room is not None and device.type in ("cpu", "cuda"):
+    if is_automatic and room is not None and device.type in ("cpu", "cuda"):
         fit = fit_on(config, dtype, device, room, limits, ranks)
     if fit is not None and fit.quantization is not None:
         quantization: Quantization | None = fit.quantization
-        bits_why = f"auto: {_name(dtype)} has no room"
+        quantization_reason = f"auto: {_name(dtype)} has no room"
         chosen = (
             f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
             f"{gigabytes(max(0, room.room if room else 0))} that are left: the matrices are {quantization}, with room "
             f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
         )
     else:
-        quantization, bits_why = resolve_quantization(
+        quantization, quantization_reason = resolve_quantization(
             settings.quantization, stored, config, dtype, device, room, ranks, usual
         )
     for rank in range(ranks):
@@ -206,22 +208,22 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def room_on(device: torch.device, utilization: float | None) -> DeviceMemory | None:
-    """What the weights may take; None where the system does not say."""
+    """Return the memory that weights may use on `device`; None if the system does not tell it."""
     if device.type == "cuda":
         free, total = free_memory(device)
         return DeviceMemory(total, free, utilization or DEFAULT_UTILIZATION)
-    there = memory()
-    return None if there is None else DeviceMemory(*there, 1.0)
+    machine_memory = memory()
+    return None if machine_memory is None else DeviceMemory(*machine_memory, 1.0)
 
 
 def _set_threads(found: FoundModel, device: torch.device, since: CpuReading | None) -> Threads:
-    """Set the number of threads that each process computes on, and return it."""
-    asked, processes = found.settings.threads, found.settings.tensor_parallel
-    if asked is None and device.type != "cpu":
+    """Set the number of threads of this process, and return it with the reason."""
+    thread_count, processes = found.settings.threads, found.settings.tensor_parallel
+    if thread_count is None and device.type != "cpu":
         return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
-    threads = resolve_threads(asked, found.config.parameters // processes, found.settings.spare_cores, since)
+    threads = resolve_threads(thread_count, found.config.parameters // processes, found.settings.spare_cores, since)
     share = max(1, physical_cores() // processes)
-    if asked is None and processes > 1 and threads.number > share:
+    if thread_count is None and processes > 1 and threads.number > share:
         threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
     set_threads(threads)
     return threads

@@ -97,8 +97,8 @@ class Session:
         self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
-        self.cache, given = self.default_cache()
-        if config.audit and self.policy(self.cache, given).traits.exact:
+        self.cache, policy_settings = self.default_cache()
+        if config.audit and self.policy(self.cache, policy_settings).traits.exact:
             raise ConfigError(
                 f"audit={config.audit:g}: the cache {self.cache_name!r} computes what an audit would compare it with; "
                 "leave audit out (requests that name a cache which approximates are audited all the same), or choose "
@@ -173,16 +173,16 @@ class Session:
         ragged = masked and shape.sampling.schedule == "linear"
         return {"growing": shape.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
-    def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, given: str = "") -> Constraint | None:
-        """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
+    def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, beginning: str = "") -> Constraint | None:
+        """Return the reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
 
-        The responses may go on from a text that is `given`. Raises `ConfigError` where the form cannot be compiled, the
-        model's tokens cannot spell it, or nothing of this form begins with that text.
+        Forms are compiled once. Responses continue the text `beginning`. Safe on any thread. Raises `ConfigError` if
+        the form cannot be compiled, the model's tokens cannot spell it, or nothing of the form begins with that text.
         """
         if form is None:
             return None
         parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
-        return self._forms().compiled(parsed, given)
+        return self._forms().compiled(parsed, beginning)
 
     @property
     def takes_forms(self) -> bool:
@@ -217,7 +217,7 @@ class Session:
         return self._tables[adapter]
 
     def fingerprint_of(self, adapter: str | None) -> str:
-        """The identity of the model, computed with one of its adapters. Raises `UnknownNameError`."""
+        """Return the identity of the model with this adapter, or none. Raises `UnknownNameError` on an unknown one."""
         loaded = self.loaded
         if adapter is None:
             return loaded.fingerprint
@@ -226,7 +226,7 @@ class Session:
         return f"{loaded.fingerprint}-{loaded.adapters[adapter].fingerprint}"
 
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
-        """Another engine on the same weights, with its own memory and prefix store."""
+        """Return a new engine on the same weights, with its own K/V pages and prefix store."""
         decode = self.tokenizer.decode if self.tokenizer is not None else None
         return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
 
@@ -286,12 +286,12 @@ class Session:
         return terms, self.chosen_policy(cache, terms.cache_config, terms.adapter)
 
     def streamed(self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]) -> Request:
-        """The request of `stream`. Safe on any thread. Raises `ConfigError`."""
+        """Return the request of `LLM.stream`. Safe on any thread. Raises `ConfigError` on a bad prompt or setting."""
         (request,) = self.requests([prompt], params, *self.terms(terms, self.streamed))
         return request
 
     def answer(self, pending: PendingRequest) -> ResponseCollector:
-        """What reads the text of a request as it settles. Raises `ConfigError` where no tokenizer is there."""
+        """Return the collector of a request's text as it settles. Raises `ConfigError` without a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         shape, blocks = self.loaded.config, pending.decoding.block_ranges
@@ -300,11 +300,12 @@ class Session:
         )
 
     def pieces(self, answer: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
-        """What one step of the engine adds to an answer: one item, or none."""
+        """Return what the `events` of one step add to an answer: one item, or none if they add nothing."""
         delta = answer.take(events)
         output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)
-        found = delta.text or delta.tokens or output
-        return [StreamedOutput(delta.text, tuple(delta.tokens), output)] if found else []
+        if not (delta.text or delta.tokens or output):
+            return []
+        return [StreamedOutput(delta.text, tuple(delta.tokens), output)]
 
     def response(
         self,
@@ -342,7 +343,7 @@ class Session:
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
-        """The cache and its settings of requests, with this adapter or none, that name no cache but perhaps settings.
+        """Return the cache and its settings of requests that name no cache; `settings` replace the session's.
 
         Raises `UnknownNameError` on an unknown adapter.
         """
@@ -363,13 +364,13 @@ class Session:
     def chosen_policy(
         self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None, adapter: str | None
     ) -> CachePolicy:
-        """The policy of requests that may name one, or perhaps settings. Raises `ConfigError`."""
+        """Return the policy of Python arguments, which may name a file or no cache. Raises `ConfigError`."""
         if cache is None:
             return self.policy(*self.default_cache(adapter, settings or None), adapter=adapter)
         return self.policy(*from_file(cache, settings), adapter=adapter)
 
     def policy_of(self, terms: Terms) -> CachePolicy:
-        """The policy of a request in JSON, which names no file with one. Raises `ConfigError`."""
+        """Return the policy of a request in JSON, which may not name a file. Raises `ConfigError`."""
         if terms.cache is None:
             return self.policy(*self.default_cache(terms.adapter, terms.cache_config), adapter=terms.adapter)
         return self.policy(terms.cache, terms.cache_config, adapter=terms.adapter)
@@ -423,7 +424,7 @@ class Session:
                 parts: Any = canvases[index]
                 terms = replace(terms, canvas=parts)
             begun: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
-            request = self.request(str(index), tokens, shared, own or {}, terms, policy, begun=begun)
+            request = self.request(str(index), tokens, shared, own or {}, terms, policy, beginning=begun)
             requests.append(request.with_readers(*readers))
         return requests
 
@@ -437,14 +438,14 @@ class Session:
         policy: CachePolicy,
         *,
         command: Mapping[str, Any] | None = None,
-        begun: str = "",
+        beginning: str = "",
     ) -> Request:
         """The request of a prompt of `tokens`, `shared` of which are its prefix by default, as `response` resolves it.
 
-        The answer goes on from a text that is `begun`. Raises `ConfigError`.
+        The answer goes on from a text that is `beginning`. Raises `ConfigError`.
         """
         params, template = self.response(terms, own, len(tokens), command=command)
-        constraint = self.constraint(terms.structured_outputs, begun)
+        constraint = self.constraint(terms.structured_outputs, beginning)
         return request_of(
             name,
             tokens,
@@ -455,7 +456,7 @@ class Session:
             shared=shared,
             constraint=constraint,
             template=template,
-            continues=bool(begun),
+            continues=bool(beginning),
         )
 
     def run(
@@ -468,18 +469,25 @@ class Session:
     ) -> Generator[Output, None, None]:
         """Run requests, each under its own policy, and yield their outputs as they finish.
 
-        Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early
-        cancels the other requests.
+        A consumer that stops early cancels the requests that have not finished.
+
+        Args:
+            trace: add the transfers of each step to the outputs.
+            engine: runs the requests; None: the session's own.
+            progress: show a progress bar on stderr; None: as the session was told.
+
+        Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
         """
-        shown = self.progress if progress is None else progress
+        show_progress = self.progress if progress is None else progress
         by_id = {request.id: request for request in requests}
-        steps = closing(events_of(requests, engine or self.engine))
-        written = passes = 0
-        with steps as each, Progress("answering", len(requests), "requests", shown=shown) as bar:
-            for events in each:
-                passes += 1
-                written += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
-                bar.update(0, f"step {passes}, {written} tokens")
+        stepper = closing(events_of(requests, engine or self.engine))
+        step_count = 0
+        token_count = 0
+        with stepper as steps, Progress("answering", len(requests), "requests", enabled=show_progress) as bar:
+            for events in steps:
+                step_count += 1
+                token_count += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
+                bar.update(0, f"step {step_count}, {token_count} tokens")
                 for event in events:
                     if event.result is not None:
                         bar.update()
@@ -487,15 +495,15 @@ class Session:
 
 
 def check_idle(engine: Engine) -> None:
-    """Raise `ConfigError` where `engine` runs requests of somebody else."""
+    """Raise `ConfigError` if `engine` has requests already."""
     if engine.busy:
         raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
 
 
 def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
-    """Run requests, and yield the events of each step. They are cancelled where nobody takes more.
+    """Run requests, and yield the events of each step. A consumer that stops early cancels them.
 
-    Raises `ConfigError`, before any of them has run, on one that cannot run, and where the engine is not idle.
+    Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
     """
     check_idle(engine)
     try:
@@ -511,7 +519,7 @@ def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Eve
 
 
 def _step(engine: Engine) -> list[Event]:
-    """One step of `engine`, which begins again where a step fails on nobody's account."""
+    """Run one step of `engine` and return its events; none after a failed step, from which the engine recovers."""
     try:
         return engine.step()
     except Exception as error:

@@ -313,7 +313,7 @@ def weights_of(checkpoint: Path, dtype: torch.dtype = torch.float32, **more: Any
 
 def same(ours: Weights, theirs: Weights) -> None:
     """Fails where a tensor differs in a bit, or is kept in other codes."""
-    for (field, layer, own), (name, number, other) in zip(ours.named(), theirs.named(), strict=True):
+    for (field, layer, own), (name, number, other) in zip(ours.named_tensors(), theirs.named_tensors(), strict=True):
         assert (field, layer, type(own)) == (name, number, type(other))
         each = [matrix.parts() if isinstance(matrix, QuantisedMatrix) else {"": matrix} for matrix in (own, other)]
         assert all(torch.equal(part, each[1][kind]) for kind, part in each[0].items()), (field, layer)

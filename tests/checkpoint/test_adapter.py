@@ -50,7 +50,9 @@ def loaded(
 
 
 def assert_same(one: LoadedModel, other: LoadedModel, tolerance: float = 2e-6) -> None:
-    for (name, layer, got), (_, _, wanted) in zip(one.weights.named(), other.weights.named(), strict=True):
+    for (name, layer, got), (_, _, wanted) in zip(
+        one.weights.named_tensors(), other.weights.named_tensors(), strict=True
+    ):
         torch.testing.assert_close(got, wanted, atol=tolerance, rtol=1e-5, msg=f"{name} of layer {layer}")
 
 
@@ -62,7 +64,7 @@ def test_merged_weights_are_those_of_peft(tmp_path: Path, name: str) -> None:
     assert_same(got, loaded(merged))
     changed = [
         not torch.equal(a, b)
-        for (*_, a), (*_, b) in zip(got.weights.named(), loaded(base).weights.named(), strict=True)
+        for (*_, a), (*_, b) in zip(got.weights.named_tensors(), loaded(base).weights.named_tensors(), strict=True)
     ]
     assert sum(changed) >= len(got.weights.layers)
 
@@ -127,7 +129,10 @@ def test_it_is_merged_in_float32_and_then_rounded_once(tmp_path: Path) -> None:
     base, adapter, merged = base_and_adapted(tmp_path, DREAM, target_modules=LLAMA_LIKE)
     ours, theirs = loaded(base, adapter, dtype=torch.bfloat16), loaded(merged, dtype=torch.bfloat16)
     assert_same(ours, theirs, tolerance=2**-7)
-    close = [torch.equal(a, b) for (*_, a), (*_, b) in zip(ours.weights.named(), theirs.weights.named(), strict=True)]
+    close = [
+        torch.equal(a, b)
+        for (*_, a), (*_, b) in zip(ours.weights.named_tensors(), theirs.weights.named_tensors(), strict=True)
+    ]
     assert sum(close) > len(close) // 2  # but for what is about halfway between two numbers
 
 

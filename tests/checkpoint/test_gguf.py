@@ -56,7 +56,9 @@ CPU = torch.device("cpu")
 def test_a_file_is_the_model_that_it_was_made_of(file: str, model: str, rounded: torch.dtype) -> None:
     path, folder = FILES / f"{file}.gguf", goldens.model_dir(model)
     assert read_config(path)[1] == read_config(folder)[1]
-    for (*key, own), (*its, tensor) in zip(weights_of(path).named(), weights_of(folder).named(), strict=True):
+    for (*key, own), (*its, tensor) in zip(
+        weights_of(path).named_tensors(), weights_of(folder).named_tensors(), strict=True
+    ):
         vector = tensor.dim() == 1  # these stay float32 in such files
         assert key == its
         assert torch.equal(own, tensor if vector else tensor.to(rounded).float()), key

@@ -147,9 +147,9 @@ def test_what_the_shelf_says_is_carried_into_a_quantised_folder(
     assert main(["--quiet", "quantize", "--model", name, "--quantization", "int8", "--output", str(out)]) == 0
     kept = find_model(ModelSettings(str(out)))
     assert kept.quantization == "int8"
-    assert (kept.config, kept.sampling, kept.usual) == (named.config, named.sampling, named.usual)
+    assert (kept.config, kept.sampling, kept.default_names) == (named.config, named.sampling, named.default_names)
     assert dict(named.sampling).keys() >= row.sampling.keys()
-    assert named.usual["cache"] == more.get("remask.json", {}).get("cache", row.cache)
+    assert named.default_names["cache"] == more.get("remask.json", {}).get("cache", row.cache)
     same(*(each.load(torch.float32, torch.device("cpu"), quantization="int8").weights for each in (named, kept)))
 
 

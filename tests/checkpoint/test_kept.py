@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from remask.checkpoint import kept, loaded
+from remask.checkpoint import loaded, weight_cache
 from remask.checkpoint.load import load_weights
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings
@@ -28,7 +28,7 @@ class Opening:
         self.folder = cache / "remask" / "weights"
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
         monkeypatch.setattr(loaded, "load_weights", self._counted)
-        monkeypatch.setattr(kept, "LEAST", 0)
+        monkeypatch.setattr(weight_cache, "MIN_BYTES", 0)
 
     def _counted(self, *given: Any) -> Any:
         self.made += 1
@@ -112,7 +112,7 @@ def test_what_other_files_or_other_code_made_is_made_anew(
         os.utime(file, ns=(0, number))
     opening(base, "int8", adapter=str(adapter))
     assert opening.made == 4
-    monkeypatch.setattr(kept, "_code", lambda: "another version")
+    monkeypatch.setattr(weight_cache, "_code_digest", lambda: "another version")
     opening(base, "int8", adapter=str(adapter))
     assert opening.made == 5
     assert len(list(opening.folder.iterdir())) == 1, "what nobody can read is replaced"
@@ -124,9 +124,9 @@ def test_what_is_read_as_it_stands_is_not_kept(
     base = write(tmp_path / "base", WIDE, random_tensors(WIDE))
     opening(base)
     opening(base, "int8", check_weights=False)
-    for name, value in (("MOST", 1), ("LEAST", 10**9)):
+    for name, value in (("MAX_BYTES", 1), ("MIN_BYTES", 10**9)):
         with monkeypatch.context() as patched:
-            patched.setattr(kept, name, value)
+            patched.setattr(weight_cache, name, value)
             opening(base, "int8")
     assert not opening.folder.exists()
     opening.folder.parent.mkdir(parents=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from remask import LLM
-from remask.checkpoint.files import read_own
+from remask.checkpoint.files import read_model_defaults
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
@@ -368,13 +368,13 @@ def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", LLADA, random_tensors(LLADA))
     own, config = folder / "remask.json", folder / "config.json"
     own.write_text('{"version": 1, "cache": "none"}')
-    assert read_own(folder) == {"cache": "none"}
+    assert read_model_defaults(folder) == {"cache": "none"}
     for version in (2, 0, "1", True, None):
         own.write_text(json.dumps({"version": version, "cache": "none"}))
         with pytest.raises(
             CheckpointError, match=rf"remask.json is of version {version!r}, and this program reads 1: "
         ):
-            read_own(folder)
+            read_model_defaults(folder)
     own.unlink()
     told = {"quant_method": "remask", "kind": "x", "version": 2}
     config.write_text(json.dumps(LLADA | {"quantization_config": told}))

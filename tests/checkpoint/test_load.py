@@ -64,7 +64,7 @@ def test_tensors_arrive_in_their_places(tmp_path: Path, name: str, shards: int) 
     assert torch.equal(weights.norm, held[f"{norm}.weight"])
     assert torch.equal(weights.head, held[f"{head}.weight"])
     for number, layer in enumerate(weights.layers):
-        assert layer.named().keys() == places.keys()
+        assert layer.named_tensors().keys() == places.keys()
         for field, names in places.items():
             expected = torch.cat([held[stem.format(number) + each] for each in names])
             assert torch.equal(getattr(layer, field), expected), field
@@ -190,7 +190,7 @@ class _Watch:
 
 def test_one_tensor_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = _Watch()
-    monkeypatch.setattr("remask.checkpoint.load.opened", watch)
+    monkeypatch.setattr("remask.checkpoint.load.open_weight_file", watch)
     held = random_tensors(LLADA)
     weights = weights_of(write(tmp_path, LLADA, held, shards=2))
     assert torch.equal(weights.embed, held["model.transformer.wte.weight"])
@@ -206,13 +206,13 @@ from pathlib import Path
 from remask.checkpoint import load
 def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 seen = []
-opened = load.opened
+opened = load.open_weight_file
 @contextmanager
 def watched(*args, **kwargs):
     with opened(*args, **kwargs) as file:
         yield file
         seen.append(resident())
-load.opened = watched
+load.open_weight_file = watched
 folder = Path(sys.argv[1])
 family, config = load.read_config(folder)
 before = resident()

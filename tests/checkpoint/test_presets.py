@@ -55,7 +55,7 @@ def test_an_unknown_preset_suggests_the_nearest() -> None:
 def test_dummy_weights_are_normal_with_norms_of_one(name: str) -> None:
     weights = dummy_weights(preset(name), torch.float32, CPU)
     first = weights.layers[0]
-    for norm in (weights.norm, *(first.named()[name] for name in ("attn_norm", "ffn_norm"))):
+    for norm in (weights.norm, *(first.named_tensors()[name] for name in ("attn_norm", "ffn_norm"))):
         assert bool((norm == 1).all())
     drawn = [weights.embed, weights.head, first.qkv, first.out, first.gate_up, first.down]
     drawn += [] if first.qkv_bias is None else [first.qkv_bias]

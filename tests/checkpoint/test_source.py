@@ -46,7 +46,7 @@ def test_an_adapter_that_names_its_base_is_a_model(adapted: tuple[Path, Path, Pa
     asked = loaded(base, adapter=str(adapter), hf_overrides=MADE)
     (merged / "config.json").write_text(json.dumps(LLAMA | MADE))
     for (name, _, got), (*_, same), (*_, wanted) in zip(
-        own.weights.named(), asked.weights.named(), loaded(merged).weights.named(), strict=True
+        own.weights.named_tensors(), asked.weights.named_tensors(), loaded(merged).weights.named_tensors(), strict=True
     ):
         assert torch.equal(got, same)
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-5, msg=name)

@@ -85,8 +85,8 @@ def test_a_declaration_is_kept_with_its_field() -> None:
     fields = declared(Oven)
     assert list(fields) == ["rack", "degrees"]
     assert (fields["rack"].default, fields["rack"].choice, fields["degrees"].default) == (None, "place", 180.0)
-    assert fields["rack"].described == "Where the tray goes. For masked and uniform models."
-    assert fields["degrees"].described == "How hot it is."
+    assert fields["rack"].description == "Where the tray goes. For masked and uniform models."
+    assert fields["degrees"].description == "How hot it is."
 
 
 def test_none_is_allowed_where_it_is_the_default() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from remask.checks import plugins
 from remask.cli import main
-from remask.cli.commands import LABORATORY, MOVED, OWN, all_commands
+from remask.cli.commands import BUILTIN_COMMANDS, LAB_COMMANDS, MOVED_COMMANDS, all_commands
 from remask.cli.main import parse
 from remask.cli.parser import Parser, examples
 from remask.errors import RemaskError
@@ -75,20 +75,22 @@ def test_the_second_word_of_a_command_counts_too(capsys: pytest.CaptureFixture[s
     assert "Unknown command 'models pul'. Did you mean 'models pull'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("old", MOVED_COMMANDS)
 def test_a_command_of_another_name_names_what_does_it_now(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quiet", *old.split(), "--model", "x"]) == 2
-    assert capsys.readouterr().err == f"remask: error: there is no command {old!r} any more; use {MOVED[old]}\n"
-    words = MOVED[old].replace(",", "").split()[1:3]
+    assert (
+        capsys.readouterr().err == f"remask: error: there is no command {old!r} any more; use {MOVED_COMMANDS[old]}\n"
+    )
+    words = MOVED_COMMANDS[old].replace(",", "").split()[1:3]
     assert {" ".join(words), words[0]} & set(all_commands())
 
 
-@pytest.mark.parametrize("name", LABORATORY)
+@pytest.mark.parametrize("name", LAB_COMMANDS)
 def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert {*LABORATORY} | {*OWN} == {*all_commands()}
-    monkeypatch.setattr(sys.modules["remask.cli.main"], "all_commands", lambda: dict(OWN))
+    assert {*LAB_COMMANDS} | {*BUILTIN_COMMANDS} == {*all_commands()}
+    monkeypatch.setattr(sys.modules["remask.cli.main"], "all_commands", lambda: dict(BUILTIN_COMMANDS))
     assert main([*name.split(), "--model", "x"]) == 2
     told = capsys.readouterr().err
     install = "pip install './lab' (in remask's repository)"

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from remask.cli import main
-from remask.cli.demo import Row, reading, table
+from remask.cli.demo import Row, conclusion, table
 from remask.tasks import page
 from remask.tasks.town import is_correct
 
 NONE = Row("none", 8, 8, 0, 3.0, 3.1, 7.04, 1000, 0)
 REUSE, BICACHE = (
     replace(NONE, cache="reuse", right=2, hits=7, tokens_s=11.2, work=300, depth=30),
-    replace(NONE, cache="bicache", hits=7, written=3.2, tokens_s=12.0, work=500, depth=6),
+    replace(NONE, cache="bicache", hits=7, tokens_per_pass=3.2, tokens_s=12.0, work=500, depth=6),
 )
 
 
@@ -27,16 +27,16 @@ def test_the_table_and_its_sentence() -> None:
         "reuse    2 of 8  3.0               11.2      30 %   7 of 8",
         "bicache  8 of 8  3.0               12.0      50 %   7 of 8",
     ]
-    told = reading([NONE, REUSE, BICACHE], 30)
+    told = conclusion([NONE, REUSE, BICACHE], 30)
     assert "Kept in all 30 layers, as other engines keep a prompt, the page leaves 2 of 8 answers right" in told
     assert "kept in the first 6 (the depth that ships" in told
     assert "it leaves as many right as no cache does, for 2.0 times less work" in told
-    assert "1 fewer right" in reading([NONE, REUSE, replace(BICACHE, right=7)], 30)
-    assert "1 more right" in reading([replace(NONE, right=7), REUSE, BICACHE], 30)
+    assert "1 fewer right" in conclusion([NONE, REUSE, replace(BICACHE, right=7)], 30)
+    assert "1 more right" in conclusion([replace(NONE, right=7), REUSE, BICACHE], 30)
 
 
 def test_the_questions_are_four_look_ups_a_record_and_counts_about_one_page() -> None:
-    asked = page.asked()
+    asked = page.demo_questions()
     assert Counter(item.kind for item in asked) == {"find": 2, "street": 2, "record": 1, "count": 3}
     assert len({item.question for item in asked}) == 8
     assert len({item.system for item in asked}) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from remask.cli import main
 from remask.cli.commands import Command
-from remask.cli.logs import StderrLog, tell
+from remask.cli.logs import StderrLog, print_error
 from remask.cli.options import size_text
 from remask.machine.log_format import FIELDS
 from remask.model.ranks import Shard
@@ -82,7 +82,7 @@ def test_lines_of_json_have_tracebacks_fields_and_warnings(
         # pytest's own handlers would put half a surrogate into the report, which no process can send to another.
         patched.setattr(logging.getLogger(), "handlers", [])
         with StderrLog() as stderr:
-            stderr.set("info", "json")
+            stderr.configure("info", "json")
             try:
                 raise ValueError("two\nlines")
             except ValueError:
@@ -91,7 +91,7 @@ def test_lines_of_json_have_tracebacks_fields_and_warnings(
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
                 warnings.warn("of Python", stacklevel=1)
-            tell("bye")
+            print_error("bye")
     broke, seen, warned, last = objects(capsys.readouterr().err)
     assert (broke["message"], broke["logger"]) == ("it \ud800 broke", "uvicorn.error")
     assert broke["exception"].endswith("ValueError: two\nlines")
@@ -120,7 +120,7 @@ def test_levels_are_those_of_this_project_and_the_rest_stays_readable(capsys: py
     before = [logging.getLogger(name).level for name in names]
     assert before[1] == logging.NOTSET, "no command has left its level"
     with StderrLog() as stderr:
-        stderr.set("debug", "text")
+        stderr.configure("debug", "text")
         for name in ("remask.engine", "remask_lab.bench", "matplotlib.font_manager", "httpx"):
             logging.getLogger(name).debug("debug of %s", name)
             logging.getLogger(name).info("info of %s", name)
@@ -179,7 +179,7 @@ def test_the_process_of_another_rank_logs_as_this_one_does(monkeypatch: pytest.M
         patched.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
         for form in ("text", "json"):
             with StderrLog() as stderr:
-                stderr.set("info", form)
+                stderr.configure("info", form)
                 lead.Worker(Shard(1, 2)).connection.close()
     for command in started:
         command[3] = "999"  # no connection is open there

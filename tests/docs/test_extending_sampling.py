@@ -67,7 +67,7 @@ def test_the_field_of_the_example_is_a_declaration() -> None:
     exec(example("A sampling field").replace(": int | None", "", 1), names)
     owner = make_dataclass("Owner", [("max_per_step", "int | None", names["max_per_step"])])
     field = fields.declared(owner)["max_per_step"]
-    assert field.described.endswith("sets no limit. For masked models.")
+    assert field.description.endswith("sets no limit. For masked models.")
     field.check("max_per_step", None)
     with pytest.raises(ConfigError, match="max_per_step must be a whole number from 1"):
         field.check("max_per_step", 0)

@@ -25,7 +25,7 @@ def test_the_help_holds_every_field_and_rule(capsys: pytest.CaptureFixture[str])
     text = " ".join(capsys.readouterr().out.split())
     for name, field in LEAVES.items():
         assert f" {name} {field.values.words}" in text
-        assert field.described in text
+        assert field.description in text
     for name, rule in REMASKING.items():
         assert f" {name} {rule.meaning}" in text
 
@@ -34,7 +34,7 @@ def test_the_help_holds_every_field_and_rule(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("name", FIELDS)
 def test_bodies_hold_every_field(name: str, body: type[ChatBody] | type[CompletionBody]) -> None:
     schema = body.model_json_schema()["properties"][name]
-    assert schema["description"] == FIELDS[name].described
+    assert schema["description"] == FIELDS[name].description
     assert schema["anyOf"] == [FIELDS[name].values.schema(), {"type": "null"}]
 
 

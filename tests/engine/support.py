@@ -115,10 +115,10 @@ class CheckedTransformer(Transformer):
             assert save.states[save.positions].isfinite().all(), "NaN kept as a hidden state"
         return h
 
-    def leave(self, h: Tensor) -> Tensor:
+    def head_input(self, h: Tensor) -> Tensor:
         """As ever, and then no NaN may have come out."""
         self.passes += 1
-        out = super().leave(h)
+        out = super().head_input(h)
         assert out.isfinite().all(), "a predicted row is NaN"
         return out
 
@@ -146,7 +146,7 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
     pool, allocator = engine.pool, engine.allocator
     for tensor in (*pool.k, *pool.v, *(() if pool.signals is None else (pool.signals[:-1],))):
         tensor.fill_(torch.nan)
-    free, states, keep = allocator.release, engine.memory.new_states, pool.keep_outputs
+    free, states, keep = allocator.release, engine.memory.new_states, pool.allocate_outputs
 
     def release(extent: PageRange) -> None:
         free(extent)
@@ -161,14 +161,14 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
             if layer == 0 and token_buffer is not None:
                 token_buffer.values[torch.from_numpy(slots)] = -2  # no token
 
-    def keep_outputs() -> None:
+    def allocate_outputs() -> None:
         if not pool.outputs:
             keep()
             for tensor in (tensor for pair in pool.outputs for tensor in pair):
                 tensor.fill_(torch.nan)
 
     vars(allocator)["release"] = release
-    vars(pool)["keep_outputs"] = keep_outputs
+    vars(pool)["allocate_outputs"] = allocate_outputs
     vars(engine.memory)["new_states"] = engine.store.new_states = lambda tokens: states(tokens).fill_(torch.nan)
     return engine
 

@@ -215,7 +215,7 @@ def test_pieces_are_the_same_attention(case: Case, rows: int, slots: int, shorte
     """What is cut in any way has the same result, and units of the size that was asked for."""
     work = case.builder.list()
     q, k, v = torch.randn(len(case.keys), 2, 4), torch.randn(SLOTS, 2, 4), torch.randn(SLOTS, 2, 4)
-    cut, runs, whole = work.cut(rows, slots), work.cut_at_runs(shortest), work.ungrouped(slots, shortest)
+    cut, runs, whole = work.cut(rows, slots), work.cut_at_runs(shortest), work.ungroup(slots, shortest)
     assert (cut.units[:, 1] <= rows).all()
     assert (cut.units[:, 3] <= slots).all()
     for each in (cut, runs, whole):
@@ -250,14 +250,14 @@ def test_rows_of_several_small_units_become_rows_of_one() -> None:
     builder.add(9, 1, builder.slots(np.arange(70, 72)), 2, None)
     builder.add(10, 1, builder.slots(np.arange(80, 90)), 10, None)
     work = builder.list()
-    whole = work.ungrouped(12, 6)
+    whole = work.ungroup(12, 6)
     apart = [[5, 4, 10], [9, 2, 10], [9, 1, 2], [10, 1, 10]]
     assert whole.units[:, [0, 1, 3]].tolist() == [*apart, [0, 2, 11], [2, 3, 12]]
     assert whole.slots[whole.units[4, 2] :].tolist() == [*range(8), 20, 21, 22, *range(12)]
-    assert work.ungrouped(12, 5) is work, "one of the two would have two runs of 5.5 slots, which are read in place"
-    assert work.ungrouped(10, 6) is work
-    assert work.ungrouped(12, 99).units[:, [0, 1, 3]].tolist() == [*apart, [0, 2, 11], [2, 3, 12]]
-    assert len(work.ungrouped(20, 99).units) == 5
+    assert work.ungroup(12, 5) is work, "one of the two would have two runs of 5.5 slots, which are read in place"
+    assert work.ungroup(10, 6) is work
+    assert work.ungroup(12, 99).units[:, [0, 1, 3]].tolist() == [*apart, [0, 2, 11], [2, 3, 12]]
+    assert len(work.ungroup(20, 99).units) == 5
 
 
 @CPU_CALLS
@@ -300,7 +300,7 @@ def test_what_a_list_is_prepared_for_is_made_once() -> None:
         return number + len(work.units)
 
     work = WorkList.of(2, 3)
-    assert [work.once(make, number) for number in (1, 2, 1, 2)] == [2, 3, 2, 3]
+    assert [work.derive(make, number) for number in (1, 2, 1, 2)] == [2, 3, 2, 3]
     assert made == [1, 2]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from remask.checks.values import Share
-from remask.cli.flags import from_text
+from remask.cli.flags import value_parser
 from remask.engine import audit_passes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -301,7 +301,7 @@ def test_an_audit_is_of_its_request_alone() -> None:
     one = asked("r")
     keys = {engine.store.key(one.prompt_token_ids[:PREFIX], each.salt) for each in (one, replace(one, cache_salt="b"))}
     assert len(keys) == 2
-    assert MODELS["llada"].unrounded() is MODELS["llada"]
+    assert MODELS["llada"].without_rounding() is MODELS["llada"]
 
 
 def test_prefixes_without_audits_leave_nothing_behind() -> None:
@@ -316,7 +316,7 @@ def test_prefixes_without_audits_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("text", ["1/0", "half", "", "1/2/3"])
 def test_a_share_that_is_none_is_told_what_is_allowed(text: str) -> None:
-    share = from_text(Share())
+    share = value_parser(Share())
     with pytest.raises(argparse.ArgumentTypeError, match=r"expected a number from 0 to 1, as SHARE\|1/N\|off, got"):
         share(text)
     assert [share(word) for word in ("off", "1/64", "0.5")] == [0.0, 1 / 64, 0.5]

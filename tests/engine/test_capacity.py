@@ -37,7 +37,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.families import preset
 from remask.model.attention_torch import TorchAttention
-from remask.model.graphs import _Buffers, graph_bytes, most_rows, round_up
+from remask.model.graphs import _Buffers, graph_bytes, max_rows, round_up
 from remask.model.pool import Pool
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
@@ -306,7 +306,7 @@ def test_an_engine_whose_kernels_fail_is_pytorchs(monkeypatch: pytest.MonkeyPatc
 
 def _tensors(buffers: _Buffers) -> list[Tensor]:
     held = [getattr(buffers, each.name) for each in fields(buffers)]
-    return [*(own for own in held if isinstance(own, Tensor)), *(own for pair in buffers.turns for own in pair)]
+    return [*(own for own in held if isinstance(own, Tensor)), *(own for pair in buffers.cos_sin for own in pair)]
 
 
 def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,12 +316,12 @@ def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     stored = [engine.memory.store_budget for engine in engines]
     longest, attention = 256 + 16, engines[0].model.attention
     token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4)
-    room += workspace_bytes(TINY, most_rows(TINY), longest, 4, attention=attention)
-    room += attention_bytes(TINY, most_rows(TINY), longest, 4, attention, filled=True)
+    room += workspace_bytes(TINY, max_rows(TINY), longest, 4, attention=attention)
+    room += attention_bytes(TINY, max_rows(TINY), longest, 4, attention, filled=True)
     assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
     h = torch.zeros(1, TINY.hidden)
-    sizes = {round_up(rows) for rows in range(1, most_rows(TINY) + 1)}
+    sizes = {round_up(rows) for rows in range(1, max_rows(TINY) + 1)}
     assert graph_bytes(TINY, 4) == sum(own.nbytes for rows in sizes for own in _tensors(_Buffers.of(model, rows, h)))
 
 

@@ -22,7 +22,7 @@ from remask.errors import ConfigError
 from remask.families import preset
 from remask.model.cpu_kernels import Kernel
 from remask.model.pool import Pool
-from remask.model.sizes import MULTIPLIED
+from remask.model.sizes import PRODUCT_ROWS
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from remask.plan.canvas import Canvas
@@ -138,7 +138,7 @@ def test_kv_beside_quantized_weights_are_half_as_wide() -> None:
     model = Transformer(TINY, weights)
     engine = Engine(model, EngineConfig(max_model_len=64), "x")
     assert (model.dtype, engine.pool.k[0].dtype) == (torch.float32, torch.bfloat16)
-    engine.pool.keep_outputs()
+    engine.pool.allocate_outputs()
     assert engine.pool.outputs[0][0].dtype == torch.float32, "outputs are added to hidden states"
     plain = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
     assert plain.kv_dtype == torch.float32
@@ -171,7 +171,7 @@ def test_random_weights_stand_once_in_memory(kind: Any) -> None:
 def test_many_rows_are_multiplied_some_at_a_time() -> None:
     weights = dummy_weights(TINY, torch.float32, CPU, quantization="int8")
     matrix, bias = weights.layers[0].qkv, torch.randn(weights.layers[0].qkv.shape[0])
-    x = torch.randn(2 * MULTIPLIED + 3, TINY.hidden)
+    x = torch.randn(2 * PRODUCT_ROWS + 3, TINY.hidden)
     whole = torch.nn.functional.linear(x, matrix, bias)
     for start in range(0, len(x), 700):
         part = torch.nn.functional.linear(x[start : start + 700], matrix, bias)

@@ -98,7 +98,7 @@ def test_nothing_but_what_is_written_changes(policy: CachePolicy) -> None:
         engine.add(Work(request(prefix=5), policy).asked)
         for _ in range(4):
             engine.step()
-        engine.pool.keep_outputs()
+        engine.pool.allocate_outputs()
         pools.append(engine.pool)
     plain, repeated = ([*pool.k, *pool.v, *(x for pair in pool.outputs for x in pair)] for pool in pools)
     for one, other in zip(plain, repeated, strict=True):
@@ -115,7 +115,7 @@ def test_steps_repeat_what_the_first_ones_captured() -> None:
 
 def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the shape before are gone when the next one has come, and are captured again."""
-    monkeypatch.setattr(graphs, "MOST_SHAPES", 1)
+    monkeypatch.setattr(graphs, "MAX_SHAPES", 1)
     lengths = (4, 40, 4)  # prompts whose canvases fit into buffers of two sizes
     work = [Work(request(f"r{n}", length), Dense(), joins=20 * n) for n, length in enumerate(lengths)]
     engine = make_engine(graphs=True, attention="torch")
@@ -137,11 +137,11 @@ def test_stages_that_keep_outputs_have_graphs_of_their_own() -> None:
 )
 def test_the_larger_the_layers_the_fewer_rows_are_repeated(name: str, rows: int) -> None:
     """As far as launching them takes longer than computing them."""
-    assert graphs.most_rows(preset(name)) == rows
+    assert graphs.max_rows(preset(name)) == rows
 
 
 def test_large_stages_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_ROWS", 4)
+    monkeypatch.setattr(graphs, "MAX_ROWS", 4)
     engine, item = make_engine(graphs=True), Work(request(block_length=4), BlockDual())
     results = run(engine, [item])
     assert engine.graphs is not None
@@ -185,7 +185,7 @@ def test_a_failure_between_graphs_ends_its_own_request(layer: int, monkeypatch: 
 
 
 def test_sizes_of_buffers_are_few_and_near() -> None:
-    sizes = [round_up(rows) for rows in range(1, graphs.MOST_ROWS + 1)]
+    sizes = [round_up(rows) for rows in range(1, graphs.MAX_ROWS + 1)]
     assert len(set(sizes)) <= 33
     assert all(rows <= size <= max(rows + 1, 1.5 * rows) for rows, size in enumerate(sizes, 1))
     assert all(size <= 1.25 * rows for rows, size in enumerate(sizes, 1) if rows > 256)

@@ -90,7 +90,7 @@ def breaks_begin(engine: Engine, patch: pytest.MonkeyPatch, name: str) -> None:
     )
 
 
-def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "leave", layer: int = 0) -> None:
+def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "head_input", layer: int = 0) -> None:
     """The pass writes K and V of everybody up to `layer`, in which `operation` fails: by default, all of them."""
     model, run_pass = engine.runner.model, engine.runner.run
     act = getattr(model, operation)
@@ -191,7 +191,8 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
 @pytest.mark.parametrize(
     ("operation", "layer"),
     # The first layer computes all of its rows, so nothing is chosen there.
-    [(name, i) for name in ("_choose", "attend", "_feed") for i in range(name == "_choose", LAYERS)] + [("leave", 0)],
+    [(name, i) for name in ("_pick_rows", "attend", "_feed_forward") for i in range(name == "_pick_rows", LAYERS)]
+    + [("head_input", 0)],
 )
 def test_a_pass_that_failed_halfway_is_repeated_as_it_was(
     operation: str, layer: int, joins: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -206,7 +207,7 @@ def test_a_pass_that_failed_halfway_is_repeated_as_it_was(
         results = run(engine, [*good[:3], bad, *good[3:]], each_step=lambda _: engine.check_integrity())
     assert "is run in parts" in caplog.text
     # A choice that was made is not made again, so it need not fail again.
-    assert results["bad"].finish_reason == "error" or operation == "_choose"
+    assert results["bad"].finish_reason == "error" or operation == "_pick_rows"
     assert {name: outcome(results[name]) for name in expected} == expected
 
 

@@ -14,7 +14,7 @@ from remask.families import preset
 from remask.model.arithmetic import Arithmetic
 from remask.model.config import Mixture, Router
 from remask.model.invariant import TiledArithmetic
-from remask.model.mixture import Routes, feed, route
+from remask.model.mixture import Routes, mixture_output, route
 from remask.model.weights import MixtureWeights, empty_weights
 from tests.engine.support import CPU
 
@@ -61,7 +61,9 @@ def test_the_weighted_sum_of_the_chosen_experts(arithmetic: Arithmetic, router: 
     w, x = weights_of(router), rows_of(count)
     routes = route(x, router, 3, w, arithmetic)
     assert routes.experts.shape == routes.weights.shape == (count, 3)
-    torch.testing.assert_close(feed(x, routes, w, arithmetic).double(), by_hand(x, routes, w), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        mixture_output(x, routes, w, arithmetic).double(), by_hand(x, routes, w), rtol=0, atol=1e-5
+    )
 
 
 @ARITHMETICS
@@ -69,7 +71,9 @@ def test_rows_that_all_choose_the_same_expert(arithmetic: Arithmetic) -> None:
     w, x = weights_of(Router()), rows_of(70)
     for expert in (0, 5, EXPERTS - 1):
         routes = Routes(torch.full((70, 1), expert), torch.full((70, 1), 0.25))
-        torch.testing.assert_close(feed(x, routes, w, arithmetic).double(), by_hand(x, routes, w), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            mixture_output(x, routes, w, arithmetic).double(), by_hand(x, routes, w), rtol=0, atol=1e-5
+        )
 
 
 def test_the_bias_decides_on_the_choice_and_not_on_the_weight() -> None:
@@ -97,7 +101,7 @@ def test_tiled_rows_have_the_same_bits_in_any_company(router: Router, dtype: tor
 
     def out(rows: Tensor) -> tuple[Tensor, Tensor]:
         routes = route(rows, router, 3, w, arithmetic)
-        return routes.weights, feed(rows, routes, w, arithmetic)
+        return routes.weights, mixture_output(rows, routes, w, arithmetic)
 
     weights, fed = out(x)
     for rows in ([3], [0, 129], [*range(7, 90)], [*range(129, -1, -1)]):
@@ -110,7 +114,7 @@ def test_the_grouped_kernel_is_asked_for_the_same_product(dtype: torch.dtype) ->
     """PyTorch's grouped product on CPU, where it takes the same arguments as on GPUs."""
     x, weights = rows_of(40, dtype), torch.randn(5, 24, WIDE).to(dtype)
     ends = torch.tensor([0, 11, 11, 39, 40], dtype=torch.int32)
-    expected = Arithmetic().by_group(x, weights, ends)
+    expected = Arithmetic().linear_by_group(x, weights, ends)
     torch.testing.assert_close(F.grouped_mm(x, weights.transpose(1, 2), offs=ends), expected, rtol=1e-2, atol=1e-2)
 
 
@@ -128,7 +132,7 @@ def test_no_tensor_has_rows_and_experts_and_channels() -> None:
     router, x = Router(), rows_of(500)
     w = weights_of(router)
     with Largest() as seen:  # type: ignore[no-untyped-call]
-        feed(x, route(x, router, 3, w, Arithmetic()), w, Arithmetic())
+        mixture_output(x, route(x, router, 3, w, Arithmetic()), w, Arithmetic())
     assert 500 * 3 * WIDE <= seen.numbers < 500 * EXPERTS * INNER
 
 
@@ -138,4 +142,4 @@ def test_half_precision_follows_the_router() -> None:
         w, x = weights_of(router, torch.bfloat16), rows_of(6, torch.bfloat16)
         routes = route(x, router, 3, w, Arithmetic())
         assert routes.weights.dtype == (torch.float32 if router.float32 else torch.bfloat16)
-        assert feed(x, routes, w, Arithmetic()).dtype == torch.bfloat16
+        assert mixture_output(x, routes, w, Arithmetic()).dtype == torch.bfloat16

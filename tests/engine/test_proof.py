@@ -19,7 +19,7 @@ from remask.model import executors
 from remask.model.attention import Attention, NumpyAttention, Sink
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
-from remask.model.executors import Executor, check_graphs, resolve_executor
+from remask.model.executors import Executor, graphs_obstacle, resolve_executor
 from remask.model.graphs import Graphs
 from remask.model.quantised import empty_matrix
 from remask.model.stage import Stage
@@ -296,7 +296,7 @@ def test_the_kernels_pass_in_the_interpreter(family: str) -> None:
 def test_the_kernels_pass_on_every_family(name: str, dtype: torch.dtype, graphs: bool) -> None:
     config, place = preset(name), torch.device(device())
     model = Transformer(config, dummy_weights(config, dtype, place))
-    if graphs and (hindrance := check_graphs(model)) is not None:
+    if graphs and (hindrance := graphs_obstacle(model)) is not None:
         pytest.skip(f"a GPU repeats no such layers: {hindrance}")
     assert prove(model, resolve_executor("triton", config, place), graphs=graphs) == []
 

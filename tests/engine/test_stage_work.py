@@ -99,7 +99,7 @@ def check_near(
         assert work.pairs < len(keys) * (2 * reach + 1 + SLIDING_TILE)
         torch.testing.assert_close(TorchAttention(cap)(q, k, v, work, extra), expected, rtol=0, atol=1e-12)
         places = neighbour_places(parts, torch.device("cpu"))
-        torch.testing.assert_close(attend_near(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(attend_sliding(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
 
 
 def block_limits(length: int, block: int) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from remask import LLM, EngineConfig, loading
-from remask.checkpoint.files import read_sampling, unfollowed
+from remask.checkpoint.files import ignored_keys, read_sampling
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.denoising.noise import canvas_log_snrs
@@ -224,9 +224,9 @@ def test_the_authors_generation_config_is_read_in_their_words(tmp_path: Path) ->
     )  # fmt: skip
     uniform = {"sampler": "adaptive", "tokens_per_step": 3, "canvas_length": 40, "anchor": False, "trim": False}
     expected = {"temperature": 0.5, "steps_per_block": 9, "uniform": uniform}
-    assert read_sampling(tmp_path, SUMI.words) == expected
-    assert unfollowed(tmp_path, SUMI.words) == ["top_k"]
-    assert read_sampling(goldens.folder("plain"), SUMI.words) == {"temperature": 1.0}
+    assert read_sampling(tmp_path, SUMI.read_generation) == expected
+    assert ignored_keys(tmp_path, SUMI.read_generation) == ["top_k"]
+    assert read_sampling(goldens.folder("plain"), SUMI.read_generation) == {"temperature": 1.0}
 
 
 def test_what_has_no_meaning_on_a_whole_canvas_is_refused_by_name() -> None:

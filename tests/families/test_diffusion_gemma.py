@@ -65,7 +65,7 @@ def our_logits(
     assert pool.signals is not None
     pool.signals[:-1] = torch.nan
     if before is not None:
-        pool.signals[start:count] = model.expected(before.softmax(dim=-1))
+        pool.signals[start:count] = model.expected_embedding(before.softmax(dim=-1))
     plan = Plan((Span(range(config.layers), np.ones(count, dtype=np.bool_)),), predict=canvas.noisy, sees=sees)
     target = Target(CPU, sliding=config.sliding, roles=True)
     return model.head(model.forward(pack([(state, plan)], target), pool))

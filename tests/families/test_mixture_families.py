@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from remask.checkpoint.load import in_ranges, load_weights, read_config
+from remask.checkpoint.load import load_weights, name_ranges, read_config
 from remask.errors import CheckpointError
 from remask.families import family_of, preset
 from remask.families.llada import LLADA
@@ -160,7 +160,7 @@ def test_far_more_experts_than_tensors_are_refused_without_listing_them(
 
 def test_ranges() -> None:
     names = [f"a.{layer}.b.{expert}.c" for layer in (0, 1, 3) for expert in (0, 1, 2, 7)]
-    assert in_ranges(["x", *names, "a.5.b.9.c", "a.1.c", "a.2.c"]) == [
+    assert name_ranges(["x", *names, "a.5.b.9.c", "a.1.c", "a.2.c"]) == [
         "x",
         "a.1.c",
         "a.2.c",

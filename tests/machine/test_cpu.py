@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remask.machine import cpu
-from remask.machine.cpu import CpuReading, others_since, others_use, quota, read_cpu
+from remask.machine.cpu import CpuReading, measure_others_use, others_use, quota, read_cpu
 from tests.waiting import eventually
 
 
@@ -97,7 +97,7 @@ def test_what_others_use_is_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounded is not None
     assert rounded.used == 0.0, "the clocks are rounded, and no use is below 0"
     assert others_use(None, first) is others_use(first, None) is others_use(first, first) is None
-    assert others_since(None) is None
+    assert measure_others_use(None) is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux, whose /proc/stat is read")
@@ -105,7 +105,7 @@ def test_a_neighbour_is_seen() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
             began = read_cpu()
-            eventually(lambda: (use := others_since(began)) is not None and use.used >= 0.05)
+            eventually(lambda: (use := measure_others_use(began)) is not None and use.used >= 0.05)
         finally:
             neighbour.kill()
 

@@ -49,11 +49,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(16)
-    for name, value in (("cores", 16), ("physical_cores", 16), ("quota", None), ("others_since", None)):
+    for name, value in (("cores", 16), ("physical_cores", 16), ("quota", None), ("measure_others_use", None)):
         monkeypatch.setattr(config, name, lambda *_, value=value: value)
-    config._chosen.cache_clear()
+    config._chosen_thread_counts.cache_clear()
     yield monkeypatch
-    config._chosen.cache_clear()
+    config._chosen_thread_counts.cache_clear()
     torch.set_num_threads(before)
 
 
@@ -73,9 +73,9 @@ def others(used: float) -> OthersUse:
         (LARGE, 1, {"quota": 2.5}, 1, "the container may use 2.5 of 16 cores, 1 of them left to HTTP"),
         (LARGE, 0, {"quota": 0.5}, 1, "the container may use 0.5 of 16 cores"),
         (LARGE, 0, {"quota": 32.0}, 16, "16 cores"),
-        (LARGE, 0, {"others_since": others(13.4)}, 3, "other processes use 13.4 of 16 cores"),
-        (LARGE, 0, {"others_since": others(16.0)}, 1, "other processes use 16.0 of 16 cores"),
-        (LARGE, 0, {"others_since": others(0.1)}, 16, "16 cores"),
+        (LARGE, 0, {"measure_others_use": others(13.4)}, 3, "other processes use 13.4 of 16 cores"),
+        (LARGE, 0, {"measure_others_use": others(16.0)}, 1, "other processes use 16.0 of 16 cores"),
+        (LARGE, 0, {"measure_others_use": others(0.1)}, 16, "16 cores"),
     ],
 )
 def test_threads_are_chosen_by_what_is_tightest(

@@ -9,7 +9,7 @@ from remask.machine.progress import EVERY_S, Progress
 
 def test_elsewhere_than_on_a_terminal_it_is_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
-    with Progress("answering", 4, "requests", shown=True, clock=lambda: now) as bar:
+    with Progress("answering", 4, "requests", enabled=True, clock=lambda: now) as bar:
         for seconds, done, note in ((1, 1, ""), (EVERY_S - 1, 0, "step 7"), (1, 1, ""), (EVERY_S, 1, ""), (9, 1, "")):
             now += seconds
             bar.update(done, note)
@@ -21,7 +21,7 @@ def test_elsewhere_than_on_a_terminal_it_is_a_line_every_few_seconds(capsys: pyt
 
 def test_bytes_are_a_share(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    with Progress("loading weights", 3_000_000, "B", shown=True, scale=True, clock=lambda: now) as bar:
+    with Progress("loading weights", 3_000_000, "B", enabled=True, scale=True, clock=lambda: now) as bar:
         now += EVERY_S
         bar.update(1_000_000)
     assert capsys.readouterr().err == "loading weights: 33 %, 3 s\n"
@@ -29,9 +29,9 @@ def test_bytes_are_a_share(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_is_told_where_nobody_asks_or_it_is_done_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     late = iter(range(0, 900, int(EVERY_S)))
-    for item in Progress("measuring", 3, "requests", shown=False, clock=lambda: next(late)).over("abc"):
+    for item in Progress("measuring", 3, "requests", enabled=False, clock=lambda: next(late)).over("abc"):
         assert item in "abc"
-    with Progress("measuring", 3, "requests", shown=True, clock=lambda: 0.0) as bar:
+    with Progress("measuring", 3, "requests", enabled=True, clock=lambda: 0.0) as bar:
         bar.update(3)
     assert capsys.readouterr().err == ""
 
@@ -39,7 +39,7 @@ def test_nothing_is_told_where_nobody_asks_or_it_is_done_at_once(capsys: pytest.
 def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("remask.machine.progress._BAR_AFTER_S", 0.0)
-    with Progress("answering", 2, "requests", shown=True) as bar:
+    with Progress("answering", 2, "requests", enabled=True) as bar:
         bar.update(2, "step 1")
     told = capsys.readouterr().err
     assert "answering:" in told

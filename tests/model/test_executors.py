@@ -17,8 +17,8 @@ from remask.model import cpu_kernels, executors
 from remask.model.attention import NumpyAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.cpu_kernels import ROWS, SIDE, Kernel, average, dtype_speeds, speeds
-from remask.model.executors import check_graphs, resolve_executor
-from remask.model.invariant import ApartAttention
+from remask.model.executors import graphs_obstacle, resolve_executor
+from remask.model.invariant import UnitwiseAttention
 from remask.model.transformer import Transformer
 from remask.model.weights import empty_weights
 from tests.engine.support import MODELS
@@ -81,7 +81,7 @@ def test_what_is_asked_for_by_name() -> None:
 def test_rows_or_layers_that_differ_are_not_repeated(changes: dict[str, Any]) -> None:
     config = replace(preset("diffusion-gemma-tiny"), mixture=None, **changes)
     model = Transformer(config, empty_weights(config, torch.float32, torch.device("meta")))
-    said = check_graphs(model)
+    said = graphs_obstacle(model)
     assert said is not None
     assert "computed alike" in said
 
@@ -99,7 +99,7 @@ def test_an_engine_computes_by_what_was_chosen() -> None:
     tiled = Engine(
         model, EngineConfig(max_model_len=32, attention="numpy", batch_invariant=True), "test"
     ).model.attention
-    assert isinstance(tiled, ApartAttention)
+    assert isinstance(tiled, UnitwiseAttention)
     assert isinstance(tiled.inner, NumpyAttention)
 
 
@@ -117,12 +117,12 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(cpu_kernels, "time", made)
-    monkeypatch.setattr(cpu_kernels, "_OTHERS", 16)
+    monkeypatch.setattr(cpu_kernels, "_EVICTING", 16)
     return made
 
 
 def test_the_least_time_counts_but_for_the_first_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "_float32", lambda: (6.0, 6.0, 12.0))
+    monkeypatch.setattr(cpu_kernels, "_float32_seconds", lambda: (6.0, 6.0, 12.0))
     taken: dict[int, list[float]] = {1: [0.1, 9, 3, 9, 9, 9], 32: [0.1, 2, 2, 2, 2, 2], 128: [9, 9, 9, 9, 9, 8]}
     shapes = []
 

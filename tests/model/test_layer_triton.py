@@ -70,7 +70,7 @@ def test_heads(heads: int, groups: int, dim: int, turned: int | None, norm: Any,
     model = Transformer(config, lively_weights(config, dtype, device=torch.device(device())))
     w, rows = model.weights.layers[0], 5
     x = torch.randn(rows, config.hidden).to(dtype)
-    cos, sin = model.turned_by(0, torch.arange(2, 2 + rows))
+    cos, sin = model.cos_sin(0, torch.arange(2, 2 + rows))
     with torch.inference_mode():
         turned_heads, values = model._project(x, 0, range(heads + 2 * groups), (cos, sin))
         k, v = (torch.full((9, groups, dim), torch.nan).to(dtype) for _ in range(2))

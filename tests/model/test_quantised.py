@@ -28,7 +28,7 @@ from remask.errors import CheckpointError, ConfigError, TableError, UnknownNameE
 from remask.families import preset
 from remask.model import cpu_kernels, quantised
 from remask.model.config import ModelConfig
-from remask.model.cpu_kernels import Kernel, int4_kernel, int8_kernel, int_mm_limit, reduced_rows
+from remask.model.cpu_kernels import Kernel, int4_kernel, int8_kernel, int_mm_limit, needs_reduced_rows
 from remask.model.invariant import TiledArithmetic
 from remask.model.quantised import (
     Codes,
@@ -157,7 +157,7 @@ def test_int4_multiplies_rows_apart_and_sums_exactly(monkeypatch: pytest.MonkeyP
 def test_either_kernel_for_int8_multiplies_rows_apart(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, beside a row a thousand times as large and beside one that is not finite, a row has the same bits."""
     monkeypatch.setattr(quantised, "int8_kernel", lambda: Kernel(kernel, reduced=False))  # type: ignore[arg-type]
-    if kernel == "fbgemm" and reduced_rows() is None:
+    if kernel == "fbgemm" and needs_reduced_rows() is None:
         pytest.skip("PyTorch has no FBGEMM on this processor")
     values, x = numbers(128, 96), numbers(67, 96, seed=1)
     made = matrix("int8", values)
@@ -177,7 +177,7 @@ def test_either_kernel_for_int8_multiplies_rows_apart(kernel: str, monkeypatch: 
 
 
 FBGEMM = """
-reduced = kernels.reduced_rows()
+reduced = kernels.needs_reduced_rows()
 packed = kernels.int8_pack(largest.abs(), torch.ones(16))
 found = kernels.int8_product(x.abs(), [packed], reduced) / (127 * 64)
 print(reduced, found.sub(1).abs().max().item())
@@ -195,7 +195,7 @@ print(kernels.int_mm_limit() in (63, 127), found.abs().sub(1).abs().max().item()
 )
 def test_rows_have_seven_bits_where_eight_overflow(kernel: str, variable: str, allowed: float) -> None:
     """Neighbours that are all large, as in no random matrix, without VNNI's sums in 32 bits."""
-    if kernel == FBGEMM and reduced_rows() is None:
+    if kernel == FBGEMM and needs_reduced_rows() is None:
         pytest.skip("PyTorch has no FBGEMM on this processor")
     common = "import torch\nfrom remask.model import cpu_kernels as kernels\nx = torch.ones((3, 64))\nx[1] = -1\n"
     common += "largest = torch.full((16, 64), 127, dtype=torch.int8)\nlargest[1] = -127"
@@ -214,7 +214,7 @@ def test_the_faster_kernel_is_taken_where_it_is_much_faster(
 ) -> None:
     found = iter([speed, (2.0, 2.0, 2.0)])
     monkeypatch.setattr(cpu_kernels, "speeds", lambda _: next(found))
-    monkeypatch.setattr(cpu_kernels, "reduced_rows", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "needs_reduced_rows", lambda: False)
     kernel = int8_kernel.__wrapped__()
     assert kernel.name == name
     assert kernel.speed == ((2.0, 2.0, 2.0) if name == "fbgemm" else speed)
@@ -297,7 +297,7 @@ def test_rows_have_the_same_bits_in_any_company(kind: Quantization) -> None:
 def test_routers_norms_biases_and_vocabularies_stay_as_they_are(name: str, kind: Quantization) -> None:
     config = preset(name)
     plain, made = (empty_weights(config, torch.bfloat16, torch.device("meta"), quantization=q) for q in (None, kind))
-    for (field, layer, whole), (same, number, own) in zip(plain.named(), made.named(), strict=True):
+    for (field, layer, whole), (same, number, own) in zip(plain.named_tensors(), made.named_tensors(), strict=True):
         assert (field, layer, own.shape) == (same, number, whole.shape)
         quantised = isinstance(own, QuantisedMatrix)
         assert quantised == (field.removeprefix("mixture.") in ("qkv", "out", "gate_up", "down") and own.numel() > 0)
@@ -344,9 +344,9 @@ def test_a_checkpoint_is_quantised_as_it_is_read(tmp_path: Path, name: str, size
     found = find_model(ModelSettings(folder_of(tmp_path, small(RAWS[name]))))
     for rank in range(size):
         shard = Shard(rank, size)
-        plain = found.load(torch.float32, CPU, shard=shard).weights.named()
+        plain = found.load(torch.float32, CPU, shard=shard).weights.named_tensors()
         made = found.load(torch.float32, CPU, shard=shard, quantization=kind)
-        for (field, layer, whole), (_, _, own) in zip(plain, made.weights.named(), strict=True):
+        for (field, layer, whole), (_, _, own) in zip(plain, made.weights.named_tensors(), strict=True):
             if not isinstance(own, QuantisedMatrix):
                 assert torch.equal(own, whole), (field, layer)
                 continue
@@ -359,7 +359,7 @@ def test_a_checkpoint_is_quantised_as_it_is_read(tmp_path: Path, name: str, size
 def test_dummy_weights_are_the_same_numbers() -> None:
     config = preset("llada-moe-tiny")
     plain, made = (dummy_weights(config, torch.float32, CPU, quantization=kind) for kind in (None, "int8"))
-    for (field, _, whole), (_, _, own) in zip(plain.named(), made.named(), strict=True):
+    for (field, _, whole), (_, _, own) in zip(plain.named_tensors(), made.named_tensors(), strict=True):
         if isinstance(own, QuantisedMatrix) and own.dim() == 2:
             assert far(F.linear(torch.eye(whole.shape[1]), own).t(), whole) < ERROR["int8"], field
         elif not isinstance(own, QuantisedMatrix):
@@ -494,7 +494,7 @@ def test_a_quantised_checkpoint_loads_as_the_same_codes(
     made = find_model(ModelSettings(folder)).load(torch.float32, CPU, shard=shard, quantization=kind)
     read = kept.load(torch.float32, CPU, shard=shard)
     assert read.fingerprint != made.fingerprint
-    for (field, layer, a), (_, _, b) in zip(made.weights.named(), read.weights.named(), strict=True):
+    for (field, layer, a), (_, _, b) in zip(made.weights.named_tensors(), read.weights.named_tensors(), strict=True):
         if not isinstance(a, QuantisedMatrix):
             assert torch.equal(a, b), (field, layer)
             continue

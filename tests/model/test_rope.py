@@ -45,7 +45,7 @@ def queries(model: Transformer, x: Tensor, positions: Tensor) -> tuple[Tensor, T
     """Before and after RoPE."""
     w, heads = model.weights.layers[0], model.config.heads
     plain = model.arithmetic.linear(x, w.qkv[: heads * model.config.head_dim])
-    found, _ = model._project(x, 0, range(heads), model.turned_by(0, positions))
+    found, _ = model._project(x, 0, range(heads), model.cos_sin(0, positions))
     return plain.view_as(found), found
 
 
@@ -55,7 +55,7 @@ def test_it_is_rounded_once(dtype: torch.dtype) -> None:
     far = {}
     for wide in (False, True):
         config, model, x, positions = case(wide=wide, dtype=dtype)
-        assert model.turns[0][0].dtype == (torch.float32 if wide else dtype)
+        assert model.rope_tables[0][0].dtype == (torch.float32 if wide else dtype)
         plain, found = queries(model, x, positions)
         assert found.dtype == dtype
         exact = turned(plain, positions, config.rope_theta)
@@ -67,7 +67,7 @@ def test_a_model_of_float32_computes_the_same_either_way() -> None:
     for wide in (False, True):
         _, model, x, positions = case(wide=wide, dtype=torch.float32)
         plain, found = queries(model, x, positions)
-        assert model.turns[0][0].dtype == torch.float32
+        assert model.rope_tables[0][0].dtype == torch.float32
         torch.testing.assert_close(
             found, turned(plain, positions, model.config.rope_theta).float(), rtol=1e-4, atol=1e-5
         )
@@ -83,7 +83,7 @@ def test_the_kernel_rounds_once_too() -> None:
     k, v = (torch.empty(ROWS, config.kv_heads, config.head_dim, dtype=x.dtype) for _ in range(2))
     with torch.inference_mode():
         qkv = model.arithmetic.linear(x, w.qkv)
-        found = TritonLayer(config).heads(qkv, w, *model.turned_by(0, positions), k, v, slots)
+        found = TritonLayer(config).heads(qkv, w, *model.cos_sin(0, positions), k, v, slots)
     every = qkv.view(ROWS, -1, config.head_dim)
     for part, own in ((found, every[:, : config.heads]), (k, every[:, config.heads :][:, : config.kv_heads])):
         exact = turned(own, positions, config.rope_theta)

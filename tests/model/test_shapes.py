@@ -20,8 +20,8 @@ def test_shapes_are_computed_once(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "replace", lambda *_, **__: pytest.fail("a shape is computed again"))
     assert found[0] is config
     assert config.shapes[1] is found[1]
-    assert all(config.shape_of(layer) is found[config.slides(layer)] for layer in range(config.layers))
-    assert {config.slides(layer) for layer in range(config.layers)} == {True, False}
+    assert all(config.shape_of(layer) is found[config.is_sliding(layer)] for layer in range(config.layers))
+    assert {config.is_sliding(layer) for layer in range(config.layers)} == {True, False}
 
 
 @DIFFERENT

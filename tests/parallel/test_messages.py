@@ -15,7 +15,7 @@ from remask.model.pool import Pool
 from remask.model.stage import Save, Stage
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
-from remask.parallel.message import ObjectNames, Things
+from remask.parallel.message import ObjectNames, RankObjects
 from remask.readers.guidance import Guided, Residual
 from tests.engine.support import CPU
 
@@ -28,7 +28,7 @@ class Line:
     """Rank 0 and another rank, without processes between them."""
 
     def __init__(self) -> None:
-        self.names, self.things = ObjectNames(), Things(THEIRS)
+        self.names, self.objects = ObjectNames(), RankObjects(THEIRS)
         self.sent = 0
 
     def everywhere(self, act: Any, *args: Any) -> Any:
@@ -36,14 +36,14 @@ class Line:
         buffer = call.buffer(CPU)
         self.sent = buffer.nbytes
         SEEN.clear()
-        self.things.run(call.content, lambda empty: empty.copy_(buffer))
+        self.objects.run(call.content, lambda empty: empty.copy_(buffer))
         result = act(*args)
-        self.names.give(result, number)
+        self.names.record_result(result, number)
         return result
 
     @property
     def named(self) -> int:
-        return len(self.things._named)
+        return len(self.objects._by_name)
 
 
 def note(*args: Any) -> None:

@@ -105,11 +105,11 @@ def expected(field: str, whole: Tensor, config: ModelConfig, shard: Shard, layer
 def check_parts(config: ModelConfig, size: int, whole: Weights, parts: list[Weights]) -> None:
     for rank, part in enumerate(parts):
         shard = Shard(rank, size)
-        for field, layer, tensor in part.named():
-            named = {(name, number): value for name, number, value in whole.named()}
+        for field, layer, tensor in part.named_tensors():
+            named = {(name, number): value for name, number, value in whole.named_tensors()}
             assert torch.equal(tensor, expected(field, named[field, layer], config, shard, layer)), (field, layer)
         assert torch.equal(part.head, expected("head", whole.head, config, shard, None))
-        assert [name for name, _, _ in part.named()] == [name for name, _, _ in whole.named()]
+        assert [name for name, _, _ in part.named_tensors()] == [name for name, _, _ in whole.named_tensors()]
 
 
 @EACH

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from remask.cli.lines import as_request
+from remask.cli.lines import build_request
 from remask.llm import LLM
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
@@ -64,7 +64,7 @@ def test_canvases_and_suffixes_are_text(llm: LLM, fields: dict[str, Any]) -> Non
     own = {} if "canvas" in fields else {"sampling": {"max_tokens": 1}}
     counts = []
     for control in (None, True):
-        asked = as_request(llm, {"prompt": "a", "control_tokens": control, **fields, **own}, "r", {})
+        asked = build_request(llm, {"prompt": "a", "control_tokens": control, **fields, **own}, "r", {})
         assert asked.template is not None
         counts.append(special(llm, list(asked.template.tokens)))
     assert counts == [0, 4]
@@ -80,7 +80,7 @@ def test_states_and_questions_of_decisions_are_text(llm: LLM) -> None:
 
 
 def test_lines_and_python_callers_too(llm: LLM) -> None:
-    asked = [as_request(llm, {"messages": USER, "control_tokens": each}, "r", {}) for each in (None, True)]
+    asked = [build_request(llm, {"messages": USER, "control_tokens": each}, "r", {}) for each in (None, True)]
     counts = [special(llm, list(each.prompt_token_ids)) for each in asked]
     assert counts[1] == counts[0] + 4
     made = [

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from remask.checks.values import LARGEST, MAX_DEPTH, SHOWN, Flag, ListOf, Values, Whole, parsed_json, shown
+from remask.checks.values import LARGEST, MAX_DEPTH, SHOWN, Flag, ListOf, Values, Whole, parse_json, shown
 from remask.errors import ConfigError
 from remask.server.bodies import SMALL
 from tests.server.serving import CHATS, URL, Running
@@ -139,10 +139,10 @@ def test_what_is_as_deep_as_allowed_is_read(server: Running, path: str) -> None:
 def test_brackets_in_texts_are_no_depth() -> None:
     values: tuple[Any, ...] = (["[" * 1000], {"{" * 1000: 1}, ['\\"[' * 500], ["[", "]"] * 500, [[]] * 1000)
     for value in values:
-        assert parsed_json(json.dumps(value)) == value
+        assert parse_json(json.dumps(value)) == value
     for wrong in ("]" * 1000 + "[" * 1000, '"' + "[" * 1000, "[" * 1000):
         with pytest.raises(ValueError, match=r"nested more than|Extra data|Expecting|Unterminated"):
-            parsed_json(wrong)
+            parse_json(wrong)
 
 
 @pytest.mark.thorough

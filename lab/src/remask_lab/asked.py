@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask.checkpoint.settings import Reads
-from remask.checks.values import whole
-from remask.cli.lines import Lines, as_request, load_lines, read_lines
+from remask.checks.values import check_whole
+from remask.cli.lines import RequestFile, build_request, build_requests, load_lines
 from remask.cli.options import check_folder, object_option, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -49,7 +49,7 @@ def separated(text: str) -> list[str]:
 def check_least(args: argparse.Namespace, **least: int) -> None:
     """Raise `ConfigError` where an option is smaller than `least` of its name. An option that is not given passes."""
     for name, low in least.items():
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=low, optional=True)
+        check_whole(f"--{name.replace('_', '-')}", getattr(args, name), low=low, optional=True)
 
 
 def check_unset(args: argparse.Namespace, why: str, *names: str) -> None:
@@ -194,26 +194,26 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
     )
 
 
-def own_lines(args: argparse.Namespace) -> Lines | None:
+def own_lines(args: argparse.Namespace) -> RequestFile | None:
     """The lines of `--input`, if it is given. Raises `ConfigError` where they cannot be read, or there are none."""
     if args.input is None:
         return None
-    lines = load_lines(args.input, without=("cache", "cache_config"))
-    if not lines.each:
+    lines = load_lines(args.input, forbidden_keys=("cache", "cache_config"))
+    if not lines.lines:
         raise ConfigError(f"--input: {args.input!r} holds no request")
     return lines
 
 
-def own_workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Workload:
+def own_workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> Workload:
     """The request of `--prompt`, or those of `--input`, each with the `answer` that its line may carry.
 
     Raises `ConfigError` on what cannot be used.
     """
     sampling = asked_sampling(args)
     if lines is None:
-        tasks = [Task(as_request(llm, {"prompt": args.prompt}, "0", sampling))]
+        tasks = [Task(build_request(llm, {"prompt": args.prompt}, "0", sampling))]
     else:
-        found = read_lines(llm, lines, sampling, ("answer",))[: args.requests]
+        found = build_requests(llm, lines, sampling, ("answer",))[: args.requests]
         tasks = [
             Task(request, _right(request.id, line.get("answer")), check=says, rule=SAYS) for request, line in found
         ]

@@ -383,10 +383,10 @@ class _SectionedTransformer(Transformer):
 
     norm = _within("norms", Transformer.norm)
     head = _within("head", Transformer.head)
-    stillness = _within("selection", Transformer.stillness)
+    value_similarity = _within("selection", Transformer.value_similarity)
     project = _within("projections", Transformer.project)
-    _choose = _within("selection", Transformer._choose)
-    _feed = _within("mlp", Transformer._feed)
+    _pick_rows = _within("selection", Transformer._pick_rows)
+    _feed_forward = _within("mlp", Transformer._feed_forward)
 
     def _linear(self, x: Tensor, w: LayerWeights, field: str, *inputs: Any, **more: Any) -> Tensor:
         with self.section("projections") if field == "out" else nullcontext():

@@ -9,7 +9,7 @@ import sys
 from remask.cli.demo import CACHES
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
-from remask.tasks.page import ASKED, SAMPLING, candidates
+from remask.tasks.page import CHOSEN, SAMPLING, candidates
 from remask.tasks.town import is_correct
 from remask_lab.records.markdown import markdown_table
 from remask_lab.speed.command import command_parser, run_command
@@ -23,22 +23,25 @@ def main() -> None:
     parser.add_argument("--quantization", help="default: the model's own")
     args = parser.parse_args()
     with LLM(args.model, dtype=args.dtype, quantization=args.quantization, engine=EngineConfig(audit=0.0)) as llm:
-        asked, right = candidates(), dict[str, list[bool]]()
+        questions = candidates()
+        right: dict[str, list[bool]] = {}  # by cache, in the order of the questions
         for cache in CACHES:
-            outputs = llm.chat([item.messages for item in asked], SAMPLING, cache=cache)
-            right[cache] = [is_correct(item, output.text or "") for item, output in zip(asked, outputs, strict=True)]
+            outputs = llm.chat([item.messages for item in questions], SAMPLING, cache=cache)
+            right[cache] = [
+                is_correct(item, output.text or "") for item, output in zip(questions, outputs, strict=True)
+            ]
     rows = [
         [
-            "*" * (number in ASKED),
+            "*" * (number in CHOSEN),
             str(number),
             item.kind,
             item.question,
-            *("-+"[each[number]] for each in right.values()),
+            *("-+"[marks[number]] for marks in right.values()),
         ]
-        for number, item in enumerate(asked)
+        for number, item in enumerate(questions)
     ]
     print(markdown_table(["", "kind", "question", *CACHES], rows, aligned=True))
-    print(", ".join(f"{cache}: {sum(found)} of {len(found)}" for cache, found in right.items()))
+    print(", ".join(f"{cache}: {sum(marks)} of {len(marks)}" for cache, marks in right.items()))
 
 
 if __name__ == "__main__":

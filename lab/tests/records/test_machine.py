@@ -21,7 +21,7 @@ from remask_lab.records import machine
 def test_a_busy_machine_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch, used: float, stolen: float, text: str | None
 ) -> None:
-    monkeypatch.setattr(machine, "others_since", lambda _: OthersUse(3.0, 2, used, stolen))
+    monkeypatch.setattr(machine, "measure_others_use", lambda _: OthersUse(3.0, 2, used, stolen))
     monkeypatch.setattr(machine, "load_average", lambda: 4.2)
     found = machine.conditions(None)
     assert found["others"] == {"seconds": 3.0, "cores": 2, "used": used, "stolen": stolen}

@@ -19,19 +19,20 @@ from remask.errors import CheckpointError, ConfigError
 from remask.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from remask.families.family import OwnWords  # which imports PyTorch
+    from remask.families.family import GenerationReader  # which imports PyTorch
 
 log = logging.getLogger(__name__)
 
-OWN, SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "remask.json", "sampling", "hf_overrides", "cache", "quantization"
+DEFAULTS_FILE = "remask.json"
+SAMPLING, OVERRIDES, CACHE, QUANTIZATION = "sampling", "hf_overrides", "cache", "quantization"  # its keys
 _KEYS = {SAMPLING: dict, OVERRIDES: dict, CACHE: str, QUANTIZATION: str}
 CONFIG = "config.json"
-VERSION = "version"  # of what remask writes into a checkpoint; files without one are of the first
+VERSION = "version"  # key of the version of what remask writes into a checkpoint; without it the version is 1
 _VERSION = 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises `CheckpointError` where there is none."""
+    """The JSON object in `path`. Raises `CheckpointError` if the file cannot be read or has another value."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -48,13 +49,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def read_own(folder: Path) -> dict[str, Any]:
-    """The object in a folder's `remask.json`: what suits the model where nothing is asked; empty where there is none.
+def read_model_defaults(folder: Path) -> dict[str, Any]:
+    """The defaults for a model in its folder's `remask.json`. Returns an empty object if there is no such file.
 
-    "sampling" and "hf_overrides" are objects, "cache" and "quantization" (on CPUs) names. Raises `CheckpointError` as
-    `read_json`, and on another key or value.
+    "sampling" and "hf_overrides" are objects, "cache" and "quantization" (on CPUs) names. Raises `CheckpointError` if
+    the file cannot be read, or has another key or a value of another type.
     """
-    path = folder / OWN
+    path = folder / DEFAULTS_FILE
     if not path.is_file():
         return {}
     content = read_json(path)
@@ -69,7 +70,7 @@ def read_own(folder: Path) -> dict[str, Any]:
 
 
 def check_version(version: object, what: str) -> None:
-    """Raise `CheckpointError` where `what`, which remask has written, is of a version that this program cannot read."""
+    """Raise `CheckpointError` if this program cannot read the `version` of `what`, which remask has written."""
     if version != _VERSION or isinstance(version, bool):
         raise CheckpointError(
             f"{what} is of version {version!r}, and this program reads {_VERSION}: use the remask that wrote it, or a "
@@ -78,20 +79,20 @@ def check_version(version: object, what: str) -> None:
 
 
 def raw_config(checkpoint: Path) -> dict[str, Any]:
-    """The object in `config.json`, or what it would be for a GGUF file. Raises `CheckpointError`."""
+    """The object in `config.json`, or the equivalent of a GGUF file. Raises `CheckpointError` if it cannot be read."""
     return config_object(read_header(checkpoint)) if is_gguf(checkpoint) else read_json(checkpoint / CONFIG)
 
 
 def tokenizer_mask(folder: Path) -> int | None:
-    """The id of the `mask_token` that a folder's tokenizer names in any of its files; None where it names none.
+    """The id of the `mask_token` in the files of a folder's tokenizer. Returns None if they name none.
 
-    Raises `CheckpointError` as `read_json`, and where a file is malformed or none says which id the token has.
+    Raises `CheckpointError` if a file is malformed, or if no file has the id of the token.
     """
     try:
-        name, token = _named_mask(folder)
+        name, token = _mask_token(folder)
         if name is None:
             return None
-    # Their objects are of any form: what they hold is not checked value by value.
+    # The files' values are not checked one by one: wrong types end here.
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"The tokenizer in {folder} cannot be asked for its mask_token: {type(error).__name__}: {error}. Download "
@@ -105,47 +106,49 @@ def tokenizer_mask(folder: Path) -> int | None:
     return token
 
 
-def _named_mask(folder: Path) -> tuple[str | None, object]:
-    """The text of that token, and its id; None where there is none."""
+def _mask_token(folder: Path) -> tuple[str | None, object]:
+    """Text and id of the tokenizer's mask token, each None if no file has it."""
 
     def content(name: str) -> dict[str, Any]:
         return read_json(folder / name) if (folder / name).is_file() else {}
 
-    config, whole = content("tokenizer_config.json"), content("tokenizer.json")
-    name = config.get("mask_token") or content("special_tokens_map.json").get("mask_token")
-    name = name.get("content") if isinstance(name, dict) else name
+    config, tokenizer = content("tokenizer_config.json"), content("tokenizer.json")
+    mask = config.get("mask_token") or content("special_tokens_map.json").get("mask_token")
+    name = mask.get("content") if isinstance(mask, dict) else mask
     if name is None:
         return None, None
-    added = [*(whole.get("added_tokens") or ())]
-    added += [{"id": int(key), **token} for key, token in (config.get("added_tokens_decoder") or {}).items()]
-    ids = [token.get("id") for token in added if token.get("content") == name]
-    tables = [content("added_tokens.json"), content("vocab.json"), (whole.get("model") or {}).get("vocab")]
-    ids += [table.get(name) for table in tables if isinstance(table, dict)]
-    return name, next((number for number in ids if number is not None), None)
+    tokens = [*(tokenizer.get("added_tokens") or ())]
+    tokens += [{"id": int(key), **token} for key, token in (config.get("added_tokens_decoder") or {}).items()]
+    ids = [token.get("id") for token in tokens if token.get("content") == name]
+    vocabularies = [content("added_tokens.json"), content("vocab.json"), (tokenizer.get("model") or {}).get("vocab")]
+    ids += [vocabulary.get(name) for vocabulary in vocabularies if isinstance(vocabulary, dict)]
+    return name, next((token for token in ids if token is not None), None)
 
 
 GENERATION = "generation_config.json"
-# Of the Hugging Face file: our names of the fields that mean the same. The second apply where it says that it samples.
+# Our names of keys of `generation_config.json`. The second ones apply if its `do_sample` is true.
 _ALWAYS: Mapping[str, str] = {"max_new_tokens": "max_tokens"}
 _SAMPLED: Mapping[str, str] = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
-# Keys that do not say which tokens are chosen.
+# Keys that do not affect which tokens are chosen.
 _MECHANICS = {
     *("do_sample", "cache_config", "cache_implementation", "disable_compile", "return_dict_in_generate"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_commit_hash", "_from_model_config"),
 }
 
 
-def read_sampling(folder: Path, words: "OwnWords | None" = None) -> dict[str, Any]:
-    """The defaults of the checkpoint in `folder`; empty where it gives none.
+def read_sampling(folder: Path, family_reader: "GenerationReader | None" = None) -> dict[str, Any]:
+    """The default sampling parameters in the files of a checkpoint; empty if there are none.
 
-    `remask.json` holds them as an object `sampling` of declared sampling parameters. Without such a file they are what
-    `generation_config.json` says in its own words: `max_new_tokens`, and with `do_sample` also `temperature`, `top_k`
-    and `top_p`, and what it says in the `words` of the model's family; the rest of that file is for other libraries.
-    What no file says is the family's choice. Raises `CheckpointError` on a value that is not allowed, too.
+    They are the object `sampling` of `remask.json`. Without such a file they come from `generation_config.json`:
+    `max_new_tokens`, with `do_sample` also `temperature`, `top_k` and `top_p`, and what `family_reader` makes of keys
+    of the model's family. Raises `CheckpointError` if a file cannot be read, or a value is not allowed.
     """
-    for name in (OWN, GENERATION):
+    for name in (DEFAULTS_FILE, GENERATION):
         if (folder / name).is_file():
-            sampling = dict(read_own(folder).get(SAMPLING, {})) if name == OWN else _generation(folder / name, words)
+            if name == DEFAULTS_FILE:
+                sampling = dict(read_model_defaults(folder).get(SAMPLING, {}))
+            else:
+                sampling = _read_generation(folder / name, family_reader)
             try:
                 SamplingParams.from_mapping(sampling)
             except ConfigError as error:
@@ -156,45 +159,43 @@ def read_sampling(folder: Path, words: "OwnWords | None" = None) -> dict[str, An
     return {}
 
 
-def unfollowed(folder: Path, words: "OwnWords | None") -> list[str]:
-    """Keys of `generation_config.json` that say how a checkpoint is decoded, and that `read_sampling` cannot follow.
+def ignored_keys(folder: Path, family_reader: "GenerationReader | None") -> list[str]:
+    """Keys of `generation_config.json` that affect which tokens are chosen, and that `read_sampling` ignores.
 
-    Empty where the model's family has no `words` of its own, or where `remask.json` is read in that file's place.
-    Raises `CheckpointError` as `read_json`.
+    Returns an empty list if there is no `family_reader`, or if `remask.json` is read instead of that file. Raises
+    `CheckpointError` if the file cannot be read.
     """
     path = folder / GENERATION
-    if words is None or (folder / OWN).is_file() or not path.is_file():
+    if family_reader is None or (folder / DEFAULTS_FILE).is_file() or not path.is_file():
         return []
     content = read_json(path)
-    known = _MECHANICS | _common(content).keys()
-    return [key for key in words(content)[1] if key not in known]
+    known = _MECHANICS | _common_keys(content).keys()
+    return [key for key in family_reader(content)[1] if key not in known]
 
 
-def _generation(path: Path, words: "OwnWords | None") -> dict[str, Any]:
+def _read_generation(path: Path, family_reader: "GenerationReader | None") -> dict[str, Any]:
     content = read_json(path)
-    sampling = {ours: content[theirs] for theirs, ours in _common(content).items() if content.get(theirs) is not None}
-    if sampling.get("top_k") in (0, -1):  # all tokens, in the words of transformers and of vLLM
+    names = _common_keys(content)
+    sampling = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
+    if sampling.get("top_k") in (0, -1):  # all tokens, as transformers and vLLM write it
         del sampling["top_k"]
-    return sampling if words is None else sampling | words(content)[0]
+    return sampling if family_reader is None else sampling | family_reader(content)[0]
 
 
-def _common(content: Mapping[str, Any]) -> dict[str, str]:
-    """Our names of the keys of `content` that are followed whatever the family."""
+def _common_keys(content: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of `content` that apply to every family, with our names for them."""
     return {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LISTED = 20  # faults, of which more are counted
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number, of types that convert to any floating type
+_LISTED = 20  # faults that an error lists; it counts the others
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number, in types that convert to any floating type
 CONVERTED = tuple(_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The tensor that holds what the numbers of another are multiplied with, one for each `block` of rows and columns.
-
-    Blocks begin at the first row and column; those at the ends may be smaller.
-    """
+    """Scales of another tensor, one for each `block` of rows and columns. The last blocks may be smaller."""
 
     name: str
     file: Path
@@ -203,29 +204,25 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
-
-    Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how. A GGUF file's
-    types have its names; `packed` is the bytes of one number, as it is of a tensor with `scales`.
-    """
+    """Where a tensor is, and what it is. Shape and dtype of a quantized tensor are those of the numbers it encodes."""
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str
-    kind: Quantization | None = None
-    packed: float | None = None
+    dtype: str  # as safetensors spells it, F32, BF16, ..., or as the GGUF file does
+    kind: Quantization | None = None  # how our own checkpoint encodes it; None: it does not
+    packed: float | None = None  # bytes of a number in GGUF files, and of tensors with `scales`
     scales: Scales | None = None
 
     @property
     def item(self) -> float | None:
-        """Bytes of a number in the file; None: of a type that does not convert to floating types."""
+        """Bytes of a number in the file. Returns None if its type does not convert to floating types."""
         return _BYTES.get(self.dtype) if self.packed is None else self.packed
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a checkpoint: the single one, or the shards that its index names, sorted by name.
 
-    Raises `CheckpointError` where there is neither, or the index is malformed or names files that do not exist.
+    Raises `CheckpointError` if there is neither, or if the index is malformed or names files that do not exist.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
@@ -233,9 +230,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
-    """Every tensor of a checkpoint by name. Says which file was read where a single one and an index are there.
+    """Every tensor of a checkpoint by name. Logs a warning if there are a single file and an index of other files.
 
-    Raises `CheckpointError` as `weight_files`, and where a file cannot be read or the index contradicts the files.
+    Raises `CheckpointError` if there are no weight files, one cannot be read, or the index contradicts them.
     """
     files = weight_files(folder)
     index = {} if files == [folder / SINGLE] else _weight_map(folder)
@@ -247,7 +244,7 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
         )
     locations: dict[str, list[TensorLocation]] = {}
     for file in files:
-        with opened(file) as content:
+        with open_weight_file(file) as content:
             for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
                 piece = content.get_slice(name)
                 location = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
@@ -257,42 +254,45 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
 
 
 def _indexes_others(folder: Path) -> bool:
-    """Whether there is an index of other files than the single one."""
+    """Whether there is an index, also a malformed one, of other files than the single one."""
     try:
         return set(_weight_map(folder).values()) != {SINGLE}
     except CheckpointError:
         return (folder / INDEX).is_file()
 
 
-def _check_index(folder: Path, index: Mapping[str, str], found: Mapping[str, Sequence[TensorLocation]]) -> None:
-    """Raise `CheckpointError` where the index names a tensor's file wrongly, or shards hold one name more than once."""
+def _check_index(folder: Path, index: Mapping[str, str], locations: Mapping[str, Sequence[TensorLocation]]) -> None:
+    """Raise `CheckpointError` if the index names a wrong file for a tensor, or two shards hold one name."""
     faults = []
     for name, shard in index.items():
-        shards = [place.file.name for place in found.get(name, ())]
+        shards = [place.file.name for place in locations.get(name, ())]
         if shard not in shards:
             faults.append(f"it has {name} in {shard}, and {' and '.join(shards) or 'no shard'} holds it")
-    for name, places in found.items():
+    for name, places in locations.items():
         if len(places) > 1:
             copies = " and ".join(f"{place.file.name} {list(place.shape)}" for place in places)
             faults.append(f"{name} stands in {copies}")
     if faults:
         raise CheckpointError(
-            f"{folder / INDEX} and the shards that it names contradict each other: {listed(faults)}. They are of "
+            f"{folder / INDEX} and the shards that it names contradict each other: {list_faults(faults)}. They are of "
             "different models or downloads: fetch the index and the shards again."
         )
 
 
-def listed(faults: Sequence[str]) -> str:
-    """What is wrong, in one sentence; of many the first ones, and how many more there are."""
+def list_faults(faults: Sequence[str]) -> str:
+    """The first `_LISTED` of `faults` in one sentence, and how many more there are."""
     rest = len(faults) - _LISTED
     return "; ".join(faults[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 @contextmanager
-def opened(path: Path, how: Callable[[Path], Any] | None = None) -> Iterator[Any]:
-    """A weight file that `how` opens, or safetensors, while it is read. Raises `CheckpointError` on a failure."""
+def open_weight_file(path: Path, opener: Callable[[Path], Any] | None = None) -> Iterator[Any]:
+    """An open weight file, of `opener` or of safetensors. Raises `CheckpointError` on errors, also while it is read.
+
+    Raises `MemoryError` if there is too little memory to map it.
+    """
     try:
-        with safe_open(path, framework="pt") if how is None else how(path) as file:
+        with safe_open(path, framework="pt") if opener is None else opener(path) as file:
             yield file
     except (SafetensorError, OSError) as error:
         if getattr(error, "errno", None) == ENOMEM or "Cannot allocate memory" in str(error):
@@ -303,7 +303,7 @@ def opened(path: Path, how: Callable[[Path], Any] | None = None) -> Iterator[Any
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """The file name of each tensor's shard, from the index."""
+    """The file name of each tensor's shard, from the index. Raises `CheckpointError` as `weight_files` says."""
     index = folder / INDEX
     if not index.is_file():
         files = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
@@ -314,7 +314,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
         raise CheckpointError(f"{index}: 'weight_map' must be an object of tensor names and file names.")
-    # A name with a folder in it could lead anywhere on the disk.
+    # A name with a folder in it could be anywhere on the disk.
     outside = sorted({shard for shard in shards.values() if Path(shard).name != shard})
     if outside:
         raise CheckpointError(f"{index} names files outside its folder: {', '.join(map(repr, outside))}.")

@@ -17,19 +17,17 @@ _CHUNKS, _CHUNK = 256, 4096
 def fingerprint(
     config: ModelConfig, source: Path | int, quantization: str | None = None, changes: Sequence[str] = ()
 ) -> str:
-    """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
+    """Sixteen hexadecimal digits (xxhash64) that identify a model, whatever its dtype and device.
 
-    Quantized weights are another model: what was measured of one does not hold for the other. So `quantization`
-    follows, after a hyphen.
+    `quantization` follows after a hyphen, as measurements of a model do not apply to its quantized weights.
 
     `source` is a checkpoint (a folder or a GGUF file), or the seed of dummy weights. The hash of a folder covers the
     bytes of `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets)
     and a sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB
-    is hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
+    is hashed as a whole. The path of the folder does not matter. Fine-tunes of a model have different hashes, as they
     differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of a GGUF file covers the
-    same of it, but not its name; that of dummy weights covers the configuration and the seed. What `changes` a
-    checkpoint, such as an adapter that is merged into its weights, is covered as well. Raises `CheckpointError` where a
-    file is missing or cannot be read.
+    same parts, but not its name; that of dummy weights covers configuration and seed. `changes` of a checkpoint, such
+    as an adapter that is merged, are covered as well. Raises `CheckpointError` if a file cannot be read.
     """
     parts = [b"dummy", repr(config).encode(), str(source).encode()] if isinstance(source, int) else _folder(source)
     identity = digest(chain(parts, (change.encode() for change in changes)))
@@ -62,14 +60,14 @@ def _folder(folder: Path) -> Iterator[bytes]:
 
 
 def file_content(path: Path) -> Iterator[bytes]:
-    """What of a safetensors file identifies it. Raises `CheckpointError` where it is truncated."""
+    """The parts of a safetensors file that are hashed. Raises `CheckpointError` if it is truncated."""
     with path.open("rb") as file:
         header = 8 + int.from_bytes(file.read(8), "little")
     yield from _content(path, 8, header)
 
 
 def _content(path: Path, first: int, header: int) -> Iterator[bytes]:
-    """The size of a file, its header, which is from byte `first` to byte `header`, and a sample of what follows."""
+    """The size of a file, its header from byte `first` to byte `header`, and a sample of the rest."""
     size = path.stat().st_size
     yield str(size).encode()
     if header > size:

@@ -1,8 +1,8 @@
-"""The header of a GGUF file: its keys, and where each tensor lies. Every count is checked before it is believed.
+"""The header of a GGUF file: its keys, and where each tensor is. Every count is checked before it is used.
 
-The `gguf` package's own reader believes the file: it makes an array of each item of a vocabulary, which takes seconds
-and hundreds of megabytes, and on hostile files ends in whatever NumPy raises. Types are the package's. It is
-imported where a file is read: everybody else starts without it.
+The `gguf` package's own reader checks nothing: it makes an array of each item of a vocabulary, which takes seconds and
+hundreds of megabytes, and raises any of NumPy's errors on hostile files. Types of tensors are the package's, which is
+imported only when a file is read.
 
 The layout is that of the GGUF specification, versions 2 and 3, in little-endian order: magic, version, number of
 tensors, number of keys, the keys with their values, the tensors' descriptions, padding, the tensors' bytes.
@@ -35,45 +35,45 @@ ALIGNMENT = 2**20
 
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY, _BOOL, _FLOAT = 8, 9, 7, 6
-# How a value of each kind is written, by the kind's number; arrays and texts apart.
+# Formats of `struct` by the number of a value's kind, except for arrays and texts.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """An array in a file, which `Header.items` reads: the kind of its items, how many, and where the first is."""
+    """An array in a file, which `Header.items` reads."""
 
-    kind: int
-    count: int
-    offset: int
+    kind: int  # of its items
+    count: int  # number of items
+    offset: int  # of the first item
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in a file."""
 
-    shape: tuple[int, ...]  # its sizes, the outermost first (the file writes them the other way round)
-    kind: "GGMLQuantizationType"  # how its numbers are kept
+    shape: tuple[int, ...]  # the outermost dimension first (the file has them in reverse order)
+    kind: "GGMLQuantizationType"
     offset: int  # of its first byte in the file
-    nbytes: int  # how many it has
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says before its tensors."""
+    """The part of a file before its tensors."""
 
     file: Path
-    values: Mapping[str, Any]  # each key's value: a number, a text, true or false, or a `List`
+    values: Mapping[str, Any]  # values by key: a number, a text, true or false, or a `List`
     tensors: Mapping[str, StoredTensor]
     start: int  # offset of the first byte of tensors
 
     def items(self, key: str) -> list[Any] | None:
-        """The items of the array `key`; None where the key is absent. Raises `CheckpointError` where it is no array."""
+        """The items of the array `key`. Returns None if it is absent; raises `CheckpointError` if it is no array."""
         value = self.values.get(key)
         if value is None:
             return None
         if not isinstance(value, List):
-            raise CheckpointError(f"{self.file}: {key!r} is {_shown(value)}; supported: an array.")
+            raise CheckpointError(f"{self.file}: {key!r} is {_short_repr(value)}; supported: an array.")
         try:
             with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 reader = _Reader(self.file, data, value.offset)
@@ -86,14 +86,14 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is taken for a GGUF file: by its name, as a damaged one has no other sign."""
+    """Whether `path` is a GGUF file by its name, as a damaged file has no other sign."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def read_header(path: Path) -> Header:
-    """The header of the GGUF file `path`. It is kept until the file changes.
+    """The header of the GGUF file `path`, cached until the file changes.
 
-    Raises `CheckpointError` where it is no GGUF file of this kind, is truncated, or says what cannot be.
+    Raises `CheckpointError` if it is no supported GGUF file, is truncated, or has impossible values.
     """
     try:
         state = os.stat(path)
@@ -102,7 +102,7 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
 
 
-@lru_cache(maxsize=4)  # loading asks again and again, and to walk over a vocabulary takes a twentieth of a second
+@lru_cache(maxsize=4)  # it is read many times, and skipping a vocabulary takes 0.05 seconds
 def _read(path: Path, size: int, _changed: int) -> Header:
     if size < 24:
         raise CheckpointError(f"{path} is no GGUF file: it has {size} bytes, and the shortest header has 24.")
@@ -111,62 +111,68 @@ def _read(path: Path, size: int, _changed: int) -> Header:
 
 
 class _Reader:
-    """Reads a file from a place on, and never past its end."""
+    """Reads a file from byte `position` on. Methods raise `CheckpointError` at its end, with `what` in the message."""
 
-    def __init__(self, path: Path, data: mmap.mmap, at: int) -> None:
-        self.path, self.data, self.at = path, data, at
+    def __init__(self, path: Path, data: mmap.mmap, position: int) -> None:
+        self.path = path
+        self.data = data
+        self.position = position
 
     def fail(self, what: str) -> NoReturn:
         raise CheckpointError(f"{self.path} cannot be read as GGUF: {what}. Download it again, or convert it again.")
 
     def take(self, count: int, what: str) -> bytes:
         self.skip(count, what)
-        return self.data[self.at - count : self.at]
+        return self.data[self.position - count : self.position]
 
     def skip(self, count: int, what: str) -> None:
-        left = len(self.data) - self.at
-        if count > left:
-            self.fail(f"{what} needs {count} bytes, and the file ends after {left} more: it is truncated or corrupt")
-        self.at += count
-        if self.at > HEADER:
+        remaining = len(self.data) - self.position
+        if count > remaining:
+            self.fail(
+                f"{what} needs {count} bytes, and the file ends after {remaining} more: it is truncated or corrupt"
+            )
+        self.position += count
+        if self.position > HEADER:
             self.fail(f"{what} reaches beyond byte {HEADER}; supported: headers of up to so many bytes")
 
     def skip_texts(self, count: int, what: str) -> None:
-        at, end = self.at, min(len(self.data), HEADER)
+        position, end = self.position, min(len(self.data), HEADER)
         for _ in range(count):  # a vocabulary has some hundred thousand
-            following = at + 8
+            following = position + 8
             if following <= end:
-                following += _LENGTH.unpack_from(self.data, at)[0]
-            at = following
-            if at > end:
+                following += _LENGTH.unpack_from(self.data, position)[0]
+            position = following
+            if position > end:
                 break
-        self.skip(at - self.at, what)
+        self.skip(position - self.position, what)
 
     def texts(self, count: int, what: str) -> list[str]:
-        """Texts one behind the other, ten times faster than by `text`: a vocabulary has some hundred thousand."""
-        start = self.at
+        """`count` consecutive texts, ten times faster than by `text`: a vocabulary has some hundred thousand."""
+        start = self.position
         self.skip_texts(count, what)
-        content, texts, at = self.data[start : self.at], list[str](), 0
+        content = self.data[start : self.position]
+        texts = list[str]()
+        position = 0
         for _ in range(count):
-            following = at + 8 + _LENGTH.unpack_from(content, at)[0]
+            following = position + 8 + _LENGTH.unpack_from(content, position)[0]
             try:
-                texts.append(content[at + 8 : following].decode())
+                texts.append(content[position + 8 : following].decode())
             except UnicodeDecodeError as error:
                 self.fail(f"{what} is no UTF-8 text ({error})")
-            at = following
+            position = following
         return texts
 
     def scalar(self, form: str, what: str) -> Any:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
 
-    def length(self, what: str, most: int) -> int:
+    def length(self, what: str, maximum: int) -> int:
         count: int = self.scalar("Q", what)
-        if count > most:
-            self.fail(f"{what} is {count} long; supported: at most {most}")
+        if count > maximum:
+            self.fail(f"{what} is {count} long; supported: at most {maximum}")
         return count
 
-    def text(self, what: str, most: int) -> str:
-        content = self.take(self.length(what, most), what)
+    def text(self, what: str, max_length: int) -> str:
+        content = self.take(self.length(what, max_length), what)
         try:
             return content.decode()
         except UnicodeDecodeError as error:
@@ -181,15 +187,15 @@ def _header(reader: _Reader) -> Header:
         order = " (it is written in big-endian order)" if version and not version & 0xFFFF else ""
         reader.fail(f"its version is {version}{order}; supported: 2 and 3, little-endian")
     tensors, keys = reader.scalar("Q", "the number of tensors"), reader.scalar("Q", "the number of keys")
-    for what, count, most in (("tensors", tensors, TENSORS), ("keys", keys, KEYS)):
-        if count > most:
-            reader.fail(f"it says that it has {count} {what}; supported: at most {most}")
+    for noun, count, maximum in (("tensors", tensors, TENSORS), ("keys", keys, KEYS)):
+        if count > maximum:
+            reader.fail(f"it says that it has {count} {noun}; supported: at most {maximum}")
     values = _values(reader, keys)
     descriptions = _descriptions(reader, tensors)
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= ALIGNMENT or alignment & (alignment - 1):
-        reader.fail(f"'general.alignment' is {_shown(alignment)}; supported: a power of two up to {ALIGNMENT}")
-    start = -(-reader.at // alignment) * alignment
+        reader.fail(f"'general.alignment' is {_short_repr(alignment)}; supported: a power of two up to {ALIGNMENT}")
+    start = -(-reader.position // alignment) * alignment
     stored = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
     return Header(reader.path, values, stored, start)
 
@@ -199,8 +205,8 @@ def _values(reader: _Reader, count: int) -> dict[str, Any]:
     for number in range(count):
         key = reader.text(f"the name of key {number + 1} of {count}", NAME)
         if key in values:
-            reader.fail(f"the key {_shown(key)} is there twice")
-        values[key] = _value(reader, _shown(key))
+            reader.fail(f"the key {_short_repr(key)} is there twice")
+        values[key] = _value(reader, _short_repr(key))
     return values
 
 
@@ -211,7 +217,7 @@ def _value(reader: _Reader, what: str) -> Any:
     if kind != _ARRAY:
         return _scalar(reader, kind, what)
     inner = reader.scalar("I", what)
-    count, offset = reader.length(what, ITEMS), reader.at
+    count, offset = reader.length(what, ITEMS), reader.position
     if inner == _STRING:
         reader.skip_texts(count, what)
     elif inner in _SCALARS:
@@ -227,7 +233,7 @@ def _scalar(reader: _Reader, kind: int, what: str) -> int | float | bool:
     value = reader.scalar(_SCALARS[kind], what)
     if kind == _BOOL:
         return bool(value)
-    # What was written as 1e-5 is to be 1e-5, as in config.json, not the float32 beside it.
+    # The shortest decimal number of the float32, so that 1e-5 is 1e-5 as in config.json.
     return float(str(np.float32(value))) if kind == _FLOAT else value
 
 
@@ -236,16 +242,16 @@ def _width(kind: int) -> int:
 
 
 def _descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
-    """Shape, kind and offset of each tensor, as the file says them."""
+    """Shape, number of the kind, and offset of each tensor in the file, unchecked."""
     descriptions: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for number in range(count):
         what = f"the description of tensor {number + 1} of {count}"
         name = reader.text(what, NAME)
         if name in descriptions:
-            reader.fail(f"the tensor {_shown(name)} is there twice")
+            reader.fail(f"the tensor {_short_repr(name)} is there twice")
         dimensions = reader.scalar("I", what)
         if not 1 <= dimensions <= DIMENSIONS:
-            reader.fail(f"the tensor {_shown(name)} has {dimensions} dimensions; supported: 1 to {DIMENSIONS}")
+            reader.fail(f"the tensor {_short_repr(name)} has {dimensions} dimensions; supported: 1 to {DIMENSIONS}")
         sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, what))
         descriptions[name] = sizes[::-1], reader.scalar("I", what), reader.scalar("Q", what)
     return descriptions
@@ -256,7 +262,7 @@ def _tensor(
 ) -> StoredTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    what, size = f"the tensor {_shown(name)} {list(shape)}", len(reader.data)
+    what, size = f"the tensor {_short_repr(name)} {list(shape)}", len(reader.data)
     try:
         kind = GGMLQuantizationType(number)
         block, width = GGML_QUANT_SIZES[kind]
@@ -277,6 +283,6 @@ def _tensor(
     return StoredTensor(shape, kind, start + offset, nbytes)
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."

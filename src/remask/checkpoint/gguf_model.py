@@ -1,6 +1,6 @@
-"""Which model a GGUF file holds: its keys as the object that `config.json` of the same model would be.
+"""The model in a GGUF file: its keys as the object that `config.json` of the same model has.
 
-Keys and tensor names are those that llama.cpp's files have. The families check the object as they check a file's.
+Keys and tensor names are those of llama.cpp's files. The families check the object like that of a folder.
 """
 
 import math
@@ -18,16 +18,16 @@ from remask.families.fields import EXPERTS, LAYERS, ORIGINAL, VOCAB, Fields
 from remask.families.llada import SWITCHES
 
 EXPERT = "expert.{}."
-"""Beginning of our names of one expert's matrices; the file has those of all experts in one tensor."""
+"""Prefix of our names of one expert's matrices; the file has those of all experts in one tensor."""
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""How many times slower each pair of channels turns, of Llama 3.1 and later ones; it is read as `rope_scaling`."""
+"""The factor by which each pair of channels turns slower (Llama 3.1 and later); it is read as `rope_scaling`."""
 
-# What else files say of YaRN, and its names in `config.json`.
+# Further keys of YaRN, with their names in `config.json`.
 _YARN = {"original_context_length": ORIGINAL, "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
-# Of the factor of cosines and sines, of which programs and their versions make different things unless it is this.
+# Supported values of keys for the factor of cosines and sines, which programs interpret differently otherwise.
 _YARN_GAINS = {"attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1, "yarn_log_multiplier": 0}
-_EXACT = 1e-5  # of shares that are computed from float32
+_EXACT = 1e-5  # tolerance of shares that are computed from float32
 
 NAMES = TensorNames(
     embed="token_embd",
@@ -53,15 +53,15 @@ NAMES = TensorNames(
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How files of one `general.architecture` differ."""
+    """The differences of files of one `general.architecture`."""
 
-    constants: Mapping[str, Any]  # keys of `config.json` that the file has no key for
+    constants: Mapping[str, Any]  # keys of `config.json` that such files lack
     # Names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings
     keys: tuple[str, str, str, str, str, str]
-    shift: bool = False  # whether the row before a position predicts it
+    shift: bool = False  # the row before a position predicts it
     width: str | None = None  # name of the width of a dense layer's feed-forward; None: all layers have experts
-    interleaved: bool = False  # rows of Q and K stand in pairs that RoPE turns together, not as two halves of each head
-    own_head_dim: bool = False  # the width of a head is a number of its own
+    interleaved: bool = False  # rows of Q and K are pairs that RoPE rotates together, not two halves of each head
+    has_head_dim: bool = False  # there is a key for the width of a head
 
 
 _QWEN = (
@@ -81,33 +81,35 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     ),
     "dream": _Architecture({"model_type": "Dream"}, _QWEN, shift=True, width="intermediate_size"),
     "llada-moe": _Architecture({"model_type": "llada_moe"}, _QWEN),
-    # No diffusion models, unless keys laid over these say that one was made of them.
+    # No diffusion models, unless overrides of their keys make them ones.
     "llama": _Architecture({"model_type": "llama"}, _QWEN, width="intermediate_size", interleaved=True),
     "qwen2": _Architecture({"model_type": "qwen2"}, _QWEN, width="intermediate_size"),
-    "qwen3": _Architecture({"model_type": "qwen3"}, _QWEN, width="intermediate_size", own_head_dim=True),
+    "qwen3": _Architecture({"model_type": "qwen3"}, _QWEN, width="intermediate_size", has_head_dim=True),
 }
 
 
 def config_object(header: Header) -> dict[str, Any]:
-    """The object that `config.json` of the model in a file would be.
+    """The equivalent of `config.json` for the model in a file.
 
-    Raises `CheckpointError`, naming file, key and value, where a key is missing or has a value that cannot be used.
+    Raises `CheckpointError`, naming file, key and value, if a key is missing or has a value that cannot be used.
     """
-    values, fields, arch = header.values, _fields(header), _architecture(header)
+    values = header.values
+    fields = _fields(header)
+    arch = _architecture(header)
     kind = _ARCHITECTURES[arch]
     if values.get("split.count", 1) not in (0, 1):
         raise fields.unfit("split.count", "1: a model in one file (merge the parts with llama.cpp's gguf-split)")
     fields.only(f"{arch}.attention.causal", False, optional=True)
     fields.only("diffusion.shift_logits", kind.shift, optional=True)
-    scaled = _scaling(fields, arch)
+    scaling = _scaling(fields, arch)
     hidden_key, heads_key = f"{arch}.embedding_length", f"{arch}.attention.head_count"
     width = f"{arch}.attention.key_length"
-    dim = fields.integer(width, least=2) if kind.own_head_dim else fields.head_dim(hidden_key, heads_key)
+    dim = fields.integer(width, least=2) if kind.has_head_dim else fields.head_dim(hidden_key, heads_key)
     heads = fields.integer(heads_key)
     for key in ("key_length", "value_length"):
         fields.only(f"{arch}.attention.{key}", dim, optional=True)
     layers = fields.integer(f"{arch}.block_count", most=LAYERS)
-    vocab = fields.integer(f"{arch}.vocab_size", _tokens(header), most=VOCAB)
+    vocab = fields.integer(f"{arch}.vocab_size", _token_count(header), most=VOCAB)
     eos = fields.tokens("tokenizer.ggml.eos_token_id", vocab) + fields.tokens("tokenizer.ggml.eot_token_id", vocab)
     kv_heads = fields.kv_heads(f"{arch}.attention.head_count_kv", heads)
     positions = fields.integer(f"{arch}.context_length")
@@ -119,17 +121,17 @@ def config_object(header: Header) -> dict[str, Any]:
         "rope_theta": fields.number(f"{arch}.rope.freq_base"),
         "rms_norm_eps": fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "eos_token_id": list(dict.fromkeys(eos)),
-        **({"head_dim": dim} if kind.own_head_dim else {}),
+        **({"head_dim": dim} if kind.has_head_dim else {}),
     }
-    slowed = _slowed(header, raw["rope_theta"], dim)
-    if scaled and slowed:
+    llama3_scaling = _llama3_scaling(header, raw["rope_theta"], dim)
+    if scaling and llama3_scaling:
         raise fields.unfit(f"{arch}.rope.scaling.type", f'"none" beside the tensor {ROPE_FACTORS!r}')
-    if scaled or slowed:
-        raw["rope_scaling"] = scaled or slowed
+    if scaling or llama3_scaling:
+        raw["rope_scaling"] = scaling or llama3_scaling
     # LLaDA-MoE has a mask of its own, and causal models have none.
     if values.get("tokenizer.ggml.mask_token_id") is not None or arch not in ("llada-moe", "llama", "qwen2", "qwen3"):
         raw["mask_token_id"] = fields.token("tokenizer.ggml.mask_token_id", vocab)
-    turned = fields.integer(f"{arch}.rope.dimension_count", dim, most=dim)
+    rotary_dim = fields.integer(f"{arch}.rope.dimension_count", dim, most=dim)
     if kind.width is not None:
         fields.only(f"{arch}.rope.dimension_count", dim, optional=True)
         return raw | {kind.width: fields.integer(f"{arch}.feed_forward_length")}
@@ -142,15 +144,12 @@ def config_object(header: Header) -> dict[str, Any]:
         "expert_intermediate_size": fields.integer(f"{arch}.expert_feed_forward_length"),
         "moe_layer_freq": [1] * layers,
         "qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors,
-        "partial_rotary_factor": turned / dim,
+        "partial_rotary_factor": rotary_dim / dim,
     }
 
 
 def _scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
-    """How positions are scaled, as `rope_scaling` of `config.json` says it; None: not at all.
-
-    llama.cpp takes linear scaling where a file names no type.
-    """
+    """The equivalent of `rope_scaling`, or None. Without a type the scaling is linear, as in llama.cpp."""
     key = f"{arch}.rope.scaling."
     kind, factor = fields.get(key + "type"), key + "factor"
     if kind is None and fields.get(factor) is None:
@@ -162,47 +161,48 @@ def _scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
         raise fields.unfit(key + "type", ", ".join(known))
     if kind == "none" or (kind is None and fields.number(factor, 1) == 1):
         return None
-    scaled = {"rope_type": kind or "linear", "factor": fields.number(factor)}
+    scaling = {"rope_type": kind or "linear", "factor": fields.number(factor)}
     if kind != "yarn":
-        return scaled
+        return scaling
     for name, neutral in _YARN_GAINS.items():
         fields.only(key + name, neutral, optional=True)
-    return scaled | {theirs: fields.get(key + ours) for ours, theirs in _YARN.items()}
+    return scaling | {theirs: fields.get(key + ours) for ours, theirs in _YARN.items()}
 
 
-def _slowed(header: Header, theta: float, dim: int) -> dict[str, Any] | None:
-    """Llama 3.1's scaling, of a file that has how many times slower each pair of channels turns; None: none is.
+def _llama3_scaling(header: Header, theta: float, dim: int) -> dict[str, Any] | None:
+    """`rope_scaling` of Llama 3.1, from the tensor `ROPE_FACTORS`. Returns None if it scales nothing.
 
-    The share of a pair that is not slowed grows linearly with its turns a position, so two pairs that are slowed in
-    part tell where that begins and ends. Raises `CheckpointError` where they do not.
+    The share of a pair's frequency that is not slowed grows linearly with the frequency, so two pairs that are partly
+    slowed give both bounds. Raises `CheckpointError` if the tensor is not of this form.
     """
     stored = factors_tensor(header)
     if stored is None:
         return None
-    factors, plain = _vector(header, stored), theta ** (-np.arange(0, dim, 2) / dim) / math.tau
+    factors = _vector(header, stored)
+    plain = theta ** (-np.arange(0, dim, 2) / dim) / math.tau
     fits = factors.shape == plain.shape and np.isfinite(factors).all() and factors.min() >= 1
     if fits and factors.max() == 1:
         return None
-    scaled = _llama3(factors, plain) if fits else None
-    if scaled is None:
+    scaling = _fit_llama3(factors, plain) if fits else None
+    if scaling is None:
         raise CheckpointError(
             f"{header.file}: the tensor {ROPE_FACTORS!r} {list(factors.shape)} slows pairs of channels otherwise than "
             "Llama 3.1 does, or too few of them to tell. Load the checkpoint that the file was made of."
         )
-    return scaled
+    return scaling
 
 
-def _llama3(factors: NDArray[np.float64], plain: NDArray[np.float64]) -> dict[str, Any] | None:
-    """The keys that make `factors` of pairs which turn `plain` times a position; None: there are none."""
+def _fit_llama3(factors: NDArray[np.float64], plain: NDArray[np.float64]) -> dict[str, Any] | None:
+    """The keys that give `factors` for pairs with `plain` turns per position. Returns None if there are none."""
     slowest = float(factors.max())
-    shares = (1 / factors - 1 / slowest) / (1 - 1 / slowest)  # of each pair, that is not slowed
-    between = (shares > _EXACT) & (shares < 1 - _EXACT)
-    if between.sum() < 2:
+    shares = (1 / factors - 1 / slowest) / (1 - 1 / slowest)  # of each frequency, that is not slowed
+    partly = (shares > _EXACT) & (shares < 1 - _EXACT)
+    if partly.sum() < 2:
         return None
-    slope, start = np.polyfit(plain[between], shares[between], 1)
+    slope, start = np.polyfit(plain[partly], shares[partly], 1)
     if slope <= 0 or start >= 0:
         return None
-    # Both bounds and the length may be multiplied by one number: published models' lower bound is 1.
+    # Only the ratios of length and bounds are known; the lower bound of published models is 1.
     length = max(1, round(-slope / start))
     low, high = (float(f"{(share - start) * length / slope:.6g}") for share in (0, 1))
     if not np.allclose(((plain * length - low) / (high - low)).clip(0, 1), shares, atol=100 * _EXACT):
@@ -212,12 +212,12 @@ def _llama3(factors: NDArray[np.float64], plain: NDArray[np.float64]) -> dict[st
 
 
 def factors_tensor(header: Header) -> StoredTensor | None:
-    """The tensor that a file scales positions with, which is no weight; None: there is none that llama.cpp reads."""
+    """The tensor `ROPE_FACTORS`, which is no weight. Returns None if there is none that llama.cpp reads."""
     return header.tensors.get(ROPE_FACTORS) if _architecture(header) == "llama" else None
 
 
 def _vector(header: Header, stored: StoredTensor) -> NDArray[np.float64]:
-    """A small tensor of float32, which is read with the header. Raises `CheckpointError` on another."""
+    """The numbers of a tensor of one dimension. Raises `CheckpointError` if it is not float32 or has more."""
     if stored.kind.name != "F32" or len(stored.shape) != 1:
         raise CheckpointError(
             f"{header.file}: the tensor {ROPE_FACTORS!r} is {stored.kind.name} {list(stored.shape)}; supported: a row "
@@ -228,7 +228,7 @@ def _vector(header: Header, stored: StoredTensor) -> NDArray[np.float64]:
 
 
 def interleaved_heads(header: Header, tensor: str) -> int | None:
-    """Number of heads of `tensor` where it holds Q or K in pairs of rows; None where rows are in our order."""
+    """The number of heads of `tensor` if it is Q or K with rows in pairs. Returns None if rows are in our order."""
     arch = _architecture(header)
     key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(tensor.split(".")[-2] if "." in tensor else "")
     if key is None or not _ARCHITECTURES[arch].interleaved:
@@ -238,7 +238,7 @@ def interleaved_heads(header: Header, tensor: str) -> int | None:
 
 
 def _fields(header: Header) -> Fields:
-    # Arrays stand where numbers are expected only by mistake.
+    # An array in the place of a number is an error, and is described in it.
     values = header.values.items()
     raw = {key: f"array of {value.count}" if isinstance(value, List) else value for key, value in values}
     return Fields(str(header.file), raw)
@@ -252,6 +252,6 @@ def _architecture(header: Header) -> str:
     return arch
 
 
-def _tokens(header: Header) -> int | None:
+def _token_count(header: Header) -> int | None:
     tokens = header.values.get("tokenizer.ggml.tokens")
     return tokens.count if isinstance(tokens, List) else None

@@ -33,41 +33,40 @@ _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What one of our names stands for: rows of a tensor in a file, from `first` on, of shape `shape`."""
+    """The tensor of one of our names: some rows of a tensor in a file."""
 
     stored: StoredTensor
     shape: tuple[int, ...]
-    first: int = 0
+    first: int = 0  # row of `stored`
 
 
 def locate(path: Path) -> dict[str, TensorLocation]:
-    """Every weight of a GGUF file by name, each expert's matrices by a name of their own.
-
-    Raises `CheckpointError` as `read_header`, and where experts are more than any model has.
-    """
+    """Every weight of a GGUF file, each expert's by its own name. Raises `CheckpointError` if it cannot be read."""
     header = read_header(path)
-    scaling, locations = factors_tensor(header), dict[str, TensorLocation]()
+    scaling = factors_tensor(header)
+    locations = dict[str, TensorLocation]()
     for name, view in _views(header).items():
         if view.stored is not scaling:
             kind = view.stored.kind
             block, width = GGML_QUANT_SIZES[kind]
-            packed = width / block if _unpacks(kind) else None
+            packed = width / block if _can_unpack(kind) else None
             locations[name] = TensorLocation(path, view.shape, kind.name, packed=packed)
     return locations
 
 
 @cache
-def _unpacks(kind: GGMLQuantizationType) -> bool:
-    """Whether numbers of `kind` can be read: the library lists types that it does not unpack."""
+def _can_unpack(kind: GGMLQuantizationType) -> bool:
+    """Whether numbers of `kind` can be read: the `gguf` package has types that it cannot unpack."""
     try:
         if kind.name not in _PLAIN:
-            _unpacked(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+            _unpack(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except NotImplementedError:
         return False
     return True
 
 
 def _views(header: Header) -> dict[str, _View]:
+    """The tensors of a file by our names. Raises `CheckpointError` if there are more than `TENSORS`."""
     views: dict[str, _View] = {}
     for name, stored in header.tensors.items():
         if name.endswith(_STACKED) and len(stored.shape) == 3 and stored.shape[0] <= EXPERTS:
@@ -76,9 +75,9 @@ def _views(header: Header) -> dict[str, _View]:
                     f"{header.file} has {name!r} {list(stored.shape)}, with which it holds more than {TENSORS} tensors "
                     "(each expert has its own); supported: at most so many."
                 )
-            before, _, last = name.removesuffix(".weight").rpartition(".")
+            prefix, _, last = name.removesuffix(".weight").rpartition(".")
             for expert in range(stored.shape[0]):
-                matrix = f"{before}.{EXPERT.format(expert)}{last}.weight"
+                matrix = f"{prefix}.{EXPERT.format(expert)}{last}.weight"
                 views[matrix] = _View(stored, stored.shape[1:], expert * stored.shape[1])
         else:
             views[name] = _View(stored, stored.shape)
@@ -89,7 +88,8 @@ class OpenGGUF:
     """An open GGUF file, as the loader reads tensors from it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._header = path, read_header(path)
+        self._path = path
+        self._header = read_header(path)
         self._views: Mapping[str, _View] = _views(self._header)
 
     def __enter__(self) -> "OpenGGUF":
@@ -102,10 +102,10 @@ class OpenGGUF:
         self._file.close()
 
     def read(self, name: str, part: tuple[slice, ...] | None, kind: Quantization | None) -> Tensor | Codes:
-        """What `part` takes of a tensor; with `kind` its own codes, where matrices of that kind can hold them.
+        """`part` of a tensor: its codes if matrices of `kind` can store them, otherwise its numbers.
 
-        Rows of Q and K come in the order of the transformer, the two halves of each head one after the other. Raises
-        `CheckpointError` where the file has become shorter, or codes would be cut within a group.
+        Rows of Q and K are in the order of the transformer, the two halves of each head one after the other. Raises
+        `CheckpointError` if the file has become shorter, or a group of codes would be cut.
         """
         view, cut = self._views[name], part or (slice(None),)
         if len(view.shape) == 1:
@@ -116,7 +116,7 @@ class OpenGGUF:
         if heads is None:
             raw = self._bytes(view, slice(start, stop))
         else:
-            # The order of rows is undone on their bytes, whatever these mean.
+            # Rows are reordered as bytes, before they are unpacked.
             whole = self._bytes(view, slice(0, view.shape[0]))
             raw = whole.reshape(heads, -1, 2, whole.shape[1]).swapaxes(1, 2).reshape(whole.shape)[start:stop]
         if kind == "int4" and view.stored.kind.name in _FOUR_BITS:
@@ -129,8 +129,8 @@ class OpenGGUF:
         """The bytes of some rows of a tensor [rows, bytes of a row]; a vector is one row."""
         stored = view.stored
         width = stored.nbytes // (prod(stored.shape) // stored.shape[-1])
-        count, at = rows.stop - rows.start, stored.offset + (view.first + rows.start) * width
-        self._file.seek(at)
+        count = rows.stop - rows.start
+        self._file.seek(stored.offset + (view.first + rows.start) * width)
         raw = np.fromfile(self._file, np.uint8, count * width)
         if len(raw) != count * width:
             raise CheckpointError(f"{self._path} cannot be read: it has become shorter while it was. Copy it again.")
@@ -144,27 +144,27 @@ class OpenGGUF:
         out = torch.empty((rows, columns))
         step = max(1, _STEP // columns)
         for first in range(0, rows, step):
-            out[first : first + step] = _unpacked(raw[first : first + step], kind)
+            out[first : first + step] = _unpack(raw[first : first + step], kind)
         return out
 
 
-def _unpacked(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
-    # A file may hold any bits as a scale: what is not finite is told by the check of weights.
+def _unpack(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+    # Scales may be any bits; the check of weights finds numbers that are not finite.
     with np.errstate(all="ignore"):
         return torch.from_numpy(dequantize(np.ascontiguousarray(raw), kind))
 
 
 def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
-    """The codes of rows of Q4_0, d (q - 8), Q4_1, d q + m, or Q4_K, which `_nested` tells."""
+    """The codes of rows of Q4_0, d (q - 8), of Q4_1, d q + m, or of Q4_K (see `_q4_k_codes`)."""
     width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
     blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, width)
     least: Tensor | None = None
     if kind == "Q4_K":
-        values, steps, least = _nested(blocks)
+        values, steps, least = _q4_k_codes(blocks)
     else:
-        ahead = width - GROUP // 2
-        numbers = blocks[..., :ahead].contiguous().view(torch.float16).float()
-        packed = blocks[..., ahead:]
+        first_code = width - GROUP // 2
+        numbers = blocks[..., :first_code].contiguous().view(torch.float16).float()
+        packed = blocks[..., first_code:]
         values = torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
         steps = numbers[..., 0]
         if kind == "Q4_1":
@@ -172,12 +172,12 @@ def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
     return Codes(values, steps, torch.zeros_like(steps) if least is None else least + 8 * steps)
 
 
-def _nested(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The codes of Q4_K, and the step and the least number of each 32 columns; `blocks` is [rows, blocks, bytes].
+def _q4_k_codes(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes of Q4_K, and step and least number of each 32 columns, from `blocks` [rows, blocks, bytes].
 
-    A block of 256 columns has two numbers, what its eight steps and its eight least numbers are multiples of. The
-    multiples have six bits each in twelve bytes: the first four of both whole, of the other four the low four bits side
-    by side, and the high two in the spare bits of the first ones.
+    A block of 256 columns has two units, of which its eight steps and its eight least numbers are multiples. The
+    multiples have six bits each, in twelve bytes: the first four of both kinds as they are, the low four bits of the
+    other four of both in one byte each, and their high two bits in the spare bits of the first ones.
     """
     units = blocks[..., :4].contiguous().view(torch.float16).float()
     first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub: whether they are on this disk, how they come there, and why they do not."""
+"""Files of the Hugging Face hub: those on this disk, downloads, and errors that say why one failed."""
 
 import errno
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
@@ -21,19 +21,19 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 from tqdm import tqdm
 
 from remask.checkpoint.files import weight_files
-from remask.checkpoint.shelf import meant
+from remask.checkpoint.shelf import suggest_models
 from remask.errors import CheckpointError
 from remask.machine.progress import Progress
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _WEIGHTS = ["*.safetensors"]
 _TEXTS = ["*.json", "merges.txt", "tokenizer.model", "*.jinja"]
-_AT_A_TIME = 8  # files that are downloaded, as of the client
+_THREADS = 8  # files that are downloaded at a time, as many as by the client
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def on_disk(repo: str, revision: str | None = None) -> Path | None:
-    """The folder of the model `repo` in the hub's cache; None where files of it are missing. Asks no network."""
+    """The folder of the model `repo` in the hub's cache, without network. Returns None if files of it are missing."""
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=_TEXTS, local_files_only=True))
         weight_files(folder)
@@ -45,13 +45,13 @@ def on_disk(repo: str, revision: str | None = None) -> Path | None:
 def fetch(
     repo: str, revision: str | None = None, *, weights: bool = True, progress: bool = False, what: str = "model"
 ) -> Path:
-    """The folder of `repo`, whose files are downloaded where the cache lacks them; on stderr how far with `progress`.
+    """Download the files of `repo` that the cache lacks, and return its folder. `progress` is shown on stderr.
 
-    Weights come last, so that a folder that has them has everything. Whole files of a download that was interrupted are
-    kept. Raises `CheckpointError` where the hub does not answer, does not know the id or the revision, or does not give
-    it to everybody, and where the disk is full.
+    Weights come last, so that a folder that has them is complete. Whole files of an interrupted download stay in the
+    cache. Raises `CheckpointError` if the hub does not answer, does not know the id or the revision, or needs a login,
+    and if the disk is full; `what` names the thing in the message.
     """
-    with _without_bars(), _in_words(repo, revision, what):
+    with _no_client_bars(), _checkpoint_errors(repo, revision, what):
         for patterns in (_TEXTS, _WEIGHTS) if weights else (_TEXTS,):
             _download(repo, revision, patterns, progress)
             folder = snapshot_download(repo, revision=revision, allow_patterns=patterns)
@@ -59,11 +59,11 @@ def fetch(
 
 
 def _download(repo: str, revision: str | None, patterns: Sequence[str], progress: bool) -> None:
-    """Download files of `repo`, some at a time, in threads that an interrupt does not wait for.
+    """Download files of `repo` that match `patterns` to the cache, `_THREADS` at a time.
 
-    The client's own threads are waited for where a process ends, and a file that stands still is given up after 50
-    seconds. Raises what the client raises of a file. Where the list of files cannot be had nothing is done: the client
-    says why, or finds all files on the disk.
+    Daemon threads do it, as an interrupt would wait for the client's own. Raises the client's error for the first file
+    that fails. Does nothing if the hub does not list the files: the caller's `snapshot_download` then raises the
+    reason, or finds all files on the disk.
     """
     try:
         info = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION, files_metadata=True)
@@ -71,22 +71,28 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str], progress
         return
     files = [file for file in info.siblings or () if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
     files = [file for file in files if try_to_load_from_cache(repo, file.rfilename, revision=info.sha) is None]
-    waiting, results, stopped = iter(files), SimpleQueue[Exception | None](), Event()
-    bar = Progress(f"downloading {repo}", sum(file.size or 0 for file in files), "B", shown=progress, scale=True)
-    counting = _counting(bar)
+    pending = SimpleQueue[str]()
+    for file in files:
+        pending.put(file.rfilename)
+    results = SimpleQueue[Exception | None]()
+    stop = Event()
+    bar = Progress(f"downloading {repo}", sum(file.size or 0 for file in files), "B", enabled=progress, scale=True)
+    bar_class = _progress_bar_class(bar)
 
-    def work() -> None:
-        for file in waiting:
-            if stopped.is_set():
+    def download_pending() -> None:
+        while not stop.is_set():
+            try:
+                name = pending.get_nowait()
+            except Empty:
                 return
             try:
-                hf_hub_download(repo, file.rfilename, revision=revision, tqdm_class=counting)
+                hf_hub_download(repo, name, revision=info.sha, tqdm_class=bar_class)
                 results.put(None)
             except Exception as error:
                 results.put(error)
 
-    for _ in range(min(_AT_A_TIME, len(files))):
-        Thread(target=work, daemon=True).start()
+    for _ in range(min(_THREADS, len(files))):
+        Thread(target=download_pending, daemon=True).start()
     with bar:
         try:
             for _ in files:
@@ -94,46 +100,46 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str], progress
                 if error is not None:
                     raise error
         finally:
-            stopped.set()
+            stop.set()
 
 
-def _counting(progress: Progress) -> type[tqdm]:
-    """A class for bars of the client, a file each, which add to `progress` what has come and draw nothing."""
+def _progress_bar_class(progress: Progress) -> type[tqdm]:
+    """A class for the client's bars, one for each file, which draw nothing and add their bytes to `progress`."""
     lock = Lock()
 
-    class Counting(tqdm):  # type: ignore[misc]
+    class ByteCounter(tqdm):  # type: ignore[misc]
         def __init__(self, *_: object, initial: float = 0, **__: object) -> None:
             super().__init__(disable=True)
-            self.update(initial)  # of a download that was interrupted
+            self.update(initial)  # bytes that an interrupted download has left
 
         def update(self, n: float | None = 1) -> None:
             """Add `n` bytes."""
             with lock:
                 progress.update(int(n or 0))
 
-    return Counting
+    return ByteCounter
 
 
 def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
-    """One file of `repo`, which is asked for where the cache lacks it. Raises `CheckpointError` as `fetch`."""
+    """The path of one file of `repo`, downloaded if the cache lacks it. Raises `CheckpointError` like `fetch`."""
     path = try_to_load_from_cache(repo, file)
     if isinstance(path, str):
         return Path(path)
-    with _without_bars(), _in_words(f"{repo}:{file}", None, "model"):
+    with _no_client_bars(), _checkpoint_errors(f"{repo}:{file}", None, "model"):
         _download(repo, None, [file], progress)
         return Path(hf_hub_download(repo, file))
 
 
 def cache_disk() -> tuple[Path, int]:
-    """The folder that downloads go to, and the bytes that are free there."""
+    """The folder of the hub's cache, and the free bytes on its disk."""
     folder = Path(constants.HF_HUB_CACHE).expanduser()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     return folder, shutil.disk_usage(parent).free
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep the client from drawing bars of its own, a file each."""
+def _no_client_bars() -> Iterator[None]:
+    """Disable the client's own progress bars."""
     if are_progress_bars_disabled():
         yield
         return
@@ -145,21 +151,22 @@ def _without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _in_words(repo: str, revision: str | None, what: str) -> Iterator[None]:
-    """Tell in a sentence why a download failed.
+def _checkpoint_errors(repo: str, revision: str | None, what: str) -> Iterator[None]:
+    """Turn any error of a download into a `CheckpointError` that says why it failed.
 
     The client raises its own errors, the operating system's, and those of an HTTP library that differs between its
-    versions. All of them mean that there are no files.
+    versions.
     """
     try:
         yield
     except Exception as error:
-        doubtful = isinstance(error, RepositoryNotFoundError | LocalEntryNotFoundError)
-        names = meant(repo) if doubtful and not isinstance(error, GatedRepoError) else ""
-        raise CheckpointError(_why(error, f"the {what} {repo!r}", revision) + names) from error
+        may_be_misspelt = isinstance(error, RepositoryNotFoundError | LocalEntryNotFoundError)
+        suggestion = suggest_models(repo) if may_be_misspelt and not isinstance(error, GatedRepoError) else ""
+        raise CheckpointError(_explain(error, f"the {what} {repo!r}", revision) + suggestion) from error
 
 
-def _why(error: Exception, it: str, revision: str | None) -> str:
+def _explain(error: Exception, it: str, revision: str | None) -> str:
+    """Why a download of `it` failed, in a sentence with the way out."""
     log_in = "log in with `hf auth login`"
     if isinstance(error, GatedRepoError):
         return f"The hub does not give {it} to everybody: accept the terms on its page, and {log_in}."

@@ -19,8 +19,8 @@ from remask.checkpoint.files import (
     CONVERTED,
     GENERATION,
     TensorLocation,
-    listed,
-    opened,
+    list_faults,
+    open_weight_file,
     raw_config,
     read_json,
     tensor_locations,
@@ -28,7 +28,7 @@ from remask.checkpoint.files import (
 )
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.gguf_model import NAMES as GGUF_NAMES
-from remask.checkpoint.quantised_files import MATRICES, check_kind, read_codes, read_numbers, unfolded
+from remask.checkpoint.quantised_files import MATRICES, check_kind, join_codes, read_codes, read_numbers
 from remask.checkpoint.source import resolve
 from remask.checks import Quantization
 from remask.checks.values import is_whole
@@ -44,31 +44,29 @@ from remask.model.weights import WHOLE, LowRank, Weights, empty_weights
 
 TEXT = "text_config"
 _MAPPED = 2**24  # bytes of a file that stay mapped while it is read
-_UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand unpacked, as float32, at a time
-# Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
-# each expert.
-_FEW = 4
+_UNPACKED = 2**24  # numbers of the embedding or the output matrix that are unpacked to float32 at a time
+# With more experts for each stored tensor, a configuration does not belong to the files: an expert has three tensors.
+_MAX_EXPERTS_PER_TENSOR = 4
 
 
 def read_config(
     folder: Path, overrides: Mapping[str, Any] | None = None, tokenizer: str | None = None, *, force: bool = False
 ) -> tuple[Family, ModelConfig]:
-    """The family and the shape that `config.json`, or a GGUF file, describes.
+    """The family and the shape in `config.json` or in a GGUF file.
 
-    A mask token that it does not name is that of the `tokenizer`, a folder or hub id, by default in the same folder.
-    Stop ids of `generation_config.json` are added. The family's names are those of the checkpoint's tensors. The keys
-    of `overrides` are laid over those of `config.json`, and of whatever the family's factors are read from; null takes
-    a key away.
+    If they name no mask token, it is that of `tokenizer`, a folder or hub id, by default the same folder. Stop ids of
+    `generation_config.json` are added. The family's names are those of the checkpoint's tensors. Keys of `overrides`
+    replace those of `config.json`, also for the family's factors; null removes a key.
 
-    Raises `ConfigError` where the family reads no such key as one of `overrides`, errors as `family_of`, and
-    `CheckpointError` where a file is missing or malformed, or a key has a value that the transformer cannot execute, or
-    means something that nobody here knows, unless `force`.
+    Raises the errors of `family_of`, `ConfigError` if the family does not read a key of `overrides`, and
+    `CheckpointError` if a file is missing or malformed, the transformer cannot execute a value, or, unless `force`, a
+    key is unknown.
     """
     raw = raw_config(folder) | dict(overrides or {})
     family = replace(family_of(raw), names=GGUF_NAMES) if is_gguf(folder) else family_of(raw)
     if raw.get("mask_token_id") is None and not is_gguf(folder):
-        raw |= _mask_of(folder if tokenizer is None else resolve(tokenizer, weights=False), raw)
-    read = _Read(raw)
+        raw |= _tokenizer_mask_key(folder if tokenizer is None else resolve(tokenizer, weights=False), raw)
+    read = _TrackedKeys(raw)
     try:
         config = family.config(read)
         family.factors(read)
@@ -90,9 +88,10 @@ def read_config(
     return replace(family, factors=lambda raw: factors({**raw, **(overrides or {})})), config
 
 
-def _mask_of(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The key of the mask token that a tokenizer names; empty where it names none."""
-    mask, rows = None if is_gguf(folder) else tokenizer_mask(folder), raw.get("vocab_size")
+def _tokenizer_mask_key(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`mask_token_id` with a tokenizer's mask token; empty if it has none. Raises `CheckpointError` if it is wrong."""
+    mask = None if is_gguf(folder) else tokenizer_mask(folder)
+    rows = raw.get("vocab_size")
     if mask is not None and is_whole(rows, 0, mask):
         raise CheckpointError(
             f"The tokenizer's mask_token has the id {mask}, and the model's embedding {rows} rows ('vocab_size' of "
@@ -102,10 +101,10 @@ def _mask_of(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {} if mask is None else {"mask_token_id": mask}
 
 
-def _refuse_unknown(folder: Path, family: Family, read: "_Read") -> None:
-    """Raise `CheckpointError` where `read` has keys that the family's reader does not know.
+def _refuse_unknown(folder: Path, family: Family, read: "_TrackedKeys") -> None:
+    """Raise `CheckpointError` if `read` has keys that the family's reader has not read.
 
-    A newer model of a family may have the tensors of an older one and compute something else.
+    A newer model of a family may have the tensors of an older one, but compute something else.
     """
     values = {key: read[key] for key in unknown(read, frozenset(read.keys_read), family.harmless or ())}
     for outer, inner in read.inner.items():
@@ -113,25 +112,25 @@ def _refuse_unknown(folder: Path, family: Family, read: "_Read") -> None:
         values |= {f"{outer}.{key}": inner[key] for key in keys}
     if not values:
         return
-    named = ", ".join(f"{key!r} ({value!r:.60})" for key, value in values.items())
+    unread = ", ".join(f"{key!r} ({value!r:.60})" for key, value in values.items())
     nulls = json.dumps({key: None for key in values if key in read})
     way = f"--hf-overrides {nulls!r} (hf_overrides), or " if nulls != "{}" else ""
     raise CheckpointError(
         f"The model in {folder} cannot be loaded. {CONFIG} ({family.name}) has keys that this family is not known to "
-        f"have: {named}. Newer models of a family may compute something else by such a key, and would write wrong text "
-        f"without it. If these change nothing, pass {way}--force (force=True)."
+        f"have: {unread}. Newer models of a family may compute something else by such a key, and would write wrong "
+        f"text without it. If these change nothing, pass {way}--force (force=True)."
     )
 
 
-class _Read(dict[str, Any]):
-    """An object that remembers which of its keys were asked for; of the object of a text model, too (`inner`)."""
+class _TrackedKeys(dict[str, Any]):
+    """An object that records which of its keys were read, also those of its text model's object (`inner`)."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
         self.keys_read: set[str] = set()
-        self.inner: dict[str, _Read] = {}
+        self.inner: dict[str, _TrackedKeys] = {}
         if isinstance(values.get(TEXT), dict):
-            self[TEXT] = self.inner[TEXT] = _Read(values[TEXT])
+            self[TEXT] = self.inner[TEXT] = _TrackedKeys(values[TEXT])
 
     def __getitem__(self, key: str) -> Any:
         self.keys_read.add(key)
@@ -156,14 +155,13 @@ def load_weights(
 ) -> Weights:
     """The weights of the checkpoint `folder` that `shard` holds, on `device` and converted to `dtype`.
 
-    The products of an `adapter` are added to its matrices, in float32 and before anything is converted or quantised.
-    Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
-    is in memory beside the result, also where matrices are quantised. `progress` is told on stderr. With `check`
-    each is looked at once more, where it is still in the cache, for values that are not finite.
+    The products of an `adapter` are added to its matrices in float32, before these are converted or quantised. Only the
+    shard's part of each tensor is read, and copied into its place, so at most one tensor is in memory besides the
+    result. `progress` is shown on stderr.
 
-    Raises `CheckpointError` where tensors are missing, unexpected, misshapen or of a type that does not convert; the
-    message lists all of them, and no weight has been read. So it does on files that cannot be read, on NaN and
-    infinities, and on numbers that are too large for `dtype`.
+    Raises `CheckpointError` if tensors are missing, unexpected, misshapen or of a type that does not convert; the
+    message lists all of them, and no weight was read. It is also raised if files cannot be read, and with `check` for
+    NaN, infinities, and numbers that are too large for `dtype`.
     """
     slots, stored = check_tensors(folder, family, config, dtype)
     check_kind(folder, quantization)
@@ -175,24 +173,24 @@ def load_weights(
     slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_size(slot, stored) for slot in slots)
-    with Progress("loading weights", total, "B", shown=progress, scale=True) as bar:
-        for file, few in _together(slots, stored):
-            _read(file, few, stored, weights, check, quantization, merges)
-            bar.update(sum(_size(slot, stored) for slot in few))
+    with Progress("loading weights", total, "B", enabled=progress, scale=True) as bar:
+        for file, batch in _batch_by_file(slots, stored):
+            _read_slots(file, batch, stored, weights, check, quantization, merges)
+            bar.update(sum(_size(slot, stored) for slot in batch))
     return weights
 
 
 def check_tensors(
     folder: Path, family: Family, config: ModelConfig, dtype: torch.dtype
 ) -> tuple[list[Slot], dict[str, TensorLocation]]:
-    """Where each tensor of the checkpoint in `folder` goes, and where it is. Headers are read, and no weight.
+    """The slots of the checkpoint in `folder`, and the locations of its tensors. Only headers are read.
 
-    Raises `CheckpointError` as `load_weights` on tensors that do not fit. `dtype` is for the memory that it names.
+    Raises `CheckpointError` like `load_weights` if tensors do not fit; `dtype` is for sizes in the message.
     """
-    stored = unfolded(folder, _tensors(folder))
+    stored = join_codes(folder, _tensors(folder))
     _check_layers(folder, family, config, stored, dtype)
     slots = family.tensors(config, family.factors(raw_config(folder)))
-    _check(folder, family, config, slots, stored, dtype)
+    _check_tensors(folder, family, config, slots, stored, dtype)
     return slots, stored
 
 
@@ -206,46 +204,50 @@ def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
 
 def _open_weights(path: Path) -> AbstractContextManager[Any]:
     if not is_gguf(path):
-        return opened(path)
+        return open_weight_file(path)
     from remask.checkpoint.gguf_tensors import OpenGGUF
 
-    return opened(path, OpenGGUF)
+    return open_weight_file(path, OpenGGUF)
 
 
 def _description(checkpoint: Path) -> str:
-    """What of a checkpoint says which shape it has, for messages."""
+    """The part of a checkpoint that has its shape, for messages."""
     return "header" if is_gguf(checkpoint) else CONFIG
 
 
-def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
-    """`slots` in their order, those side by side in one file together as long as they are small.
+def _batch_by_file(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
+    """Consecutive `slots` of one file, in batches of at most `_MAPPED` bytes or one slot, with the file.
 
-    An open file keeps every page read so far mapped, and a mapping of the whole checkpoint would be a second copy.
-    To open one takes milliseconds where it lists thousands of experts.
+    An open file keeps every page that was read mapped, and a mapping of the whole checkpoint would be a second copy.
+    Opening it for each slot would take too long: it takes milliseconds with thousands of experts.
     """
-    few, mapped, file = list[Slot](), 0, stored[slots[0].name].file
+    batch = list[Slot]()
+    mapped = 0
+    file = stored[slots[0].name].file
     for slot in slots:
         place, size = stored[slot.name], _size(slot, stored)
-        if few and (file != place.file or mapped + size > _MAPPED):
-            yield file, few
-            few, mapped = [], 0
-        few.append(slot)
-        mapped, file = mapped + size, place.file
-    yield file, few
+        if batch and (file != place.file or mapped + size > _MAPPED):
+            yield file, batch
+            batch = []
+            mapped = 0
+        batch.append(slot)
+        mapped += size
+        file = place.file
+    yield file, batch
 
 
 def _size(slot: Slot, stored: Mapping[str, TensorLocation]) -> int:
-    """Bytes of what `slot` takes of a file."""
+    """Bytes of the part of a file that `slot` reads."""
     return int((stored[slot.name].item or 0) * prod(slot.shape))
 
 
 def _unpacked_parts(slot: Slot, place: TensorLocation) -> Iterator[Slot]:
-    """`slot`, in parts where the tensor is large, does not stay quantized, and must be unpacked to be read."""
+    """`slot`, or parts of it if it is a large tensor that is unpacked when it is read."""
     large = slot.field in ("embed", "head") and place.packed is not None and place.dtype not in CONVERTED
     yield from slot.in_rows(max(1, _UNPACKED // slot.shape[1])) if large else (slot,)
 
 
-def _read(
+def _read_slots(
     path: Path,
     slots: Sequence[Slot],
     stored: Mapping[str, TensorLocation],
@@ -254,23 +256,24 @@ def _read(
     quantization: Quantization | None,
     merges: Mapping[str, Callable[[], LowRank]],
 ) -> None:
-    """Copy tensors of one file into their places, one after the other, with what `merges` adds to them by name."""
+    """Copy tensors of one file into `weights`, one after the other, plus the products in `merges` by name."""
     with _open_weights(path) as file:
         for slot in slots:
-            added = merges.get(slot.name)
-            tensor = _stored(file, slot, stored[slot.name], quantization if added is None else None)
-            if added is not None:
+            read_change = merges.get(slot.name)
+            tensor = _read_tensor(file, slot, stored[slot.name], quantization if read_change is None else None)
+            if read_change is not None:
                 assert isinstance(tensor, Tensor)
-                tensor = tensor.float() + added().dense(slot.part)
+                tensor = tensor.float() + read_change().dense(slot.part)
             slot.fill(weights, tensor)
-            numbers, target = tensor.constants if isinstance(tensor, Codes) else tensor, slot.target(weights)
-            if check and not _finite(numbers if isinstance(target, QuantisedMatrix) else target):
-                raise _not_finite(slot, stored[slot.name], numbers, weights.embed.dtype)
+            numbers = tensor.constants if isinstance(tensor, Codes) else tensor
+            target = slot.target(weights)
+            if check and not _is_finite(numbers if isinstance(target, QuantisedMatrix) else target):
+                raise _not_finite_error(slot, stored[slot.name], numbers, weights.embed.dtype)
             del tensor, numbers  # before the next one is read
 
 
-def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
-    """What `slot` takes of its tensor in an open file; nothing else of it is read."""
+def _read_tensor(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
+    """The part of a tensor in an open file that `slot` reads; nothing else of it is read."""
     if is_gguf(place.file):
         kind = quantization if slot.field in MATRICES else None
         return file.read(slot.name, slot.part, kind)  # type: ignore[no-any-return]
@@ -279,23 +282,25 @@ def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantiza
     return read_numbers(file, slot.name, place, slot.part)
 
 
-def _finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor) -> bool:
     """Whether all values are finite. Nothing of the tensor's size is allocated."""
-    low, high = torch.aminmax(tensor)  # both are NaN where one value is
+    low, high = torch.aminmax(tensor)  # both are NaN if a value is
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def _not_finite(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.dtype) -> CheckpointError:
+def _not_finite_error(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.dtype) -> CheckpointError:
     """The error for a tensor whose values in memory are not all finite."""
-    where, count = f"The tensor {slot.name!r} in {place.file}", int((~torch.isfinite(stored)).sum())
+    subject = f"The tensor {slot.name!r} in {place.file}"
+    count = int((~torch.isfinite(stored)).sum())
     way = "load it all the same with --skip-weight-check (check_weights=False)"
     if count:
         return CheckpointError(
-            f"{where} holds {count} values of {stored.numel()} that are NaN or infinite. The file is damaged, or its "
+            f"{subject} holds {count} values of {stored.numel()} that are NaN or infinite. The file is damaged, or its "
             f"training diverged: download it again, or {way}."
         )
+    largest = float(stored.abs().max())
     return CheckpointError(
-        f"{where} holds values that become infinite as {_name(dtype)}; the largest is {float(stored.abs().max()):.3g}. "
+        f"{subject} holds values that become infinite as {_name(dtype)}; the largest is {largest:.3g}. "
         f"Load it with --dtype bfloat16 or float32, or {way}."
     )
 
@@ -303,21 +308,21 @@ def _not_finite(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.
 def _check_layers(
     folder: Path, family: Family, config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype
 ) -> None:
-    """Raise where the files have far fewer tensors than the configuration names, before any of them is listed."""
+    """Raise `CheckpointError` if the files have far fewer tensors than the configuration, before they are listed."""
     mixtures = filter(None, map(config.mixture_of, range(config.layers)))
     names = family.names.mixture
     experts = 0 if names is None or names.stacked is not None else sum(mixture.experts for mixture in mixtures)
-    if config.layers > len(stored) or experts > _FEW * len(stored):
-        described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
+    if config.layers > len(stored) or experts > _MAX_EXPERTS_PER_TENSOR * len(stored):
+        shape = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
-            f"The {_description(folder)} of the {family.name} model in {folder} describes {described}, and its files "
+            f"The {_description(folder)} of the {family.name} model in {folder} describes {shape}, and its files "
             f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
             f"{_way_out(folder)}"
         )
 
 
 def _sizes(config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
-    """The memory that the configuration's weights take, beside that of what the files hold."""
+    """A sentence with the memory for the configuration's weights, and for the tensors in the files."""
     counts = config.parameters, sum(prod(place.shape) for place in stored.values())
     needed, present = (_bytes(count * dtype.itemsize) for count in counts)
     return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {present}."
@@ -332,7 +337,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check(
+def _check_tensors(
     folder: Path,
     family: Family,
     config: ModelConfig,
@@ -340,20 +345,20 @@ def _check(
     stored: Mapping[str, TensorLocation],
     dtype: torch.dtype,
 ) -> None:
-    """Raise one error that lists every difference between the checkpoint and the configuration.
+    """Raise one `CheckpointError` that lists every difference between the checkpoint and the configuration.
 
     Tensors of many experts in many layers are listed by ranges of their numbers.
     """
-    wanted = {slot.name: slot for slot in slots}
+    expected = {slot.name: slot for slot in slots}
     # Some programs store a tied embedding twice.
     ignored = {family.head} if config.tied else set()
     common = [(slot, stored[slot.name]) for slot in slots if slot.name in stored]
     problems = {
-        "missing": [f"{name} {list(slot.shape)}" for name, slot in wanted.items() if name not in stored],
+        "missing": [f"{name} {list(slot.shape)}" for name, slot in expected.items() if name not in stored],
         "unexpected": [
             f"{name} {list(place.shape)}"
             for name, place in stored.items()
-            if name not in wanted.keys() | ignored and not re.fullmatch(family.unread, name)
+            if name not in expected.keys() | ignored and not re.fullmatch(family.unread, name)
         ],
         "misshapen": [
             f"{slot.name} is {list(place.shape)}, {_description(folder)} asks for {list(slot.shape)}"
@@ -364,7 +369,7 @@ def _check(
             f"{slot.name} is {place.dtype}" for slot, place in common if place.item is None
         ],
     }
-    lines = [f"  {len(names)} {kind}: {listed(in_ranges(names))}" for kind, names in problems.items() if names]
+    lines = [f"  {len(names)} {kind}: {list_faults(name_ranges(names))}" for kind, names in problems.items() if names]
     if lines:
         text = "\n".join(lines)
         raise CheckpointError(
@@ -382,13 +387,14 @@ def _way_out(folder: Path) -> str:
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def in_ranges(names: Iterable[str]) -> list[str]:
-    """`names` with ranges for the numbers of experts, and for those of layers in which the same experts are named.
+def name_ranges(names: Iterable[str]) -> list[str]:
+    """`names` with numbers of experts, and of layers with the same experts, combined to ranges.
 
-    A name such as `layers.3.experts.5.up` has two numbers between dots, a layer's and an expert's; others are returned
-    as they are. `layers.{0-3}.experts.{0-7,9}.up` stands for 36 names.
+    `layers.{0-3}.experts.{0-7,9}.up` stands for 36 names such as `layers.3.experts.5.up`. Names without two numbers
+    between dots, a layer's and an expert's, are unchanged.
     """
-    texts, experts = list[str](), dict[tuple[tuple[str, ...], int], list[int]]()
+    texts = list[str]()
+    experts = dict[tuple[tuple[str, ...], int], list[int]]()
     for name in names:
         numbers = _NUMBER.findall(name)
         if len(numbers) == 2:
@@ -404,7 +410,7 @@ def in_ranges(names: Iterable[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """The number itself, or braces around runs of several: `{0-7,9}`."""
+    """The number, or the ranges of several numbers in braces: `{0-7,9}`."""
     runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

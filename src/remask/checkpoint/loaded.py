@@ -15,12 +15,12 @@ from remask.checkpoint.adapter import Adapter, read_adapter, with_adapters
 from remask.checkpoint.files import CONFIG, GENERATION, raw_config, weight_files
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.gguf_header import is_gguf
-from remask.checkpoint.kept import KeptWeights
 from remask.checkpoint.load import load_weights, read_config
 from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
 from remask.checkpoint.tokenizer import read_tokenizer
+from remask.checkpoint.weight_cache import WeightCache
 from remask.checks import Quantization
 from remask.errors import CheckpointError, ConfigError
 from remask.families import preset
@@ -50,16 +50,15 @@ def dummy_weights(
     shard: Shard = WHOLE,
     quantization: Quantization | None = None,
 ) -> Weights:
-    """Weights drawn on `device` from a normal distribution of standard deviation 0.02. The gains of norms are one.
+    """Random weights on `device` from a normal distribution with standard deviation 0.02. Gains of norms are one.
 
-    One seed gives the same weights for the same shape, dtype and kind of device; different kinds of devices draw
-    different numbers. A `shard` holds its part of these weights, and matrices may be quantised: each tensor that is cut
-    or quantised is drawn as a whole before, and the others in their places.
+    A seed gives the same weights for the same shape, dtype and kind of device. A `shard` gets its part of the weights
+    of the whole model: a tensor that is cut or quantised is drawn as a whole first, any other in its place.
     """
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device, shard, quantization)
-    shapes = empty_weights(config, dtype, torch.device("meta")).named()
-    for (name, layer, shape), (_, _, tensor) in zip(shapes, weights.named(), strict=True):
+    shapes = empty_weights(config, dtype, torch.device("meta")).named_tensors()
+    for (name, layer, shape), (_, _, tensor) in zip(shapes, weights.named_tensors(), strict=True):
         if shard.size == 1 and not isinstance(tensor, QuantisedMatrix):
             _draw(name, tensor, generator)
             continue
@@ -84,35 +83,31 @@ class LoadedModel:
     name: str
     config: ModelConfig
     weights: Weights
-    tokenizer: Tokenizer | None  # None where there is none
+    tokenizer: Tokenizer | None
     fingerprint: str
-    # Sampling parameters that the checkpoint gives to requests that leave them out
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    quantization: Quantization | None = None  # how its matrices are kept; None: in the dtype of the model
-    # Those that requests may name, which stand beside the weights
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # default sampling parameters of requests
+    quantization: Quantization | None = None  # of its matrices; None: they have the model's dtype
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # unmerged, by the names that requests give
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     """A model whose shape is known, and whose weights have not been read."""
 
-    # What was asked for, without the adapters that are refused: another process finds the same by them
+    # The settings without refused adapters: `find_model` finds the same model by them in another process
     settings: ModelSettings
     config: ModelConfig
-    folder: Path | None = None  # the checkpoint's folder, or its GGUF file; None for random weights of a preset's shape
-    family: Family | None = None  # what reads the checkpoint; None beside no folder
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # as of `LoadedModel`
-    quantization: Quantization | None = None  # how the files keep matrices; None: as numbers
-    tokenizer: Tokenizer | None = None  # None where there is none, or none is needed
-    adapter: Adapter | None = None  # what is merged into the weights when they are read
-    # What stands beside them, by the names that requests give
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)  # why other adapters are left out, by name
-    # Keys that were laid over those of `config.json`, those of the model's files included
+    folder: Path | None = None  # the checkpoint's folder, or its GGUF file; None: random weights of a preset's shape
+    family: Family | None = None  # of the checkpoint; None if there is no folder
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # see `LoadedModel`
+    quantization: Quantization | None = None  # of the matrices in the files; None: they are not quantised
+    tokenizer: Tokenizer | None = None  # None if there is none, or none is needed
+    adapter: Adapter | None = None  # is merged into the weights when they are read
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # see `LoadedModel`
+    refused: Mapping[str, str] = field(default_factory=dict)  # the reason why an adapter is left out, by its name
+    # Keys that replaced those of `config.json`, including those that the model's files give
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    # The cache and the quantization on CPUs that its files name for whoever asks for none
-    usual: Mapping[str, str] = field(default_factory=dict)
+    default_names: Mapping[str, str] = field(default_factory=dict)  # see `Source`
 
     def load(
         self,
@@ -121,27 +116,35 @@ class FoundModel:
         shard: Shard = WHOLE,
         quantization: Quantization | None = None,
     ) -> LoadedModel:
-        """Read the weights that `shard` holds, or draw them where there is no folder, and quantise their matrices.
+        """Read the weights that `shard` holds and quantise their matrices; without a folder they are random.
 
-        Raises `CheckpointError` on files that cannot be used.
+        Raises `CheckpointError` if files cannot be used.
         """
         quantization = quantization or self.quantization
         if self.folder is None or self.family is None:
             weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard, quantization)
-            factors, identity = Factors(), fingerprint(self.config, DUMMY_SEED, quantization)
+            factors = Factors()
+            identity = fingerprint(self.config, DUMMY_SEED, quantization)
         else:
             factors = self.family.factors(raw_config(self.folder))
             changes = [] if self.adapter is None else ["adapter", self.adapter.fingerprint]
             changes += ["hf_overrides", json.dumps(self.overrides, sort_keys=True)] if self.overrides else []
-            # Files that are quantised have a hash of their own.
+            # Quantised files have a hash of their own.
             identity = fingerprint(self.config, self.folder, None if self.quantization else quantization, changes)
             weights = self._weights(self.folder, self.family, dtype, device, shard, quantization, identity)
-        beside, drafter = dict(self.adapters), self._drafts_with
-        if drafter is not None:
-            beside[drafter.name] = read_adapter(str(drafter), self.config, apart=True)
-        weights = with_adapters(weights, beside, self.config, factors, shard)
-        model = self.settings.model, self.config, weights, self.tokenizer, identity
-        return LoadedModel(*model, self.sampling, quantization, self.adapters)
+        adapters = dict(self.adapters)
+        if self._drafter_folder is not None:
+            adapters[self._drafter_folder.name] = read_adapter(str(self._drafter_folder), self.config, merge=False)
+        return LoadedModel(
+            name=self.settings.model,
+            config=self.config,
+            weights=with_adapters(weights, adapters, self.config, factors, shard),
+            tokenizer=self.tokenizer,
+            fingerprint=identity,
+            sampling=self.sampling,
+            quantization=quantization,
+            adapters=self.adapters,
+        )
 
     def _weights(
         self,
@@ -153,55 +156,57 @@ class FoundModel:
         quantization: Quantization | None,
         identity: str,
     ) -> Weights:
-        """Those that an earlier start has made and kept, else read, and kept where they took long to make."""
-        dear = self.adapter is not None or quantization != self.quantization
-        store = None
-        if dear and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
+        """The weights of the checkpoint, or of the cache, which has those that are merged or quantised for a CPU."""
+        is_converted = self.adapter is not None or quantization != self.quantization
+        cache = None
+        if is_converted and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
             files = [folder] if is_gguf(folder) else [folder / CONFIG, *weight_files(folder)]
-            store = KeptWeights(identity, dtype, [*files, *(() if self.adapter is None else self.adapter.files)])
-            weights = store.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
+            cache = WeightCache(identity, dtype, [*files, *(() if self.adapter is None else self.adapter.files)])
+            weights = cache.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
             if weights is not None:
                 return weights
-        how = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
-        weights = load_weights(folder, family, self.config, dtype, device, *how)
-        if store is not None:
-            store.write(weights)
+        options = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
+        weights = load_weights(folder, family, self.config, dtype, device, *options)
+        if cache is not None:
+            cache.write(weights)
         return weights
 
     @property
-    def _drafts_with(self) -> Path | None:
-        """The adapter in the checkpoint's folder that drafts are computed with; None: there is none."""
-        name = self.config.drafter
-        return None if name is None or self.folder is None or not (self.folder / name).is_dir() else self.folder / name
+    def _drafter_folder(self) -> Path | None:
+        """The folder of the checkpoint's adapter for drafts. Returns None if there is none."""
+        if self.folder is None or self.config.drafter is None:
+            return None
+        folder = self.folder / self.config.drafter
+        return folder if folder.is_dir() else None
 
 
 def find_model(settings: ModelSettings) -> FoundModel:
-    """Find a model and read its shape and its tokenizer. Adapters are checked against its shape.
+    """Find a model, read its shape and its tokenizer, and check adapters against its shape.
 
-    Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture,
-    `PluginError` where another package provides it and cannot be used, and `ConfigError` where texts cannot be read, or
-    on an adapter for weights that it cannot be merged into.
+    Logs warnings about the model's files, but not on ranks other than the first. Raises `CheckpointError` if files
+    cannot be used, `UnknownNameError` if there is no such preset or architecture, `PluginError` if the package that
+    provides it is broken, and `ConfigError` if texts cannot be read or an adapter cannot be merged.
     """
     adapter = settings.adapter
     if settings.load_format == "dummy":
-        for what, value in (("adapter", adapter), ("hf_overrides", settings.hf_overrides)):
+        for name, value in (("adapter", adapter), ("hf_overrides", settings.hf_overrides)):
             if value:
-                raise ConfigError(f"{what}={value!r} changes a checkpoint; leave load_format='dummy' out")
+                raise ConfigError(f"{name}={value!r} changes a checkpoint; leave load_format='dummy' out")
         shape = preset(settings.model)
         model = FoundModel(settings, shape, tokenizer=read_tokenizer(settings, shape, None))
     else:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
         family, config = read_config(source.weights, source.overrides, settings.tokenizer, force=settings.force)
         remark = family.remark(Path(settings.model).name, config)
-        unfollowed = source.unfollowed(family.words)
-        if settings.reads is not None:  # ranks beside the first one read no texts
+        ignored = source.ignored_keys(family.read_generation)
+        if settings.reads is not None:  # it is None on ranks other than the first
             if remark is not None:
                 log.warning("%s", remark)
-            if unfollowed:
+            if ignored:
                 log.warning(
                     "%s of %s also says %s, which is not followed: give sampling parameters in its place, with "
                     "--sampling, in a request, or in the folder's remask.json",
-                    *(GENERATION, settings.model, ", ".join(unfollowed)),
+                    *(GENERATION, settings.model, ", ".join(ignored)),
                 )
         tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
         template = None if tokenizer is None else tokenizer.chat_template
@@ -211,13 +216,13 @@ def find_model(settings: ModelSettings) -> FoundModel:
             config,
             source.weights,
             family,
-            sampling=({"stop": stops} if stops else {}) | source.sampling(family.words),
+            sampling=({"stop": stops} if stops else {}) | source.sampling(family.read_generation),
             quantization=stored_kind(source.weights),
             tokenizer=tokenizer,
             overrides=source.overrides,
-            usual=source.usual,
+            default_names=source.default_names,
         )
-        adapter = source.merged(settings.model, adapter)
+        adapter = source.merged_adapter(settings.model, adapter)
     if adapter is not None and model.quantization is not None:
         raise ConfigError(
             f"adapter={adapter!r} is merged before weights are quantised, and the model {settings.model!r} is "
@@ -225,20 +230,20 @@ def find_model(settings: ModelSettings) -> FoundModel:
             f"quantization={model.quantization!r}, or serve the adapter by name beside it (adapters=..., "
             "--lora-modules)"
         )
-    if model._drafts_with is not None and model._drafts_with.name in (settings.adapters or {}):
+    if model._drafter_folder is not None and model._drafter_folder.name in (settings.adapters or {}):
         raise ConfigError(
-            f"adapters: {model._drafts_with.name!r} is the name of the adapter that the folder of {settings.model!r} "
-            "has for drafts; give yours another name (adapters=..., --lora-modules)"
+            f"adapters: {model._drafter_folder.name!r} is the name of the adapter that the folder of {settings.model!r}"
+            " has for drafts; give yours another name (adapters=..., --lora-modules)"
         )
     merged = None if adapter is None else read_adapter(adapter, model.config)
-    apart, refused = dict[str, Adapter](), dict[str, str]()
+    adapters, refused = dict[str, Adapter](), dict[str, str]()
     for name, path in (settings.adapters or {}).items():
         try:
-            apart[name] = read_adapter(path, model.config, apart=True, most=settings.max_lora_rank)
+            adapters[name] = read_adapter(path, model.config, merge=False, max_rank=settings.max_lora_rank)
         except CheckpointError as error:
             if not settings.skip_bad_adapters:
                 raise
             refused[name] = str(error)
-    usable = {name: path for name, path in (settings.adapters or {}).items() if name in apart}
+    usable = {name: path for name, path in (settings.adapters or {}).items() if name in adapters}
     settings = replace(settings, adapters=usable)
-    return replace(model, settings=settings, adapter=merged, adapters=apart, refused=refused)
+    return replace(model, settings=settings, adapter=merged, adapters=adapters, refused=refused)

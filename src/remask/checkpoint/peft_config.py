@@ -1,4 +1,4 @@
-"""What `adapter_config.json` asks for: which modules an adapter changes, by PEFT's rules, and by how much."""
+"""`adapter_config.json`: which modules an adapter changes, by PEFT's rules, and the ranks and scales."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from remask.families.fields import Fields
 
 _RANK, _SHOWN = 2**12, 3
 ALL = "all-linear"
-# What only training reads. PEFT sets `fan_in_fan_out` to false on linear layers, which all of ours are.
+# Keys that only training reads. PEFT sets `fan_in_fan_out` to false on linear layers, which all of ours are.
 _IGNORED = (
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
     "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
@@ -28,10 +28,10 @@ _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # `init_lora_wei
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What an adapter's configuration says of its matrices. The rules of matching are those of PEFT."""
+    """The configuration of an adapter's matrices. The rules of matching are those of PEFT."""
 
     alpha: float
-    usual_rank: int
+    default_rank: int
     rooted: bool
     targets: str | Sequence[str]
     excluded: str | Sequence[str]
@@ -42,7 +42,7 @@ class PeftConfig:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> "PeftConfig":
-        """Read `adapter_config.json`. Raises `CheckpointError`, naming the key, on what is not supported."""
+        """Read `adapter_config.json`. Raises `CheckpointError`, naming the key, if a value is not supported."""
         fields = Fields(CONFIG, raw)
         if raw.get("peft_type") != "LORA":
             raise fields.unfit("peft_type", '"LORA"')
@@ -57,121 +57,125 @@ class PeftConfig:
                 "path_initial_model_for_weight_conversion",
             )
         layers = raw.get("layers_to_transform")
-        targets = _words(fields, "target_modules")
+        targets = _names_or_pattern(fields, "target_modules")
         if not targets:
             raise fields.unfit("target_modules", 'a list of names, a regular expression or "all-linear"')
         if layers not in (None, []) and isinstance(targets, str):
             raise fields.unfit("layers_to_transform", "null beside a 'target_modules' that is one text")
-        layers = [] if layers is None else layers if isinstance(layers, list) else [layers]
+        if layers is None:
+            layers = []
+        elif not isinstance(layers, list):
+            layers = [layers]
         if not all(is_whole(layer, 0) for layer in layers):
             raise fields.unfit("layers_to_transform", "a layer's number from 0, or a list of them")
-        pattern = _words(fields, "layers_pattern")
+        pattern = _names_or_pattern(fields, "layers_pattern")
         pattern = [pattern] if isinstance(pattern, str) else pattern
         for name in pattern:
-            _compiled(fields, "layers_pattern", _in_layers(name))
+            _check_pattern(fields, "layers_pattern", _layer_pattern(name))
         return cls(
             alpha=fields.real("lora_alpha"),
-            usual_rank=fields.integer("r", most=_RANK),
+            default_rank=fields.integer("r", most=_RANK),
             rooted=fields.flag("use_rslora", False),
             targets=targets,
-            excluded=_words(fields, "exclude_modules"),
+            excluded=_names_or_pattern(fields, "exclude_modules"),
             layers=layers,
             pattern=pattern,
-            ranks=_numbers(fields, "rank_pattern", f"names and ranks from 1 to {_RANK}"),
-            alphas=_numbers(fields, "alpha_pattern", "names and finite numbers"),
+            ranks=_pattern_values(fields, "rank_pattern", f"names and ranks from 1 to {_RANK}"),
+            alphas=_pattern_values(fields, "alpha_pattern", "names and finite numbers"),
         )
 
     @property
     def all_linear(self) -> bool:
-        """Whether all linear layers are meant but the output matrix."""
+        """Whether the targets are all linear layers except the output matrix."""
         return isinstance(self.targets, str) and self.targets.lower() == ALL
 
     def matches(self, module: str) -> bool:
         """Whether the adapter has factors for `module`."""
-        if self.excluded and _named(self.excluded, module):
+        if self.excluded and _matches_names(self.excluded, module):
             return False
         if self.all_linear:
             return True
-        if not _named(self.targets, module):
+        if not _matches_names(self.targets, module):
             return False
         if isinstance(self.targets, str) or not self.layers:
             return True
-        patterns = map(_in_layers, self.pattern) if self.pattern else [r".*?\.[^.]*\.(?P<layer>\d+)\."]
+        patterns = map(_layer_pattern, self.pattern) if self.pattern else [r".*?\.[^.]*\.(?P<layer>\d+)\."]
         match = next(filter(None, (re.match(pattern, module) for pattern in patterns)), None)
         return match is not None and int(match["layer"]) in self.layers
 
     def rank(self, module: str) -> int:
         """The rank of the factors of `module`."""
-        return int(_by_pattern(self.ranks, module, self.usual_rank))
+        return int(_value_for(self.ranks, module, self.default_rank))
 
     def scale(self, module: str) -> float:
-        """What their product is scaled by: alpha / r, or alpha / sqrt(r) of rank-stabilised adapters (2312.03732)."""
+        """The scale of their product: alpha / r, or alpha / sqrt(r) of rank-stabilised adapters (arXiv 2312.03732)."""
         rank = self.rank(module)
-        return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
+        return _value_for(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
 
     def check(self, modules: Iterable[str]) -> None:
-        """Raise `CheckpointError` where `target_modules` names what the model, which has `modules`, does not have."""
+        """Raise `CheckpointError` if a name in `target_modules` fits none of the model's `modules`."""
         modules = list(modules)
-        whole = isinstance(self.targets, str)
         names = [self.targets] if isinstance(self.targets, str) else self.targets
-        unknown = [name for name in names if not (whole or any(_named([name], module) for module in modules))]
+        unknown = list[str]()
+        if not isinstance(self.targets, str):
+            unknown = [name for name in names if not any(_matches_names([name], module) for module in modules)]
         if unknown or not any(map(self.matches, modules)):
             known = sorted({module.rpartition(".")[2] for module in modules})
             raise CheckpointError(
-                f"{CONFIG}: 'target_modules' names {few(unknown or names)}, which fits no matrix of the model; it has "
-                f"{', '.join(known)}."
+                f"{CONFIG}: 'target_modules' names {list_few(unknown or names)}, which fits no matrix of the model; it "
+                f"has {', '.join(known)}."
             )
 
 
-def few(names: Sequence[str]) -> str:
+def list_few(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are."""
     rest = len(names) - _SHOWN
     return ", ".join(map(repr, names[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _words(fields: Fields, key: str) -> str | list[str]:
-    """A list of names, or a regular expression; an empty list where there is none."""
+def _names_or_pattern(fields: Fields, key: str) -> str | list[str]:
+    """The value of `key`: a list of names, or a regular expression; an empty list if it is absent."""
     value: str | list[str] | None = fields.get(key)
     if value is None or value == "":
         return []
     if isinstance(value, str):
-        _compiled(fields, key, value)
+        _check_pattern(fields, key, value)
     elif not (isinstance(value, list) and all(isinstance(name, str) and name for name in value)):
         raise fields.unfit(key, "a list of names, or a regular expression")
     return value
 
 
-def _compiled(fields: Fields, key: str, pattern: str) -> None:
+def _check_pattern(fields: Fields, key: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
         raise fields.unfit(key, f"a regular expression ({error})") from None
 
 
-def _numbers(fields: Fields, key: str, supported: str) -> dict[str, Any]:
-    """An object of patterns and numbers: whole ones of ranks."""
+def _pattern_values(fields: Fields, key: str, supported: str) -> dict[str, Any]:
+    """The value of `key`: an object of patterns with numbers, which are whole for ranks."""
     value = fields.get(key) or {}
     fits = (lambda item: is_whole(item, 1, _RANK)) if key == "rank_pattern" else (lambda item: is_real(item, -math.inf))
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise fields.unfit(key, f"an object of {supported}")
     for pattern in value:
-        _compiled(fields, key, _at_end(pattern))
+        _check_pattern(fields, key, _suffix_pattern(pattern))
     return value
 
 
-def _in_layers(pattern: str) -> str:
+def _layer_pattern(pattern: str) -> str:
     return rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\."
 
 
-def _at_end(pattern: str) -> str:
+def _suffix_pattern(pattern: str) -> str:
     return rf"(.*\.)?({pattern})$"
 
 
-def _named(names: str | Sequence[str], module: str) -> bool:
+def _matches_names(names: str | Sequence[str], module: str) -> bool:
     if isinstance(names, str):
         return re.fullmatch(names, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def _by_pattern(values: Mapping[str, float], module: str, usual: float) -> float:
-    return next((value for key, value in values.items() if re.match(_at_end(key), module)), usual)
+def _value_for(values: Mapping[str, float], module: str, usual: float) -> float:
+    return next((value for key, value in values.items() if re.match(_suffix_pattern(key), module)), usual)

@@ -1,14 +1,13 @@
 """Checkpoints of quantized weights: our own, and those in fp8 that other programs wrote.
 
-A matrix `NAME` stands in our own as its codes, under its own name, beside `NAME_scale` and, of int4, `NAME_zero`; two
-codes of int4 share a byte, the first in the lower half. So do the matrices of all experts where they are one tensor.
-All other tensors, and all other files, are those of the checkpoint that was quantised. `config.json` says which kind it
-is.
+In our own, a matrix `NAME` is stored as codes under its own name, with `NAME_scale` and, for int4, `NAME_zero`; two
+codes of int4 share a byte, the first in the lower half. The same holds for matrices of all experts in one tensor. All
+other tensors, and all other files, are those of the original checkpoint. `config.json` has the kind.
 
-There `quantization_config` also says how others are written, as vLLM reads it: `fp8` (DeepSeek, transformers; a scale
-for each tensor, or each block of `weight_block_size`) and `compressed-tensors` (`float-quantized`; a scale for each
-tensor, row or block). A number is its code (e4m3) times its scale, also where that is called `_scale_inv`. Scales of
-activations and of K/V are not read: both stay in the model's dtype.
+For others, `quantization_config` in `config.json` has the format, as vLLM reads it: `fp8` (DeepSeek, transformers; a
+scale for each tensor, or each block of `weight_block_size`) or `compressed-tensors` (`float-quantized`; a scale for
+each tensor, row or block). A number is its code (e4m3) times its scale, even if that is called `_scale_inv`. Scales of
+activations and of K/V are not read: both have the model's dtype.
 """
 
 import json
@@ -28,14 +27,14 @@ from torch import Tensor
 from remask.checkpoint.files import (
     CONFIG,
     CONVERTED,
+    DEFAULTS_FILE,
     INDEX,
-    OWN,
     VERSION,
     Scales,
     TensorLocation,
     check_version,
-    listed,
-    opened,
+    list_faults,
+    open_weight_file,
     raw_config,
     read_json,
     tensor_locations,
@@ -56,7 +55,7 @@ KEY = "quantization_config"
 _CODES = "F8_E4M3"
 _SCALES = (*CONVERTED, "F8_E8M0")
 _UNREAD = re.compile(r".*\.(input|output|activation|[qkv]|kv_cache)_scale(_inv)?")
-# What others call themselves in `quant_method`, and names of tensors that only their files hold.
+# Other programs by their `quant_method`, and by endings of names of tensors that only their files have.
 _OTHERS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "gptqmodel": "GPTQ", "auto-round": "AutoRound"}
 _SIGNS = {".g_idx": "GPTQ", ".qweight": "GPTQ or AWQ", ".SCB": "bitsandbytes", ".quant_map": "bitsandbytes"}
 
@@ -68,9 +67,9 @@ _BYTES = {"int8": "I8", "int4": "U8", "fp8": _CODES}
 
 
 def stored_kind(folder: Path) -> Quantization | None:
-    """How the matrices of the checkpoint in `folder` are kept; None: as numbers, or as fp8 that becomes numbers.
+    """The kind of a checkpoint that we have quantised. Returns None for others; their fp8 is read as numbers.
 
-    Raises `CheckpointError` where another program has quantised it in a way that is not read here.
+    Raises `CheckpointError` if another program has quantised it in a format that is not supported.
     """
     settings = raw_config(folder).get(KEY)
     if settings is None:
@@ -79,7 +78,7 @@ def stored_kind(folder: Path) -> Quantization | None:
         raise CheckpointError(f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported: an object.")
     kind = settings.get("kind")
     if settings.get("quant_method") != METHOD:
-        _convention(folder, settings)
+        _scale_convention(folder, settings)
         return None
     check_version(settings.get(VERSION, 1), f"{KEY!r} in {folder / CONFIG}")
     if kind not in QUANTIZATIONS:
@@ -91,7 +90,7 @@ def stored_kind(folder: Path) -> Quantization | None:
 
 
 def check_kind(folder: Path, quantization: Quantization | None) -> None:
-    """Raise `ConfigError` where the checkpoint in `folder` is quantised, and not so."""
+    """Raise `ConfigError` if the checkpoint in `folder` is quantised as another kind than `quantization`."""
     kind = stored_kind(folder)
     if kind is not None and kind != quantization:
         raise ConfigError(
@@ -99,74 +98,79 @@ def check_kind(folder: Path, quantization: Quantization | None) -> None:
         )
 
 
-def unfolded(folder: Path, found: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
-    """The tensors of a checkpoint, with codes, scales and zeros of each quantised matrix as one.
+def join_codes(folder: Path, locations: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
+    """The tensors of a checkpoint, with codes, scales and zeros of each quantised matrix as one tensor.
 
-    Raises `CheckpointError` where scales or zeros are missing or misshapen, or another program's codes are found.
+    Raises `CheckpointError` if scales or zeros are missing or have a wrong shape, or another program has quantised it.
     """
-    kind, settings = stored_kind(folder), raw_config(folder).get(KEY)
+    kind = stored_kind(folder)
+    settings = raw_config(folder).get(KEY)
     if kind is None:
-        for name in found:
+        for name in locations:
             for ending, program in _SIGNS.items():
                 if name.endswith(ending):
-                    raise _foreign(folder, program, name)
-        return dict(found) if settings is None else _with_scales(folder, *_convention(folder, settings), found)
-    scales = {name.removesuffix(SCALE) for name in found if name.endswith(SCALE)} & found.keys()
-    others = {name + end for name in scales for end in (SCALE, ZERO)}
-    whole = {name: place for name, place in found.items() if name not in others}
+                    raise _foreign_error(folder, program, name)
+        if settings is None:
+            return dict(locations)
+        endings, block = _scale_convention(folder, settings)
+        return _join_scales(folder, endings, block, locations)
+    matrices = {name.removesuffix(SCALE) for name in locations if name.endswith(SCALE)} & locations.keys()
+    constants = {name + end for name in matrices for end in (SCALE, ZERO)}
+    joined = {name: place for name, place in locations.items() if name not in constants}
+    is_int4 = kind == "int4"
     faults = []
-    for name in sorted(scales):
-        place, half = found[name], kind == "int4"
+    for name in sorted(matrices):
+        place = locations[name]
         if not place.shape:
             faults.append(f"{name} as a matrix")
             continue
-        rows, columns = place.shape[:-1], place.shape[-1] * (2 if half else 1)
-        shape = (*rows, columns // GROUP) if half else rows
-        beside = [found.get(name + end) for end in ((SCALE, ZERO) if half else (SCALE,))]
-        if any(other is None or (other.shape, other.file) != (shape, place.file) for other in beside):
-            faults.append(f"{name}{SCALE} {list(shape)}" + (f" or {name}{ZERO}" if half else ""))
+        rows, columns = place.shape[:-1], place.shape[-1] * (2 if is_int4 else 1)
+        shape = (*rows, columns // GROUP) if is_int4 else rows
+        for constant in (locations.get(name + end) for end in ((SCALE, ZERO) if is_int4 else (SCALE,))):
+            if constant is None or (constant.shape, constant.file) != (shape, place.file):
+                faults.append(f"{name}{SCALE} {list(shape)}" + (f" or {name}{ZERO}" if is_int4 else ""))
+                break
         if place.dtype != _BYTES[kind]:
             faults.append(f"{name} as {_BYTES[kind]}")
-        whole[name] = replace(place, shape=(*rows, columns), dtype="F32", kind=kind)
+        joined[name] = replace(place, shape=(*rows, columns), dtype="F32", kind=kind)
     if faults:
         raise CheckpointError(
-            f"The {kind} model in {folder} lacks {listed(faults)}. Write it again with 'remask quantize'."
+            f"The {kind} model in {folder} lacks {list_faults(faults)}. Write it again with 'remask quantize'."
         )
-    return whole
+    return joined
 
 
 def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]) -> Codes:
-    """The codes of some rows and columns of a quantised matrix, or of some experts', in an open file.
+    """The codes of `part`, rows and columns of a quantised matrix or of some experts', in an open file.
 
-    No other is read.
+    Nothing else of the tensor is read. Raises `CheckpointError` if a group of int4 would be cut.
     """
     rows, columns = part[0], part[1] if len(part) == 2 else slice(None)
     values, scales = file.get_slice(name), file.get_slice(name + SCALE)
-    between = (slice(None),) * (len(values.get_shape()) - 2)  # rows of experts
+    inner = (slice(None),) * (len(values.get_shape()) - 2)  # all rows of each expert, if `rows` are experts
     if kind != "int4":
-        return Codes(values[rows, *between, columns], scales[rows])
-    groups, packed = groups_of(name, columns), values[rows, *between, _divided(columns, 2)]
-    places = rows, *between, groups
-    return Codes(_unpacked(packed), scales[places], file.get_slice(name + ZERO)[places])
+        return Codes(values[rows, *inner, columns], scales[rows])
+    groups = rows, *inner, groups_of(name, columns)
+    packed = values[rows, *inner, _divide_slice(columns, 2)]
+    return Codes(_unpack_int4(packed), scales[groups], file.get_slice(name + ZERO)[groups])
 
 
 def groups_of(name: str, columns: slice) -> slice:
-    """The groups of int4 that `columns` of a matrix are. Raises `CheckpointError` where one would be cut."""
+    """The groups of int4 in `columns` of a matrix. Raises `CheckpointError` if one would be cut."""
     if any(place is not None and place % GROUP for place in (columns.start, columns.stop)):
         raise CheckpointError(f"{name} cannot be cut within a group of {GROUP} columns; use fewer processes")
-    return _divided(columns, GROUP)
+    return _divide_slice(columns, GROUP)
 
 
 Block: TypeAlias = tuple[int | None, int | None]
-"""Rows and columns that have a scale of their own; None: all of them have one."""
+"""The numbers of rows and columns that share a scale; None: all of them."""
 
 
-def _convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
-    """How the scales in `folder` are written, by the object `quantization_config`: what may follow a tensor's name in
-    that of its scale, and the block of each.
+def _scale_convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
+    """The possible endings of the names of scales, and the block of each scale, from `quantization_config`.
 
-    Raises `CheckpointError` where this is no fp8, or fp8 in a way that is not known here; the message names the program
-    that quantised it, and the way out.
+    Raises `CheckpointError` if the format is no fp8 or is not supported; the message names the program that quantised
+    the model, and the way out.
     """
     fields = Fields(f"{KEY!r} in {folder / CONFIG}", settings)
     method = fields.get("quant_method")
@@ -176,13 +180,13 @@ def _convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, .
         block = _block(fields, "weight_block_size") if blocks else (None, None)
         return ("_scale_inv",) if blocks else ("_scale_inv", "_scale"), block
     if method == "compressed-tensors":
-        return ("_scale",), _compressed(fields)
+        return ("_scale",), _compressed_block(fields)
     name = "a program that it does not name" if method is None else str(method)
-    raise _foreign(folder, _OTHERS.get(name.casefold(), name), settings)
+    raise _foreign_error(folder, _OTHERS.get(name.casefold(), name), settings)
 
 
-def _foreign(folder: Path, program: str, sign: object) -> CheckpointError:
-    """The error for a model that another program has quantised. `sign` is what says so."""
+def _foreign_error(folder: Path, program: str, sign: object) -> CheckpointError:
+    """The error for a model that another program has quantised, with the `sign` of it."""
     return CheckpointError(
         f"The model in {folder} is quantised by {program} ({json.dumps(sign)[:200]}), and its files cannot be read "
         "here. Load the model that it was made of, with --quantization int4 or int8 on a CPU, or a GGUF file or an fp8 "
@@ -190,9 +194,9 @@ def _foreign(folder: Path, program: str, sign: object) -> CheckpointError:
     )
 
 
-def _compressed(fields: Fields) -> Block:
-    """The block of compressed-tensors' weights, which all groups of layers have in common."""
-    for key in ("sparsity_config", "transform_config"):  # neither changes anything where it is empty
+def _compressed_block(fields: Fields) -> Block:
+    """The block of scales of compressed-tensors. Raises `CheckpointError` if groups of layers have different ones."""
+    for key in ("sparsity_config", "transform_config"):  # they change nothing if they are empty
         if fields.get(key):
             raise fields.unfit(key, "null or {}")
     groups = fields.get("config_groups")
@@ -229,39 +233,41 @@ def _block(fields: Fields, key: str) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def _with_scales(
-    folder: Path, endings: tuple[str, ...], sizes: Block, found: Mapping[str, TensorLocation]
+def _join_scales(
+    folder: Path, endings: tuple[str, ...], sizes: Block, locations: Mapping[str, TensorLocation]
 ) -> dict[str, TensorLocation]:
-    """The tensors of a checkpoint, each with its scales, which are no tensors of their own then.
+    """The tensors of a checkpoint without their scales, which become `TensorLocation.scales`.
 
-    Raises `CheckpointError`, listing them, where a tensor of codes has no scale, or one that is not as it should be.
+    Raises `CheckpointError` with all tensors of codes whose scale is missing or wrong.
     """
-    whole, faults, used = dict[str, TensorLocation](), list[str](), set[str]()
-    for name, place in found.items():
-        beside = [name + end for end in endings if name + end in found]
-        used.update(beside)
+    joined = dict[str, TensorLocation]()
+    faults = list[str]()
+    all_scales = set[str]()
+    for name, place in locations.items():
+        names = [name + end for end in endings if name + end in locations]
+        all_scales.update(names)
         if place.dtype != _CODES:
-            whole[name] = place
-            faults += [f"{other} is the scale of {name}, which is {place.dtype}" for other in beside]
+            joined[name] = place
+            faults += [f"{scale} is the scale of {name}, which is {place.dtype}" for scale in names]
             continue
-        if len(beside) != 1 or len(place.shape) != 2:
-            among = " or ".join(name + end for end in endings)
-            faults.append(f"{name} {list(place.shape)} has {len(beside) or 'no'} scales; supported: one, {among}")
+        if len(names) != 1 or len(place.shape) != 2:
+            allowed = " or ".join(name + end for end in endings)
+            faults.append(f"{name} {list(place.shape)} has {len(names) or 'no'} scales; supported: one, {allowed}")
             continue
-        scale = found[beside[0]]
+        scale = locations[names[0]]
         block = sizes[0] or place.shape[0], sizes[1] or place.shape[1]
         grid = _grid(place.shape, block)
         if [size for size in scale.shape if size > 1] != [size for size in grid if size > 1]:
-            faults.append(f"{beside[0]} is {list(scale.shape)}, {KEY} asks for {list(grid)}")
+            faults.append(f"{names[0]} is {list(scale.shape)}, {KEY} asks for {list(grid)}")
         if scale.dtype not in _SCALES:
-            faults.append(f"{beside[0]} is {scale.dtype}; supported: {', '.join(_SCALES)}")
-        whole[name] = replace(place, packed=1.0, scales=Scales(beside[0], scale.file, block))
+            faults.append(f"{names[0]} is {scale.dtype}; supported: {', '.join(_SCALES)}")
+        joined[name] = replace(place, packed=1.0, scales=Scales(names[0], scale.file, block))
     if faults:
         raise CheckpointError(
             f"The fp8 tensors in {folder} are not scaled as {KEY} in its config.json says: "
-            f"{listed(faults)}. Use the config.json that belongs to these weights, or download them again."
+            f"{list_faults(faults)}. Use the config.json that belongs to these weights, or download them again."
         )
-    return {name: place for name, place in whole.items() if name not in used and not _UNREAD.fullmatch(name)}
+    return {name: place for name, place in joined.items() if name not in all_scales and not _UNREAD.fullmatch(name)}
 
 
 def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
@@ -269,14 +275,14 @@ def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
 
 
 def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice, ...] | None = None) -> Tensor:
-    """What `part` takes of a tensor in an open safetensors file, times its scales, in float32, where it has some."""
+    """`part` of a tensor in an open safetensors file. If it has scales, it is multiplied by them, in float32."""
     codes: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
     if place.scales is None:
         return codes
     if place.scales.file == place.file:
         scales = file.get_tensor(place.scales.name)
     else:
-        with opened(place.scales.file) as other:
+        with open_weight_file(place.scales.file) as other:
             scales = other.get_tensor(place.scales.name)
     height, width = place.scales.block
     scales = scales.float().reshape(_grid(place.shape, place.scales.block))
@@ -287,7 +293,7 @@ def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice,
     numbers = codes.float()
     if height == 1:
         return numbers.mul_(scales[rows.start : rows.stop])
-    # A row of blocks at a time, so that no scale stands in memory once for each number.
+    # One row of blocks at a time, so that scales are not expanded to one for each number.
     for block in range(rows.start // height, -(-rows.stop // height)):
         numbers[max(0, block * height - rows.start) : (block + 1) * height - rows.start].mul_(scales[block])
     return numbers
@@ -302,14 +308,14 @@ def save_quantised(
     progress: bool = True,
     *,
     overrides: Mapping[str, Any] | None = None,
-    own: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the checkpoint in `folder` into the new folder `target`, its matrices as `kind`. Returns bytes of weights.
+    """Write the checkpoint in `folder` to the new folder `target` with matrices as `kind`. Returns bytes of weights.
 
-    One tensor at a time is read, and the tensors of one file are held. Keys of `overrides` are laid over those of
-    `config.json`, and `own` is written as `remask.json`: what the model is loaded with by another name than the path of
-    its folder. None: that file is copied, if there is one. Raises `ConfigError` where `target` exists and is no empty
-    folder, or the checkpoint is quantised already or a GGUF file, and `CheckpointError` where a file cannot be read.
+    One tensor is read at a time, and the tensors of one output file are in memory. Keys of `overrides` replace those of
+    `config.json`, and `defaults` are written as `remask.json`; None: an existing one is copied. Raises `ConfigError` if
+    `target` exists and is no empty folder, or the checkpoint is quantised or a GGUF file, and `CheckpointError` if a
+    file cannot be read.
     """
     if is_gguf(folder):
         raise ConfigError(
@@ -322,42 +328,45 @@ def save_quantised(
         raise ConfigError(f"--output: {str(target)!r} exists and is no empty folder; name another one")
     target.mkdir(parents=True, exist_ok=True)
     matrices = {slot.name for slot in family.tensors(config) if slot.field in MATRICES}
-    stored = unfolded(folder, tensor_locations(folder))
+    stored = join_codes(folder, tensor_locations(folder))
     total = sum(prod(place.shape) for place in stored.values())
-    index, size, shard, number = dict[str, str](), 0, dict[str, Tensor](), 0
-    with Progress("quantising", total, "weight", shown=progress, scale=True) as bar:
+    index = dict[str, str]()
+    shard = dict[str, Tensor]()
+    size = number = 0
+    with Progress("quantising", total, "weight", enabled=progress, scale=True) as bar:
         for name, tensor in _tensors(folder, stored):
             shard.update(_codes(name, tensor, kind if name in matrices else None))
             bar.update(tensor.numel())
             if sum(content.nbytes for content in shard.values()) > SHARD:
-                size, number = size + _write(target, shard, index, number), number + 1
+                size += _write(target, shard, index, number)
+                number += 1
                 shard = {}
     size += _write(target, shard, index, number)
     (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": index}), encoding="utf-8")
     settings = {"quant_method": METHOD, VERSION: 1, "kind": kind}
     raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: settings}
     (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    rewritten = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
+    written = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
     for file in folder.iterdir():
-        if file.is_file() and file.name not in rewritten and file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.is_file() and file.name not in written and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
     if config.drafter is not None and (folder / config.drafter).is_dir():
         shutil.copytree(folder / config.drafter, target / config.drafter)
-    if own is not None:
-        (target / OWN).write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
+    if defaults is not None:
+        (target / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
     return size
 
 
 def _tensors(folder: Path, stored: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
-        with opened(path) as file:
+        with open_weight_file(path) as file:
             for name, place in stored.items():
                 if place.file == path:
                     yield name, read_numbers(file, name, place)
 
 
 def _codes(name: str, tensor: Tensor, kind: Quantization | None) -> dict[str, Tensor]:
-    """The tensors that stand for one: a matrix [M, K], or one of each expert [E, M, K]."""
+    """The tensors to store for `tensor`, a matrix [M, K], or one of each expert [E, M, K], by name."""
     if kind is None:
         return {name: tensor}
     codes, rows = encode(kind, tensor.flatten(0, -2)), tensor.shape[:-1]
@@ -368,19 +377,19 @@ def _codes(name: str, tensor: Tensor, kind: Quantization | None) -> dict[str, Te
 
 
 def _write(target: Path, shard: dict[str, Tensor], index: dict[str, str], number: int) -> int:
-    """Write one file; note its tensors in `index`. Returns its bytes of weights."""
+    """Write a weight file, and enter its tensors into `index`. Returns its bytes of weights."""
     file = f"model-{number + 1:05d}.safetensors"
     try:
         save_file({name: tensor.contiguous() for name, tensor in shard.items()}, target / file)
-    except SafetensorError as error:  # what it makes of a full disk
+    except SafetensorError as error:  # such as on a full disk
         raise OSError(f"{target / file}: {error}") from error
     index |= dict.fromkeys(shard, file)
     return sum(tensor.nbytes for tensor in shard.values())
 
 
-def _unpacked(packed: Tensor) -> Tensor:
+def _unpack_int4(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
-def _divided(part: slice, by: int) -> slice:
-    return slice(*(None if place is None else place // by for place in (part.start, part.stop)))
+def _divide_slice(part: slice, divisor: int) -> slice:
+    return slice(*(None if bound is None else bound // divisor for bound in (part.start, part.stop)))

@@ -9,50 +9,56 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remask.checkpoint.files import CACHE, CONFIG, OVERRIDES, SAMPLING, read_json, read_own, read_sampling, unfollowed
+from remask.checkpoint.files import (
+    CACHE,
+    CONFIG,
+    OVERRIDES,
+    SAMPLING,
+    ignored_keys,
+    read_json,
+    read_model_defaults,
+    read_sampling,
+)
 from remask.checkpoint.gguf_header import SUFFIX, is_gguf
-from remask.checkpoint.shelf import Shelved, meant, shelved
+from remask.checkpoint.shelf import ShelfEntry, shelf_entry, suggest_models
 from remask.checks import BUNDLED_MODELS
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, presets
 
 if TYPE_CHECKING:
-    from remask.families.family import OwnWords
+    from remask.families.family import GenerationReader
 
 ADAPTER_CONFIG = "adapter_config.json"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# A file of a repository, which may lie in folders of it; no name begins with a dot, so none leads out of it.
 _PACKAGED = re.compile(rf"package:(\w+)/([\w.-]+\{SUFFIX})")
+# A file of a repository, maybe in a folder. No part of the path begins with a dot, so none leads out of it.
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern}):((?:\w[\w.+-]*/)*\w[\w.+-]*\{SUFFIX})", re.IGNORECASE)
 
 
 def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path:
-    """The folder or the GGUF file of `model`: a bundled one, a path, a hub id, `id:file.gguf`, a name of the shelf.
+    """The folder or the GGUF file of `model`: a bundled model, a path, a hub id, `id:file.gguf`, a name of the shelf.
 
-    `package:name/file.gguf` is a file of an installed package. A hub's model is downloaded where the hub's cache lacks
-    files of it, with `weights` or without; of `id:file.gguf` that file alone. Nothing is asked of the hub if all are
-    there. Raises `CheckpointError` as `local` and `hub.fetch`.
+    `package:name/file.gguf` is a file of an installed package. Files that the hub's cache lacks are downloaded, weights
+    only with `weights`, and of `id:file.gguf` that file alone; if none is missing, the network is not used. Raises
+    `CheckpointError` if there is no such model, or the download fails.
     """
     path = local(model)
     if path is not None:
         return path
-    # Imported here, as the client takes a fifth of a second, and most models need none.
+    # Imported here, as the client takes 0.2 seconds, and most models do not need it.
     from remask.checkpoint import hub
 
     file = _HUB_FILE.fullmatch(model)
     if file is not None:
         return hub.fetch_file(file[1], file[2], progress=progress)
-    row = shelved(model)
+    row = shelf_entry(model)
     repo, revision = (model, None) if row is None else (row.hub, row.revision)
     return hub.on_disk(repo, revision) or hub.fetch(repo, revision, weights=weights, progress=progress)
 
 
 def local(model: str) -> Path | None:
-    """The folder or the GGUF file of a `model` that no hub is asked for; None: a hub's, by its id or a shelf's name.
-
-    Raises `CheckpointError` where it is neither.
-    """
+    """The folder or GGUF file of a local `model`. Returns None for hub names; raises `CheckpointError` for others."""
     if model in BUNDLED_MODELS:
         return _bundled(model)
     packaged = _PACKAGED.fullmatch(model)
@@ -69,10 +75,10 @@ def local(model: str) -> Path | None:
             f"The model {model!r} is a file. Give the folder that holds it and its config.json, or a file named "
             f"*{SUFFIX}."
         )
-    if _HUB_FILE.fullmatch(model) is not None or shelved(model) is not None:
+    if _HUB_FILE.fullmatch(model) is not None or shelf_entry(model) is not None:
         return None
     hub_id = is_hub_id(model)
-    # Other packages' presets are looked up, and the packages imported, for what can be no hub id.
+    # Presets of other packages, which must be imported, are looked up only if `model` is no hub id.
     if model in PRESETS or (not hub_id and model in presets()):
         raise CheckpointError(
             f"The model {model!r} is a preset: a shape without weights. Pass --load-format dummy to run it with random "
@@ -81,19 +87,19 @@ def local(model: str) -> Path | None:
     if not hub_id:
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'."
-            f"{meant(model)} Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', or a name that "
-            "`remask models` lists."
+            f"{suggest_models(model)} Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', or a "
+            "name that `remask models` lists."
         )
     return None
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form of a hub id, organisation/name."""
+    """Whether `name` has the form of a hub id, "organisation/name"."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def resolve_adapter(adapter: str) -> Path:
-    """The folder of an adapter, a path or a hub id. Raises `CheckpointError` as `resolve`."""
+    """The folder of an adapter, a path or a hub id. Raises `CheckpointError` if it is neither or cannot be loaded."""
     path = local_adapter(adapter)
     if path is not None:
         return path
@@ -103,7 +109,7 @@ def resolve_adapter(adapter: str) -> Path:
 
 
 def local_adapter(adapter: str) -> Path | None:
-    """The folder of an adapter; None: a hub's. Raises `CheckpointError` where it is neither."""
+    """The folder of an adapter if it is local. Returns None for hub ids; raises `CheckpointError` if it is neither."""
     path = os.path.expanduser(adapter)
     if os.path.isdir(path):
         return Path(path)
@@ -120,67 +126,65 @@ class Source:
     """Where the parts of a model are."""
 
     weights: Path  # a folder or a GGUF file, as of `resolve`
-    # A folder that is the model, as it holds an adapter of the weights and names them; None: there is none
+    # The folder of the model if it is an adapter that names `weights` as its base; None: it is not
     adapter: Path | None = None
-    # Keys that are laid over those of the weights' `config.json`
+    # Keys that replace those of the weights' `config.json`
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    shelf: Shelved | None = None  # what the shelf says of the model, if its name was taken from there
+    shelf: ShelfEntry | None = None  # the model's entry, if it was named by its name on the shelf
 
-    def merged(self, model: str, adapter: str | None) -> str | None:
-        """The adapter that is merged into the weights: the `adapter` that is asked for, or the `model` that is one.
-
-        Raises `ConfigError` where there are both.
-        """
+    def merged_adapter(self, model: str, adapter: str | None) -> str | None:
+        """The adapter to merge: `adapter`, or `model` itself if it is one. Raises `ConfigError` if there are both."""
         if self.adapter is None:
             return adapter
         if adapter is not None:
             raise ConfigError(f"adapter={adapter!r}: the model {model!r} is an adapter itself, and one can be merged")
         return str(self.adapter)
 
-    def sampling(self, words: "OwnWords | None") -> dict[str, Any]:
-        """Sampling parameters that suit the model: those of its files, and for the rest the shelf's.
+    def sampling(self, family_reader: "GenerationReader | None") -> dict[str, Any]:
+        """The model's default sampling parameters: those of its files, and for other names the shelf's.
 
-        Its family has `words` of its own for them, or none. Raises `CheckpointError` as `read_sampling`.
+        `family_reader` is the family's `read_generation`. Raises `CheckpointError` if a file cannot be used.
         """
-        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._own, words)}
+        return {**(self.shelf.sampling if self.shelf else {}), **read_sampling(self._defaults_folder, family_reader)}
 
-    def unfollowed(self, words: "OwnWords | None") -> list[str]:
-        """Keys of its files that say how it is decoded, and that cannot be followed; see `files.unfollowed`."""
-        return unfollowed(self._own, words)
+    def ignored_keys(self, family_reader: "GenerationReader | None") -> list[str]:
+        """Keys of the model's `generation_config.json` that are ignored; see `files.ignored_keys`."""
+        return ignored_keys(self._defaults_folder, family_reader)
 
     @property
-    def usual(self) -> dict[str, str]:
-        """The cache, and the quantization on CPUs, that suit the model, where its files or the shelf name them."""
-        names = {key: value for key, value in read_own(self._own).items() if isinstance(value, str)}
+    def default_names(self) -> dict[str, str]:
+        """The default cache, and the default quantization on CPUs, if the model's files or the shelf name them."""
+        defaults = read_model_defaults(self._defaults_folder)
+        names = {key: value for key, value in defaults.items() if isinstance(value, str)}
         return {**({CACHE: self.shelf.cache} if self.shelf else {}), **names}
 
-    def own(self, words: "OwnWords | None") -> dict[str, Any] | None:
-        """The object of a `remask.json` with which a copy of the files is what the shelf's name is; None without one.
+    def model_defaults(self, family_reader: "GenerationReader | None") -> dict[str, Any] | None:
+        """The object for the `remask.json` of a copy of the model, so that the copy loads as the shelf's name does.
 
-        Keys of `overrides` are not in there, as a copy has them in `config.json`. `words` is as of `sampling`.
+        Returns None if the model is not from the shelf. `overrides` are left out: a copy has them in `config.json`.
         """
         if self.shelf is None:
             return None
-        sampling = self.sampling(words)
-        return ({SAMPLING: sampling} if sampling else {}) | self.usual
+        sampling = self.sampling(family_reader)
+        return ({SAMPLING: sampling} if sampling else {}) | self.default_names
 
     @property
-    def _own(self) -> Path:
+    def _defaults_folder(self) -> Path:
         return self.weights if self.adapter is None else self.adapter
 
 
 def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progress: bool = False) -> Source:
-    """The parts of `model`: what `resolve` takes, or the folder of an adapter that names its base.
+    """The parts of `model`, a name for `resolve` or the folder of an adapter that names its base.
 
-    Its `remask.json` may say, under "hf_overrides", which keys are laid over those of `config.json`, such as those that
-    make a diffusion model of an adapter's base. The shelf's keys stand behind them, and `overrides` before. Raises
-    `CheckpointError` as `resolve`, for both, and where the adapter names no base.
+    Keys of `config.json` are replaced by those of `overrides`, then by "hf_overrides" in the folder's `remask.json`
+    (such as keys that make a diffusion model of an adapter's base), then by the shelf's. Raises `CheckpointError` if
+    the model or the base cannot be found, or the adapter names no base.
     """
-    row = shelved(model)
+    row = shelf_entry(model)
     path = resolve(model, progress=progress)
-    keys = {**(row.overrides if row else {}), **read_own(path).get(OVERRIDES, {}), **(overrides or {})}
+    merged = {**(row.overrides if row else {}), **read_model_defaults(path).get(OVERRIDES, {}), **(overrides or {})}
     if not is_adapter(path):
-        return Source(path, None, keys, row)
+        return Source(path, None, merged, row)
     base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise CheckpointError(
@@ -188,17 +192,18 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve(base, progress=progress), path, keys)
+    return Source(resolve(base, progress=progress), path, merged)
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether what `resolve` found is the folder of an adapter alone."""
+    """Whether `path`, a result of `resolve`, is the folder of an adapter without a model of its own."""
     return not is_gguf(path) and not (path / CONFIG).is_file() and (path / ADAPTER_CONFIG).is_file()
 
 
 def _in_package(name: str, file: str) -> Path:
-    """A file of an installed package, which is not imported."""
-    spec, package = find_spec(name), name.replace("_", "-")
+    """The path of a file in an installed package, without importing it. Raises `CheckpointError` if it is missing."""
+    spec = find_spec(name)
+    package = name.replace("_", "-")
     path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
     if path is None or not path.is_file():
         raise CheckpointError(

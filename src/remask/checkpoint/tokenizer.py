@@ -1,6 +1,7 @@
 """The tokenizer of a checkpoint: of a folder, of a GGUF file (its pre-tokenizer by name), or of bytes."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,15 @@ _FILES = (
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint, a folder or a GGUF file; None if there is none.
+    """The tokenizer of a checkpoint, a folder or a GGUF file. Returns None if there is none.
 
     In a folder two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2
     tokenizer. Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in
-    the folder is never run, even if `auto_map` or `tokenizer_class` name some. Raises `CheckpointError` where files are
+    the folder is never run, even if `auto_map` or `tokenizer_class` name some. Raises `CheckpointError` if files are
     incomplete or malformed.
     """
     if is_gguf(folder):
-        return _in_gguf(folder)
+        return _gguf_tokenizer(folder)
     names = [name for name in _FILES if (folder / name).is_file()]
     if not names:
         return None
@@ -69,11 +70,11 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 def read_tokenizer(
     settings: ModelSettings, config: ModelConfig, folder: Path | None, template: str | None = None
 ) -> Tokenizer | None:
-    """The tokenizer of a model in `folder`; None where there is none, and none is needed.
+    """The tokenizer of a model in `folder`. Returns None if there is none, and `settings.reads` needs none.
 
-    Where it has no chat template, `template` is the family's. Random weights, which have no folder, read texts as
-    bytes, and no conversations. Raises `ConfigError` where texts cannot be read, and `CheckpointError` on files that
-    cannot be used.
+    If it has no chat template, it gets `template`, the family's, or for chats a plain one, with a warning. Random
+    weights, which have no folder, read texts as bytes. Raises `ConfigError` if texts cannot be read, and
+    `CheckpointError` if files cannot be used.
     """
     if settings.reads is None:
         return None
@@ -115,13 +116,13 @@ def _find_tokenizer(settings: ModelSettings, config: ModelConfig, folder: Path |
     return byte_tokenizer(config.vocab, config.mask_id, config.stop_ids) if settings.reads == "text" else None
 
 
-def _in_gguf(path: Path) -> Tokenizer | None:
+def _gguf_tokenizer(path: Path) -> Tokenizer | None:
     try:
         backend = read_backend(read_header(path))
         return None if backend is None else Tokenizer(backend)
     except CheckpointError:
         raise
-    # As below: whatever the native code raises on parts that do not fit each other.
+    # The native code raises a bare Exception if parts do not fit each other.
     except Exception as error:
         raise CheckpointError(
             f"The tokenizer in {path} cannot be loaded: {type(error).__name__}: {error}. Download it again."
@@ -158,10 +159,10 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "mask"
 
 
 def read_backend(header: Header) -> NativeTokenizer | None:
-    """The tokenizer that a file describes; None where the file has none.
+    """The tokenizer in a GGUF file. Returns None if the file has none.
 
-    A merge whose result is no token is left out: it could settle nothing. Tokens that the file calls unused are too.
-    Raises `CheckpointError`, naming file, key and value, where a key is missing or has a value that cannot be used.
+    Leaves out tokens of the type "unused", and merges whose result is no token. Raises `CheckpointError`, naming file,
+    key and value, if a key is missing or has a value that cannot be used.
     """
     fields, values = Fields(str(header.file), header.values), header.values
     if values.get(f"{_KEY}model", "none") in ("none", "no_vocab"):
@@ -198,7 +199,7 @@ def read_backend(header: Header) -> NativeTokenizer | None:
         )
     backend.add_tokens(added)
     ids = {role: fields.token(f"{_KEY}{role}_token_id", len(tokens), 0) for role in _ROLES}
-    # A token of the text stays one, also where a key names it: its name in a prompt is no command.
+    # Only control tokens are special: the text of a normal token in a prompt must have no effect.
     special = {
         _ROLES[role]: tokens[number]
         for role, number in ids.items()
@@ -218,7 +219,7 @@ def read_backend(header: Header) -> NativeTokenizer | None:
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
-    """Every token's text, and its kind."""
+    """The text and the kind of every token. Raises `CheckpointError` if two have one text, or one is too long."""
     tokens = _texts(header, "tokens")
     longest = max(map(len, tokens), default=0)
     if longest > _LONGEST:
@@ -226,9 +227,8 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
             f"{header.file}: '{_KEY}tokens' holds a token of {longest} characters; supported: at most {_LONGEST}."
         )
     if len(set(tokens)) != len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-        raise CheckpointError(f"{header.file}: '{_KEY}tokens' holds {twice[:40]!r} twice; each token has one id.")
+        duplicate = next(token for token, count in Counter(tokens).items() if count > 1)
+        raise CheckpointError(f"{header.file}: '{_KEY}tokens' holds {duplicate[:40]!r} twice; each token has one id.")
     kinds = header.items(f"{_KEY}token_type") or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens) or not all(isinstance(kind, int) for kind in kinds):
         raise CheckpointError(
@@ -267,9 +267,9 @@ _TEMPLATE = (
 
 
 def byte_tokenizer(vocab: int, mask_id: int, stop_ids: Collection[int]) -> Tokenizer:
-    """Texts are read as their bytes, ids below 256; any other id is written as its number, as in `<300>`.
+    """A tokenizer that reads texts as bytes, ids below 256, and writes any other id as its number, as in `<300>`.
 
-    Stop tokens and the mask, if there is one, are special ones, in the place of a byte where their ids are below 256.
+    Stop tokens and the mask, if there is one, are special; those with ids below 256 replace bytes.
     """
     characters = {byte: char for char, byte in printable_bytes().items()}
     special = {token: f"<|stop {token}|>" for token in stop_ids}

@@ -1,4 +1,4 @@
-"""Fields of requests, each declared once: the values that it takes, its default, its meaning, the models it is for.
+"""Declarations of fields: the values that a field takes, its default, its meaning, and the models that it is for.
 
 A declared class is a frozen dataclass whose fields are made by `declare`. Its `__post_init__` calls `check`, and
 `parse` makes one of JSON-like values. The command line, the HTTP body and the documentation read `declared`.
@@ -22,29 +22,29 @@ _KEY = "declared"  # of a dataclass field's metadata
 class Declared:
     """The declaration of a field."""
 
-    values: Values  # the values that it takes, None aside
-    default: Any  # None leaves the choice to the model or the server
+    values: Values  # None is allowed as well if it is the default
+    default: Any  # None: the model or the server chooses
     meaning: str  # one sentence
-    kinds: tuple[ModelKind, ...] = KINDS  # kinds of models on which it has a meaning
-    # Fields of one choice are ways to make it: where a request sets one of them, the server's defaults of all of them
-    # give way
+    kinds: tuple[ModelKind, ...] = KINDS  # kinds of models that it applies to
+    # Fields with the same `choice` are alternatives: if a request sets one, the server's defaults of all of them are
+    # ignored
     choice: str | None = None
-    # Of the command line; None: the field's name. Of a field that is true by default, what makes it false.
+    # Of the command line; None: the field's name. If the default is true, these set it to false.
     flags: tuple[str, ...] | None = None
-    metavar: str | None = None  # the value in the usage of these; None: as `values` say
+    metavar: str | None = None  # the value in the usage of the flags; None: that of `values`
 
     @property
     def for_all(self) -> bool:
-        """Whether it has a meaning on every kind of model."""
+        """Whether it applies to every kind of model."""
         return self.kinds == KINDS
 
     @property
-    def described(self) -> str:
-        """The meaning, and the kinds of models where they are not all."""
+    def description(self) -> str:
+        """The meaning, followed by the kinds of models unless it applies to all."""
         return self.meaning if self.for_all else f"{self.meaning} For {in_words(self.kinds)} models."
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` where `value` is not allowed; None is allowed where it is the default."""
+        """Raise `ConfigError` if `value` is not allowed; None is allowed if it is the default."""
         if value is not None or self.default is not None:
             self.values.check(name, value)
 
@@ -60,15 +60,15 @@ def declare(
     metavar: str | None = None,
     **metadata: Any,
 ) -> T:
-    """A field of a declared class; the parameters are those of `Declared`, and further metadata of the field."""
+    """A dataclass field with a declaration. Parameters are those of `Declared`, and further metadata of the field."""
     declaration = Declared(values, default, meaning, kinds, choice, flags, metavar)
     return field(default=default, metadata={_KEY: declaration, **metadata})
 
 
 def documented(cls: type[T]) -> type[T]:
-    """Put the meanings of a declared class into its docstring, where `help` shows them."""
+    """Append the meanings of a declared class' fields to its docstring. A class decorator."""
     rows = (
-        textwrap.fill(f"{name}: {declaration.described}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        textwrap.fill(f"{name}: {declaration.description}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
         for name, declaration in declared(cls).items()
     )
     cls.__doc__ = "\n".join([inspect.getdoc(cls) or "", "", "Attributes:", *rows])
@@ -89,25 +89,25 @@ def is_declared(cls: object) -> bool:
 
 
 def check(values: Any, prefix: str = "") -> None:
-    """Check the declared fields of a class, and put objects of other declared classes in place of JSON-like ones.
+    """Check the fields of `values`, an instance of a declared class, and replace JSON-like objects by instances.
 
-    Raises `ConfigError` for the first field whose value is not allowed, which it names with `prefix` before its name.
+    Raises `ConfigError` for the first field whose value is not allowed; `prefix` is before its name in the error.
     """
     for item in fields(values):
         declaration: Declared | None = item.metadata.get(_KEY)
         value = getattr(values, item.name)
         if declaration is None or (value is None and declaration.default is None):
             continue
-        item_value = declaration.values.made(prefix + item.metadata.get("setting", item.name), value)
-        if item_value is not value:
-            object.__setattr__(values, item.name, item_value)
+        converted = declaration.values.convert(prefix + item.metadata.get("setting", item.name), value)
+        if converted is not value:
+            object.__setattr__(values, item.name, converted)
 
 
 def parse(cls: type[T], values: object, name: str, item: str, prefix: str = "") -> T:
-    """A declared class from JSON-like values, in which null leaves a field out.
+    """An instance of the declared class `cls` from a JSON-like object `values`, in which null leaves a field out.
 
-    In errors `name` is what holds the values, `item` one of its fields, and `prefix` the path to it. Raises
-    `ConfigError` on values that are not allowed and `UnknownNameError` on names that are not declared.
+    In errors, `name` names the object, `item` one of its fields, and `prefix` is the path to these. Raises
+    `ConfigError` if a value is not allowed, and `UnknownNameError` if a name is not declared.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{name} must be an object of {item}s, got {shown(values)}")
@@ -119,14 +119,14 @@ def parse(cls: type[T], values: object, name: str, item: str, prefix: str = "") 
 
 
 def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], within: str = "") -> ConfigError:
-    """The error for a `name` that is none of the `known` ones; of a field within `cls` it says where it stands."""
+    """The error for a `name` that is not `known`. If a nested class of `cls` has it, the error says where."""
     for outer, declaration in declared(cls).items():
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
             place = f"{outer}: {outer}={{'{name}': ...}}"
             groups = [other.values for other in declared(cls).values() if isinstance(other.values, Group)]
             plain = [declared(group.cls)[group.plain].values for group in groups if group.plain]
             similar = next((other for other in declared(cls) if name.endswith(f"_{other}")), None)
-            # The name of a rule, whose number is a field that the rule is named after.
+            # `name` is also a rule, and a field of the outer class has the number of that rule.
             if similar is not None and any(isinstance(rule, Choice) and rule.fits(name) for rule in plain):
                 return ConfigError(f"{name}: did you mean {similar!r}? A field of the other name stands in {place}")
             return ConfigError(f"{name} stands in {place}")
@@ -135,7 +135,7 @@ def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], wit
 
 @dataclass(frozen=True, slots=True)
 class Nested(Values):
-    """Values of another declared class, or objects that `parse` makes one of. `item` names a field of the class."""
+    """Instances of another declared class, or JSON-like objects for `parse`. `item` names a field of the class."""
 
     makes = True
 
@@ -156,10 +156,10 @@ class Nested(Values):
 
     def check(self, name: str, value: object) -> None:
         if not isinstance(value, self.cls):
-            self.made(name, value)
+            self.convert(name, value)
 
-    def made(self, name: str, value: Any) -> Any:
-        """The object that `parse` makes. Each is made once, which checks it."""
+    def convert(self, name: str, value: Any) -> Any:
+        """`value`, or the instance that `parse` makes of it."""
         if isinstance(value, self.cls):
             return value
         return parse(self.cls, value, name, self.item, f"{name}.")
@@ -178,35 +178,35 @@ class Nested(Values):
 
 @dataclass(frozen=True, slots=True)
 class Group(Nested):
-    """Values of fields that a request sets one by one: objects, or a text that is the value of the field `plain`."""
+    """A group of fields that are set one by one: an object, or a text that is the value of the field `plain`."""
 
     plain: str = ""
 
     @property
     def words(self) -> str:
         """Such as "one of s32/b32, s512/b512, or an object of uniform fields"."""
-        known, inner = f"an object of {self.item}s", declared(self.cls)
-        return f"{inner[self.plain].values.words}, or {known}" if self.plain else known
+        objects = f"an object of {self.item}s"
+        return f"{declared(self.cls)[self.plain].values.words}, or {objects}" if self.plain else objects
 
-    def made(self, name: str, value: Any) -> Any:
+    def convert(self, name: str, value: Any) -> Any:
         if self.plain and isinstance(value, str):
             value = {self.plain: value}
         if not isinstance(value, Mapping | self.cls):
             raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
-        return Nested.made(self, name, value)
+        return Nested.convert(self, name, value)
 
     def schema(self) -> dict[str, Any]:
         schema = Nested.schema(self)
         return {"anyOf": [schema, declared(self.cls)[self.plain].values.schema()]} if self.plain else schema
 
-    def given(self, name: str, value: Any) -> dict[str, Any]:
-        """The fields that `value` sets, by name. Raises what `made` raises."""
-        values = self.made(name, value)
+    def set_fields(self, name: str, value: Any) -> dict[str, Any]:
+        """The fields that `value` sets, by name. Raises `ConfigError` if it is not allowed."""
+        values = self.convert(name, value)
         return {inner: item for inner in declared(self.cls) if (item := getattr(values, inner)) is not None}
 
 
 class Grouped(Protocol[T]):
-    """The type of a dataclass field of a group: it takes what makes an instance, and holds one."""
+    """The type of a dataclass field of a group: it is set to an instance, an object or a text, and is an instance."""
 
     def __get__(self, instance: object, owner: Any) -> T: ...
 
@@ -214,7 +214,7 @@ class Grouped(Protocol[T]):
 
 
 def grouped(cls: type[T], item: str, meaning: str, plain: str = "") -> Grouped[T]:
-    """A group of fields, those of `cls`, all of which are None where they are not set; see `Group`."""
+    """A dataclass field for a `Group` of the fields of `cls`, all of which are None by default."""
     values = Group(cls, item, plain=plain)
     kinds = tuple(kind for kind in KINDS if any(kind in declaration.kinds for declaration in declared(cls).values()))
     group: Any = field(default=cls(), metadata={_KEY: Declared(values, cls(), meaning, kinds)})
@@ -222,7 +222,7 @@ def grouped(cls: type[T], item: str, meaning: str, plain: str = "") -> Grouped[T
 
 
 def paths(cls: type[Any]) -> dict[str, Declared]:
-    """The declarations of `cls` by path: `name`, or `group.name` of those in its groups."""
+    """The declarations of `cls` by path: `name`, or `group.name` in its groups."""
     declarations: dict[str, Declared] = {}
     for name, declaration in declared(cls).items():
         if isinstance(declaration.values, Group):
@@ -233,19 +233,19 @@ def paths(cls: type[Any]) -> dict[str, Declared]:
 
 
 def by_path(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `values` of fields of `cls` that are set, by path. Raises `ConfigError` on groups that are not allowed."""
-    by_paths: dict[str, Any] = {}
+    """The `values` of fields of `cls` that are set, by path. Raises `ConfigError` if a group is not allowed."""
+    result: dict[str, Any] = {}
     known = declared(cls)
     for name, value in values.items():
         if value is not None and name in known and isinstance(group := known[name].values, Group):
-            by_paths |= {f"{name}.{inner}": item for inner, item in group.given(name, value).items()}
+            result |= {f"{name}.{inner}": item for inner, item in group.set_fields(name, value).items()}
         elif value is not None:
-            by_paths[name] = value
-    return by_paths
+            result[name] = value
+    return result
 
 
 def by_group(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What `by_path` took apart: an object for each group, or a text where that says the same."""
+    """The inverse of `by_path`: an object for each group, or a text if only the group's field `plain` is set."""
     groups: dict[str, Any] = {}
     for path, value in values.items():
         name, _, inner = path.partition(".")
@@ -254,7 +254,7 @@ def by_group(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             groups[name] = value
     for name, declaration in declared(cls).items():
-        values_of = declaration.values
-        if isinstance(values_of, Group) and list(groups.get(name, ())) == [values_of.plain]:
-            groups[name] = groups[name][values_of.plain]
+        group = declaration.values
+        if isinstance(group, Group) and list(groups.get(name, ())) == [group.plain]:
+            groups[name] = groups[name][group.plain]
     return groups

@@ -1,4 +1,4 @@
-"""Names that other installed packages add, found by their entry points; and modules in files."""
+"""Names that other installed packages provide by entry points; and modules in files."""
 
 import importlib.util
 import json
@@ -25,28 +25,28 @@ class Plugin:
     """An entry point of an installed package."""
 
     package: str  # name and version of the distribution
-    folder: str  # where the distribution is installed
+    folder: str  # of the installed distribution
     entry: EntryPoint  # name, value and group of the entry point
 
     def __str__(self) -> str:
         entry = self.entry
         return f"package {self.package} (entry point '{entry.name} = {entry.value}' of '{entry.group}')"
 
-    def error(self, found: str, expected: str) -> PluginError:
-        """The error where it provides `found`, which its group does not expect."""
-        return PluginError(f"{self}: {found}; expected {expected}. Correct the package or uninstall it.")
+    def error(self, fault: str, expected: str) -> PluginError:
+        """The error for a `fault` of what it provides, with what its group expects."""
+        return PluginError(f"{self}: {fault}; expected {expected}. Correct the package or uninstall it.")
 
 
 def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
-    """The entry points of a group by name. Reads the metadata of installed packages and imports none of them.
+    """The entry points of a group by name, from the metadata of installed packages; none is imported.
 
-    A change of `sys.path` is noticed. A package that is installed into a folder of the path later is not.
+    They are cached until `sys.path` changes, so a package that is installed later is not found.
     """
-    return _found(group, tuple(sys.path))
+    return _entry_points(group, tuple(sys.path))
 
 
 @lru_cache(maxsize=16)
-def _found(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ...]]:  # noqa: ARG001 - the key
+def _entry_points(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ...]]:  # noqa: ARG001 - the key
     by_name: dict[str, tuple[Plugin, ...]] = {}
     for entry in entry_points(group=group):
         source = entry.dist
@@ -60,21 +60,21 @@ def _found(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ...]
 class Registry(Generic[T]):
     """Values by name: remask's own, and those that other packages provide under an entry-point group."""
 
-    noun: str  # what a name names, in error messages
+    noun: str  # for a name, in error messages
     group: str  # the entry-point group
     built_in: Mapping[str, T]  # remask's own values
-    # Makes a value of what an entry point provides. It raises `Plugin.error` on what cannot be used.
+    # Makes a value of the object of an entry point. Raises `Plugin.error` if it cannot be used.
     check: Callable[[Plugin, object], T]
 
     def names(self) -> tuple[str, ...]:
-        """Remask's own first. Nothing is imported."""
+        """All names, remask's own first. Nothing is imported."""
         return tuple(dict.fromkeys([*self.built_in, *sorted(plugins(self.group))]))
 
     def get(self, name: str) -> T:
-        """The value of `name`.
+        """The value of `name`, for which its package may be imported.
 
-        Raises `UnknownNameError` where nobody provides it, and `PluginError` where several do, or what a package
-        provides cannot be used.
+        Raises `UnknownNameError` if nobody provides it, and `PluginError` if several do or the package's object cannot
+        be used.
         """
         claims = plugins(self.group).get(name, ())
         if not claims and name not in self.built_in:
@@ -93,21 +93,23 @@ class Registry(Generic[T]):
         return cast(T, loaded)
 
     def usable(self) -> dict[str, T]:
-        """The values of all names, whose packages are imported. The log says once why one cannot be used."""
+        """The values of all names that can be used. Imports their packages, and logs once why one cannot be used."""
         return self._values(self.names(), _warn)
 
     def source(self, name: str) -> str:
-        """For error messages."""
+        """The packages that provide `name`, for error messages."""
         return " and by ".join(map(str, plugins(self.group).get(name, ()))) or "remask itself"
 
     def imported(self) -> dict[str, T]:
-        """The values of other packages' names whose modules are imported already."""
-        claimed = plugins(self.group).items()
-        ready = [name for name, claims in claimed if all(claim.entry.module in sys.modules for claim in claims)]
-        return self._values(ready, None)
+        """The values of other packages' names whose modules are already imported."""
+        names = list[str]()
+        for name, claims in plugins(self.group).items():
+            if all(claim.entry.module in sys.modules for claim in claims):
+                names.append(name)
+        return self._values(names, None)
 
     def _values(self, names: Iterable[str], report: Callable[[str], None] | None) -> dict[str, T]:
-        """The values of those `names` that can be used; `report` gets the errors of the others."""
+        """The values of the `names` that can be used. `report` is called with the errors of the others."""
         values = {}
         for name in names:
             try:
@@ -120,13 +122,13 @@ class Registry(Generic[T]):
 
 @cache
 def _load(plugin: Plugin, check: Callable[[Plugin, object], object]) -> object:
-    """What `check` makes of the plugin's value, or the `PluginError` that says why there is none."""
+    """The result of `check` for the plugin's object, or the `PluginError` if it cannot be used."""
     try:
         value = plugin.entry.load()
     except Exception as error:  # modules of other packages may raise anything when imported
         log.debug("remask: %s could not be imported", plugin, exc_info=True)
-        failed = plugin.error(f"loading it raised {type(error).__name__}: {error}", "an object that can be imported")
-        return _without_frames(failed)
+        fault = f"loading it raised {type(error).__name__}: {error}"
+        return _without_frames(plugin.error(fault, "an object that can be imported"))
     try:
         return check(plugin, value)
     except PluginError as error:
@@ -134,7 +136,7 @@ def _load(plugin: Plugin, check: Callable[[Plugin, object], object]) -> object:
 
 
 def _without_frames(error: PluginError) -> PluginError:
-    """A new error of the same text: one that is kept would keep the frames of its traceback, so the caller's model."""
+    """A copy of `error` without a traceback: a cached one would keep its frames alive, and with them a model."""
     return PluginError(str(error))
 
 
@@ -144,9 +146,9 @@ def _warn(text: str) -> None:
 
 
 def module_in(path: str, option: str) -> ModuleType:
-    """The module in a file that the user names, run under a name that no other module has.
+    """The module in the file `path`, imported under a name of its own.
 
-    `option` is the setting that names it. Raises `ConfigError` where there is no such file, or running it fails.
+    Raises `ConfigError` if there is no such file, or running it fails; `option` is the setting with the path.
     """
     name = f"remask_file:{Path(path).resolve()}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -165,22 +167,22 @@ def module_in(path: str, option: str) -> ModuleType:
 
 
 def install_line(extra: str) -> str:
-    """The command that installs what `extra` brings.
+    """The command that installs the packages of `extra`.
 
-    Where an index or a wheel brought remask it names the extra. In a repository, which pip would install anew, it names
-    the packages that are missing; all of them where none is.
+    It names the extra if remask was installed from an index or a wheel. In a repository, which pip would install again,
+    it names the missing packages of the extra, or all of them if none is missing.
     """
-    if not _from_repository():
+    if not _is_from_repository():
         return f"pip install 'remask[{extra}]'"
-    named = _packages(extra)
-    if not named:  # the code runs without being installed
+    packages = _packages(extra)
+    if not packages:  # the code runs without being installed
         return f"pip install '.[{extra}]' (in the folder of remask's pyproject.toml)"
-    wanted = [name for name in named if not _installed(name)] or named
-    local = [re.sub(r"^remask-", "./", name) for name in wanted]
-    return f"pip install {' '.join(map(repr, local))}" + (" (in remask's repository)" if local != wanted else "")
+    missing = [name for name in packages if not _is_installed(name)] or packages
+    local = [re.sub(r"^remask-", "./", name) for name in missing]
+    return f"pip install {' '.join(map(repr, local))}" + (" (in remask's repository)" if local != missing else "")
 
 
-def _from_repository() -> bool:
+def _is_from_repository() -> bool:
     """Whether remask runs from a repository: installed from its folder, as pip notes (PEP 610), or not at all."""
     try:
         origin = json.loads(distribution("remask").read_text("direct_url.json") or "{}")
@@ -190,9 +192,9 @@ def _from_repository() -> bool:
 
 
 def _packages(extra: str, project: str = "remask") -> list[str]:
-    """Requirements of an extra, such as "ray[serve]>=2.60", those of extras that it names included."""
+    """Requirements of an extra, such as "ray[serve]>=2.60", including those of other extras that it names."""
     packages: list[str] = []
-    for line in _required(project):
+    for line in _requirements(project):
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
             continue
@@ -204,14 +206,14 @@ def _packages(extra: str, project: str = "remask") -> list[str]:
     return list(dict.fromkeys(packages))
 
 
-def _required(project: str) -> list[str]:
+def _requirements(project: str) -> list[str]:
     try:
         return requires(project) or []
     except PackageNotFoundError:
         return []
 
 
-def _installed(requirement: str) -> bool:
+def _is_installed(requirement: str) -> bool:
     try:
         return bool(version(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
     except PackageNotFoundError:

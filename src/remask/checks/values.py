@@ -1,7 +1,7 @@
 """Checks of values that users give. Each raises `ConfigError` naming the field, the value and what is allowed.
 
-A set of values is an object (`Whole`, `Real`, `Choice`, ...), so that the same range decides what is accepted, what an
-error says, what the documentation lists and what an OpenAPI document promises. The functions below check one value.
+A set of values is an object (`Whole`, `Real`, `Choice`, ...), from which checks, errors, documentation and the OpenAPI
+document follow. The functions `check_...` below check one value.
 """
 
 import json
@@ -18,23 +18,23 @@ from remask.errors import ConfigError, UnknownNameError
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-POSITIONS = 2**24  # no canvas is longer, and float32 holds every whole number up to it
-LIST = 2**17  # items of one list of positions or token ids: no model's canvas is longer
+POSITIONS = 2**24  # the longest canvas that may be asked for; float32 holds every whole number up to it
+LIST = 2**17  # items of one list of positions or token ids; no model's canvas is longer
 OBJECT = 2**16  # characters of the JSON of a small object, such as settings
 SHOWN = 100  # characters of a refused value in its error
-MAX_DEPTH = 128  # lists and objects within each other in JSON: far below what recursion over a value can take
+MAX_DEPTH = 128  # nesting of lists and objects in JSON: far below Python's limit of recursion
 _MARK = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)  # texts and brackets; no text is read twice
 
 
 class Values(ABC):
-    """A set of values. Where it `makes` objects, `made` returns others than it is given."""
+    """A set of values."""
 
-    makes: ClassVar[bool] = False
+    makes: ClassVar[bool] = False  # `convert` may return another object than its argument
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """The set in words that follow "must be"."""
+        """The set, in words that follow "must be"."""
 
     @abstractmethod
     def fits(self, value: object) -> bool:
@@ -45,23 +45,23 @@ class Values(ABC):
         """The set as a JSON Schema."""
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` where `value` is not in the set; `name` is the field in the error."""
+        """Raise `ConfigError` if `value` is not in the set; `name` is the field in the error."""
         if not self.fits(value):
             raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
 
-    def made(self, name: str, value: Any) -> Any:
-        """Check `value` and return what a declared class holds of it: itself, or an object that is made of it."""
+    def convert(self, name: str, value: Any) -> Any:
+        """Check `value`, and return the value of a declared class' field: `value`, or an object made of it."""
         self.check(name, value)
         return value
 
     @property
     def metavar(self) -> str:
-        """The set in the usage of a flag."""
+        """The name of the value in the usage of a flag."""
         return "JSON"
 
     def from_text(self, text: str) -> Any:
-        """The value that a word of a command line stands for, unchecked. Raises `ValueError` where it is none."""
-        return parsed_json(text)
+        """The value of a word on a command line, not checked. Raises `ValueError` if it cannot be read."""
+        return parse_json(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Whole(Values):
 
 @dataclass(frozen=True, slots=True)
 class Real(Values):
-    """Finite numbers from `low` (`above` it, where that is set) to `high`."""
+    """Finite numbers from `low` to `high`; with `above`, without `low`."""
 
     metavar = "X"
 
@@ -108,7 +108,7 @@ class Real(Values):
     def schema(self) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "number"}
         schema["exclusiveMinimum" if self.above else "minimum"] = self.low
-        # Beyond this, whole numbers in JSON are refused.
+        # Larger whole numbers in JSON are refused.
         return schema | {"maximum": self.high if self.high < math.inf else LARGEST}
 
     def from_text(self, text: str) -> float:
@@ -142,7 +142,7 @@ class Share(Real):
 
 @dataclass(frozen=True, slots=True)
 class OrWord(Values):
-    """The values of a set, and a word in their place."""
+    """The values of a set, and one word."""
 
     of: Values
     word: str
@@ -197,13 +197,13 @@ class Flag(Values):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Values):
-    """A few names, or those of a registry, some of which packages provide that are imported on the first use."""
+    """A few names, or those of a registry, whose packages are imported when a name is first used."""
 
     of: tuple[str, ...] | Registry[Any]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, whose packages need not be imported."""
+        """All names; no package is imported."""
         return self.of.names() if isinstance(self.of, Registry) else self.of
 
     @property
@@ -224,7 +224,7 @@ class Choice(Values):
         return text
 
     def check(self, name: str, value: object) -> None:
-        """Raise `UnknownNameError`, which suggests the nearest name, or `PluginError` where a package is at fault."""
+        """Raise `UnknownNameError` for another name, or `PluginError` if the name's package is broken."""
         if not self.fits(value):
             raise UnknownNameError(name, value[:SHOWN] if isinstance(value, str) else shown(value), self.names)
         if isinstance(self.of, Registry):
@@ -233,7 +233,7 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Text(Values):
-    """Texts of valid Unicode of at most `most` characters, `empty` ones only where set; `noun` names them in words."""
+    """Texts of valid Unicode of at most `most` characters; empty ones only with `empty`. `noun` is used in `words`."""
 
     metavar = "TEXT"
 
@@ -261,10 +261,10 @@ class Text(Values):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Values):
-    """Lists and tuples of at most `most` values of one set; `noun` names them.
+    """Lists and tuples of at most `most` values of a set; `noun` is used in `words`.
 
-    With `single`, one value may be given instead of a list of it. `together` bounds the number of all values in the
-    list, at any depth; they are counted before any of them is checked.
+    With `single`, one value may be given instead of a list. `together` bounds the number of all values in the list, at
+    any depth; they are counted before any of them is checked.
     """
 
     of: Values
@@ -283,7 +283,7 @@ class ListOf(Values):
     def fits(self, value: object) -> bool:
         if self.single and self.of.fits(value):
             return True
-        if not isinstance(value, list | tuple) or len(value) > self.most or self._too_much(value):
+        if not isinstance(value, list | tuple) or len(value) > self.most or self._has_too_many_values(value):
             return False
         return all(map(self.of.fits, value))
 
@@ -292,7 +292,7 @@ class ListOf(Values):
         return {"anyOf": [self.of.schema(), array]} if self.single else array
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` that gives the length of a list that is too long, or names the first wrong item."""
+        """Raise `ConfigError` with the length of a list that is too long, or the name of the first wrong item."""
         self._check_length(name, value)
         if self.fits(value):
             return
@@ -300,26 +300,26 @@ class ListOf(Values):
             self.of.check(f"{name}[{index}]", item)
         Values.check(self, name, value)
 
-    def made(self, name: str, value: Any) -> Any:
+    def convert(self, name: str, value: Any) -> Any:
         if not self.of.makes or not isinstance(value, list | tuple):
             self.check(name, value)
             return value
         self._check_length(name, value)
-        return tuple(self.of.made(f"{name}[{index}]", item) for index, item in enumerate(value))
+        return tuple(self.of.convert(f"{name}[{index}]", item) for index, item in enumerate(value))
 
     def _check_length(self, name: str, value: object) -> None:
         if isinstance(value, list | tuple) and len(value) > self.most:
             raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
-        if self._too_much(value):
+        if self._has_too_many_values(value):
             raise ConfigError(f"{name} holds more than {self.together} values altogether; it must be {self.words}")
 
-    def _too_much(self, value: object) -> bool:
+    def _has_too_many_values(self, value: object) -> bool:
         return self.together is not None and weight(value, self.together) > self.together
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(Values):
-    """Values of any of some sets, the last of which is one of objects."""
+    """Values of any of several sets. The last set has objects, and checks those."""
 
     sets: tuple[Values, ...]
 
@@ -342,7 +342,7 @@ class AnyOf(Values):
 
 @dataclass(frozen=True, slots=True)
 class Biases(Values):
-    """Objects of at most `most` token ids, which may be texts, each with a number from -`size` to `size`."""
+    """Objects of at most `most` token ids, which may be texts, with numbers from -`size` to `size`."""
 
     makes = True
 
@@ -371,7 +371,7 @@ class Biases(Values):
         }
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` that names the first entry that is not allowed."""
+        """Raise `ConfigError` with the first entry that is not allowed."""
         if isinstance(value, Mapping) and len(value) <= self.most:
             for key, number in value.items():
                 if _token_id(key) is not None and not self._fits(number):
@@ -380,7 +380,7 @@ class Biases(Values):
                     )
         Values.check(self, name, value)
 
-    def made(self, name: str, value: Any) -> Any:
+    def convert(self, name: str, value: Any) -> Any:
         self.check(name, value)
         return {_token_id(key): float(number) for key, number in value.items()}
 
@@ -389,7 +389,7 @@ class Biases(Values):
 
 
 def _token_id(key: object) -> int | None:
-    """The token id that a key of an object is; None where it is none."""
+    """The token id that `key` of an object stands for. Returns None if it is no token id."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 8 and str(int(key)) == key:
         return int(key)
     return key if is_whole(key, 0, POSITIONS) else None
@@ -397,10 +397,10 @@ def _token_id(key: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Settings(Values):
-    """Objects of at most `most` keys, which are checked where they are used; `noun` says what they hold.
+    """Objects of at most `most` keys, which are checked where they are used; `noun` is used in `words`.
 
-    Keys, values and all that is within them have at most `chars` characters as JSON, about; they are counted before
-    anything else is done with them.
+    Keys and values, with all that they contain, have at most about `chars` characters as JSON. They are counted before
+    anything else is done.
     """
 
     noun: str
@@ -426,7 +426,7 @@ class Settings(Values):
 
 @dataclass(frozen=True, slots=True)
 class TextsByName(Values):
-    """Objects of texts by name; `noun` says of what."""
+    """Objects of texts by name; `noun` is used in `words`."""
 
     noun: str
 
@@ -442,7 +442,10 @@ class TextsByName(Values):
 
 
 def weight(value: object, most: int, *, texts: bool = False) -> int:
-    """Values within a JSON-like one, and itself; with `texts` characters too. Counting takes `most` steps at most."""
+    """The number of values in a JSON-like value, including itself; with `texts`, characters are counted as well.
+
+    Counting ends, with a result above `most`, once there are more than `most`.
+    """
     count, stack = 0, [value]
     while stack and count <= most:
         item = stack.pop()
@@ -459,70 +462,69 @@ def weight(value: object, most: int, *, texts: bool = False) -> int:
 
 
 def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:
-    """Whether `value` is an `int`, no `bool`, from `low` to `high`."""
+    """Whether `value` is an `int`, but no `bool`, from `low` to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_real(value: object, low: float, high: float = math.inf) -> TypeGuard[float]:
-    """Whether `value` is a finite number from `low` to `high`, no `bool`, which a float can hold."""
+    """Whether `value` is a finite number from `low` to `high` that a float can hold, and no `bool`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         return False
     # Whole numbers from JSON may exceed what a float can hold.
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
 
 
-def whole(name: str, value: object, low: int, high: int = LARGEST, *, optional: bool = False) -> None:
-    """A whole number from `low` to `high`; `optional` allows None."""
+def check_whole(name: str, value: object, low: int, high: int = LARGEST, *, optional: bool = False) -> None:
+    """Raise `ConfigError` if `value` is no whole number from `low` to `high`; `optional` allows None."""
     values = Whole(low, high)
     (OrNull(values) if optional else values).check(name, value)
 
 
-def real(
+def check_real(
     name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, optional: bool = False
 ) -> None:
-    """A finite number from `low` (or `above` it) to `high`; `optional` allows None."""
+    """Raise `ConfigError` if `value` is no number from `low`, or `above` it, to `high`; `optional` allows None."""
     values = Real(low, high, above)
     (OrNull(values) if optional else values).check(name, value)
 
 
-def one_of(name: str, value: object, names: Iterable[str]) -> None:
-    """One of a few names. Raises `UnknownNameError`."""
+def check_choice(name: str, value: object, names: Iterable[str]) -> None:
+    """Raise `UnknownNameError` if `value` is none of `names`."""
     Choice(tuple(names)).check(name, value)
 
 
-def listed(name: str, value: object, of: str) -> Sequence[Any]:
-    """A list or tuple; `of` says of what."""
+def check_list(name: str, value: object, noun: str) -> Sequence[Any]:
+    """Return `value`. Raises `ConfigError` if it is no list or tuple; `noun` names the items in the error."""
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name} must be a list of {of}, got {shown(value)}")
+        raise ConfigError(f"{name} must be a list of {noun}, got {shown(value)}")
     return value
 
 
 def json_object(what: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`; `what` names it in errors."""
-    return _parsed(what, text, dict, "object")
+    """The JSON object in `text`. Raises `ConfigError` if there is none; `what` names it in the error."""
+    return _parse(what, text, dict, "object")
 
 
 def json_list(what: str, text: str) -> list[Any]:
-    """The JSON list in `text`; `what` names it in errors."""
-    return _parsed(what, text, list, "list")
+    """The JSON list in `text`. Raises `ConfigError` if there is none; `what` names it in the error."""
+    return _parse(what, text, list, "list")
 
 
-def _parsed(what: str, text: str, kind: type[T], noun: str) -> T:
+def _parse(what: str, text: str, kind: type[T], noun: str) -> T:
     try:
-        value = parsed_json(text)
-    except ValueError as error:  # also numbers of too many digits
+        value = parse_json(text)
+    except ValueError as error:  # also for numbers of too many digits
         raise ConfigError(f"{what} is not JSON that can be read: {error}") from error
     if not isinstance(value, kind):
         raise ConfigError(f"{what} must be a JSON {noun}, got {type(value).__name__}")
     return value
 
 
-def parsed_json(text: str, *, finite: bool = False) -> Any:
+def parse_json(text: str, *, finite: bool = False) -> Any:
     """The value of a JSON text.
 
-    Raises `ValueError` where it is none, has numbers of too many digits, or nests values more than `MAX_DEPTH` deep:
-    whatever walks through a value, and is called for each level of it, has an end then. With `finite` also where it
-    has numbers that no float can hold, or `NaN`, which is no JSON.
+    Raises `ValueError` if it is invalid, has numbers of too many digits, or nests values more than `MAX_DEPTH` deep, so
+    that recursion over a value is safe; with `finite` also for numbers that no float can hold, and for `NaN`.
     """
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep; send flatter ones")
@@ -537,7 +539,7 @@ def _finite(text: str) -> float:
 
 
 def _depth(text: str) -> int:
-    """How many brackets of a JSON text are open at a time; the counting ends beyond `MAX_DEPTH`."""
+    """The largest number of open brackets in a JSON text. Counting ends beyond `MAX_DEPTH`."""
     depth = deepest = 0
     for match in _MARK.finditer(text):
         mark = text[match.start()]
@@ -550,7 +552,7 @@ def _depth(text: str) -> int:
 
 
 def shown(value: object) -> str:
-    """A refused value, short enough for an error. No more of it is looked at than is shown, however deep it is."""
+    """The beginning of the `repr` of a refused value, for an error. The rest of the value is not visited."""
     text = ""
     for piece in _pieces(value):
         text += piece
@@ -560,7 +562,7 @@ def shown(value: object) -> str:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """The `repr` of a value, piece by piece: each level begins with a piece of its own, so `SHOWN` bounds the depth."""
+    """The `repr` of a value in pieces. Each level begins with a piece, so that `SHOWN` bounds the depth."""
     if isinstance(value, str | bytes):
         yield repr(value[: SHOWN + 1])
     elif isinstance(value, list | tuple | dict):

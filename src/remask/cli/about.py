@@ -1,4 +1,4 @@
-"""`remask --version --json`: what a report needs to know of an installation. Imports PyTorch for GPUs alone."""
+"""`remask --version --json`: an installation, for reports of faults. Imports PyTorch only if there may be a GPU."""
 
 import json
 import platform
@@ -9,11 +9,11 @@ from remask import __version__
 from remask.machine.cpu import BFLOAT16, cores, instructions, may_have_gpu, memory
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "gguf", "triton", "fastapi", "remask-lab", "remask-caches")
-_TOLD = BFLOAT16 | {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "i8mm", "sve"}
+_REPORTED_INSTRUCTIONS = BFLOAT16 | {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "i8mm", "sve"}
 
 
 def about() -> dict[str, Any]:
-    """Versions, None where a package is not installed; the processor, bytes of memory, and CUDA devices."""
+    """Return versions (None if a package is not installed), the processor, bytes of memory, and CUDA devices."""
     devices = list[str]()
     if may_have_gpu():
         import torch
@@ -25,7 +25,7 @@ def about() -> dict[str, Any]:
         "system": platform.platform(),
         "machine": platform.machine(),
         "cores": cores(),
-        "instructions": sorted(instructions() & _TOLD),
+        "instructions": sorted(instructions() & _REPORTED_INSTRUCTIONS),
         "memory": (memory() or (None,))[0],
         "cuda": devices,
         "packages": {name: _version(name) for name in PACKAGES},
@@ -33,7 +33,7 @@ def about() -> dict[str, Any]:
 
 
 def print_about() -> None:
-    """Print it as JSON."""
+    """Print `about` as JSON."""
     print(json.dumps(about(), indent=1))
 
 

@@ -1,10 +1,10 @@
-"""The options of each command: one function a command.
+"""The options of the commands: one function for each.
 
-Nothing here imports PyTorch or NumPy, so that help and errors of the command line cost no time.
+Nothing here imports PyTorch or NumPy, so that help and errors of the command line appear at once.
 """
 
 import argparse
-from typing import Any
+from typing import Any, Final
 
 from remask.checkpoint.settings import LoadSettings
 from remask.checks import BUNDLED, QUANTIZATIONS, SMOLLM2
@@ -21,37 +21,39 @@ from remask.cli.shared_options import (
     add_lora_modules,
     add_model_options,
     add_tensor_parallel,
-    further,
+    further_options,
 )
 from remask.engine.config import AUDIT_BOUND, AUTO
 from remask.errors import ConfigError
 from remask.server.config import IntakeLimits, ServerLimits
 
+PROFILE_REQUESTS: Final = 128  # of `remask profile`, if neither --requests nor --input says how many
+
 
 def generate(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask generate`."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
     source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
     parser.add_argument("--system", metavar="TEXT", help="system prompt of --prompt")
-    shape = further(parser).add_mutually_exclusive_group()
+    shape = further_options(parser).add_mutually_exclusive_group()
     shape.add_argument("--canvas", metavar="JSON", help="parts of --prompt's answer: fixed text, and holes to fill")
     shape.add_argument("--suffix", metavar="TEXT", help="text that follows --prompt's answer, which fills the gap")
     parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
     add_config_option(parser)
     add_default_options(parser)
-    further(parser).add_argument(
+    further_options(parser).add_argument(
         "--trace", action="store_true", help="write which positions became final in which step"
     )
     add_model_options(parser)
     add_tensor_parallel(parser)
     add_lora_modules(parser)
     add_engine_options(parser)
-    parser.set_defaults(early=early.check_answers)
+    parser.set_defaults(early=early.check_generate)
 
 
 def decide(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask decide`."""
     parser.add_argument(
         "--input",
         required=True,
@@ -61,12 +63,12 @@ def decide(parser: argparse.ArgumentParser) -> None:
     add_cache_options(parser)
     add_model_options(parser)
     add_engine_options(parser)
-    parser.set_defaults(early=early.check_questions)
+    parser.set_defaults(early=early.check_decide)
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    _add_served(parser)
+    """Add the arguments of `remask serve`."""
+    _add_server_model(parser)
     server = add_server_options(parser, ServerLimits)
     server.add_argument(
         "--root-path",
@@ -85,20 +87,20 @@ def serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(early=early.check_server)
 
 
-def _add_served(parser: argparse.ArgumentParser) -> None:
-    """Add what a server and its replicas take alike: the model, its engine, and what requests leave out."""
+def _add_server_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `serve` and `deploy` share: the model, its engine, and defaults of requests."""
     parser.allow_abbrev = False
     parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     add_config_option(parser)
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
     add_lora_modules(parser)
-    add_engine_options(parser, store_budget_tokens=AUTO)  # a server's engine is alone on its device
+    add_engine_options(parser, store_budget_tokens=AUTO)  # a server has the device for itself
     add_answer_options(parser)
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that give values to what a request leaves out."""
+    """Add the options for what a request leaves out, and for the names of the model."""
     group = parser.add_argument_group("answers")
     add_cache_options(group)
     group.add_argument(
@@ -123,7 +125,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimits]) -> Any:
-    """Add the options for the address, the API keys and each of the declared `limits`. Returns their group."""
+    """Add the options for the address, the API keys and the declared `limits`. Returns their group."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default 8000)")
@@ -155,8 +157,8 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[IntakeLimit
 
 
 def deploy(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    _add_served(parser)
+    """Add the arguments of `remask deploy`."""
+    _add_server_model(parser)
     add_server_options(parser, IntakeLimits)
     parser.set_defaults(early=early.check_fleet)
     fleet = parser.add_argument_group("fleet")
@@ -193,12 +195,12 @@ def deploy(parser: argparse.ArgumentParser) -> None:
 
 
 def chat(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask chat`."""
     in_process = argparse.ArgumentParser(add_help=False)
-    for each in (in_process, parser):
-        add_model_options(each, BUNDLED)
-        add_engine_options(each)
-        each.set_defaults(model=None)
+    for target in (in_process, parser):
+        add_model_options(target, BUNDLED)
+        add_engine_options(target)
+        target.set_defaults(model=None)
     parser.add_argument("named", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     add_config_option(parser)
     parser.add_argument("--base-url", metavar="URL", help="talk to this server, such as http://127.0.0.1:8000/v1")
@@ -212,9 +214,9 @@ def chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_chat(args: argparse.Namespace) -> None:
-    """Check what is named for a model in this process. A server knows its own policies, and needs none of the options.
+    """Check the options for a model in this process, which must have their defaults with `--base-url`.
 
-    Raises `ConfigError`.
+    Raises errors as `early.check` does.
     """
     args.model = args.named or args.model
     if args.base_url is None:
@@ -227,7 +229,7 @@ def _check_chat(args: argparse.Namespace) -> None:
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask demo`."""
     parser.description = (
         "The model smollm2 answers eight questions about one page under no cache, all-layer reuse and bicache; each "
         "answer as it comes, marked right or wrong, and then one table."
@@ -237,50 +239,58 @@ def demo(parser: argparse.ArgumentParser) -> None:
 
 
 def profile(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask profile`."""
     parser.add_argument(
-        "--input", "--prompts", metavar="FILE", help="JSONL of requests, as 'generate' takes it (default: a task's)"
+        "--input",
+        "--prompts",
+        metavar="FILE",
+        help="JSONL of requests, as 'generate' takes it (default: questions of a bundled task)",
     )
-    parser.add_argument("--system-prompt", metavar="FILE", help="text that begins every request, and is shared")
-    parser.add_argument("--requests", type=int, metavar="N", help="at most (default 128, or all lines of --input)")
+    parser.add_argument("--system-prompt", metavar="FILE", help="file with a system prompt for all requests")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help=f"maximum number of requests (default {PROFILE_REQUESTS}, or all lines of --input)",
+    )
     parser.add_argument(
         "--bound",
         type=float,
         default=AUDIT_BOUND,
         metavar="NATS",
-        help=f"by so much first predictions may move in the mean, where they move most (default {AUDIT_BOUND})",
+        help="largest mean KL divergence in nats of first predictions, at the position that moves most "
+        f"(default {AUDIT_BOUND})",
     )
     parser.add_argument(
-        "--output", metavar="FILE", help="write the table to this file (default: keep it for all further starts)"
+        "--output", metavar="FILE", help="write the table to this file (default: the cache folder, for later starts)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of requests that are drawn (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests without --input (default 0)")
     add_model_options(parser, depths=False)
 
 
 def quantize(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask quantize`."""
     parser.add_argument("--model", required=True, help="folder or hub id of a checkpoint, or a bundled model")
     parser.add_argument(
-        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="what the matrices are quantized to"
+        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="quantization of the matrices"
     )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantised checkpoint")
-    parser.set_defaults(early=early.check_quantized)
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantized checkpoint")
+    parser.set_defaults(early=early.check_quantize)
 
 
 def models(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask models`."""
     _add_memory(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
-    text = "say what fits into so much free memory (default: this machine's)"
-    parser.add_argument("--memory", type=float, metavar="GB", help=text)
+    parser.add_argument("--memory", type=float, metavar="GB", help="free memory to fit into (default: this machine's)")
 
 
 def pull(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remask models pull`."""
-    parser.set_defaults(early=early.check_pulled)
+    parser.set_defaults(early=early.check_pull)
     parser.add_argument("name", metavar="NAME", help="a name that 'remask models' lists, or a hub id")
     parser.add_argument(
         "--force", action="store_true", help="download a model that does not fit this machine's memory or disk"
@@ -288,7 +298,7 @@ def pull(parser: argparse.ArgumentParser) -> None:
 
 
 def inspect(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `remask inspect`."""
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     model = subjects.add_parser("model", help="family, shape, parameters, memory and policies, without loading weights")
     model.add_argument(
@@ -298,7 +308,7 @@ def inspect(parser: argparse.ArgumentParser) -> None:
     add_flags(model, LoadSettings, ("adapter", "tensor_parallel"))
     model.add_argument("--json", action="store_true", help="print JSON")
     model.epilog = examples(*MODEL_EXAMPLES)
-    model.set_defaults(early=early.check_inspected)
+    model.set_defaults(early=early.check_inspect_model)
     store = subjects.add_parser(
         "store", help="pages, which requests use them, and what was shared, for a file of requests"
     )

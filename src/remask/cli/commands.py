@@ -21,16 +21,16 @@ class Command:
     """One command. Its modules are imported when it is used, so that a list of commands costs little time.
 
     Attributes:
-        module: has `run(args) -> int`, the exit status, or another function as `MODULE:FUNCTION`.
+        module: the module with `run(args) -> int`, which returns the exit status; or `MODULE:FUNCTION`.
         summary: its line in `remask --help`.
-        examples: whole command lines, with which its own help ends.
-        extra: the extra that installs the further packages that the module needs.
-        opening: what is said on stderr before the module is imported, which may take seconds; without it nothing is.
-        arguments: the module that has `add_arguments(parser)`, or another function as `MODULE:FUNCTION`, and imports
-            little, as help and every misspelled word wait for it; without it `module` has that too.
-        log_level: the level of the log where `--log-level` is not given.
-        banner: what people are told under the line of the model: where, and which command comes next, in which
-            `{model}` stands for the model.
+        examples: complete command lines, shown at the end of its help.
+        extra: the extra that installs the packages that the module needs.
+        opening: printed on stderr before the module is imported, which may take seconds; None prints nothing.
+        arguments: the module with `add_arguments(parser)`, or `MODULE:FUNCTION`; None: `module` has it. It should
+            import little, as `--help` and every usage error wait for it.
+        log_level: the log level without `--log-level`.
+        banner: the two lines below that of the model: where the output goes, and what to run next. `{model}` in the
+            second is replaced by the model.
     """
 
     module: str
@@ -43,10 +43,7 @@ class Command:
     banner: tuple[str, str] | None = None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add its options, and make `run` the default of `parser`.
-
-        Raises `ConfigError` if a package of its extra is missing.
-        """
+        """Add options, examples and `run` to `parser`. Raises `ConfigError` if a package of its extra is missing."""
         parser.set_defaults(run=self.run)
         if self.examples:
             parser.epilog = examples(*self.examples)
@@ -57,21 +54,22 @@ class Command:
         status: int = self._call(self.module, "run", args)
         return status
 
-    def _call(self, place: str, usual: str, given: Any) -> Any:
-        module, _, function = place.partition(":")
+    def _call(self, target: str, default_function: str, argument: Any) -> Any:
+        """Import `MODULE` or `MODULE:FUNCTION`, and call its function with `argument`."""
+        module, _, name = target.partition(":")
         try:
-            with _uncollected():
-                called = getattr(importlib.import_module(module), function or usual)
-            return called(given)
+            with _frozen_imports():
+                function = getattr(importlib.import_module(module), name or default_function)
+            return function(argument)
         except ModuleNotFoundError as error:
-            raise missing(error, self.extra) from error
+            raise missing_package_error(error, self.extra) from error
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from what is imported within, until `gc.unfreeze` is called.
+def _frozen_imports() -> Iterator[None]:
+    """Exclude objects that are made in the block from garbage collection, until `gc.unfreeze` is called.
 
-    Nothing of it is garbage, and to look through it again and again takes a sixth of the time of a start.
+    Imported modules hold no garbage, and scanning them repeatedly takes a sixth of the start-up time.
     """
     if not gc.isenabled():
         yield
@@ -93,7 +91,7 @@ STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",
 )
 _OPENING: Final = "loading PyTorch and the model, some seconds"
-_OWN = {
+_BUILTIN = {
     "generate": Command(
         "remask.cli.generate",
         "answer a prompt, or a JSONL file of them",
@@ -205,57 +203,61 @@ _OWN = {
         banner=("the memory goes to standard output", "remask serve {model} shows it live in the playground"),
     ),
 }
-OWN: Mapping[str, Command] = {
-    name: replace(command, arguments=f"remask.cli.arguments:{name.split()[-1]}") for name, command in _OWN.items()
+BUILTIN_COMMANDS: Mapping[str, Command] = {
+    name: replace(command, arguments=f"remask.cli.arguments:{name.split()[-1]}") for name, command in _BUILTIN.items()
 }
+"""The commands of this package, by name."""
 
+ALIASES: Mapping[str, str] = {"run": "chat", "list": "models", "pull": "models pull"}
+"""Names that commands have in other programs, and their names here."""
 
-ALSO: Mapping[str, str] = {"run": "chat", "list": "models", "pull": "models pull"}
-"""Names by which other programs' users know commands, and the commands."""
-
-MOVED: Mapping[str, str] = {
+MOVED_COMMANDS: Mapping[str, str] = {
     "profile-ops": "remask profile ops",
     "analyze compare": "remask bench with --answers or --page, and --variants",
     "analyze sweep": "remask bench with --variants",
     "eval questions": "remask bench, with --answers where every response is wanted",
 }
-"""Commands of other names, and what does now what they did."""
+"""Names that commands had, and what to use now."""
 
-LABORATORY: Final = ("analyze", "bench", "eval", "profile ops", "verify")
-"""Commands that the package remask-lab brings."""
+LAB_COMMANDS: Final = ("analyze", "bench", "eval", "profile ops", "verify")
+"""Commands that the package remask-lab provides."""
 
 
-def _checked(plugin: Plugin, value: object) -> Mapping[str, Command]:
-    """The commands that `plugin` provides. Raises `PluginError` where they are none, or one has a name of `OWN`."""
+def _validate_commands(plugin: Plugin, value: object) -> Mapping[str, Command]:
+    """Return `value` if it is a mapping of new names to commands. Raises `PluginError` if it is not."""
     expected = "a mapping of names that remask does not have to remask.cli.commands.Command"
-    if not isinstance(value, Mapping) or not all(isinstance(each, Command) for each in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(command, Command) for command in value.values()):
         raise plugin.error(f"it provides an object of type {type(value).__name__}", expected)
-    if taken := (OWN.keys() | ALSO) & value.keys():
-        raise plugin.error(f"it provides the command {', '.join(map(repr, sorted(taken)))}", expected)
+    if duplicates := (BUILTIN_COMMANDS.keys() | ALIASES) & value.keys():
+        raise plugin.error(f"it provides the command {', '.join(map(repr, sorted(duplicates)))}", expected)
     return value
 
 
-REGISTRY: Registry[Mapping[str, Command]] = Registry("set of commands", GROUP, {}, _checked)
+REGISTRY: Registry[Mapping[str, Command]] = Registry("set of commands", GROUP, {}, _validate_commands)
 
 
 def all_commands() -> dict[str, Command]:
-    """Return every command by its name. A package whose commands cannot be used is left out, and the log says why.
+    """Return the commands of all packages, by name. A package whose commands cannot be used is logged and left out.
 
     Raises `PluginError` if two packages provide one name.
     """
-    found = dict(OWN)
-    for source, commands in REGISTRY.usable().items():
-        if taken := found.keys() & commands.keys():
+    commands = dict(BUILTIN_COMMANDS)
+    for source, plugin_commands in REGISTRY.usable().items():
+        if duplicates := commands.keys() & plugin_commands.keys():
+            names = ", ".join(map(repr, sorted(duplicates)))
             raise PluginError(
-                f"{REGISTRY.source(source)} provides the command {', '.join(map(repr, sorted(taken)))}, which another "
-                "package provides; uninstall one of them, or rename its command"
+                f"{REGISTRY.source(source)} provides the command {names}, which another package provides; uninstall "
+                "one of them, or rename its command"
             )
-        found |= commands
-    return found
+        commands |= plugin_commands
+    return commands
 
 
-def missing(error: ModuleNotFoundError, extra: str | None) -> Exception:
-    """Return the error for a missing module: `error` itself if the module is the project's own or no extra has it."""
+def missing_package_error(error: ModuleNotFoundError, extra: str | None) -> Exception:
+    """Return a `ConfigError` that says how to install the package that `error` names.
+
+    Returns `error` itself if the module belongs to this project or if `extra` is None.
+    """
     package = (error.name or "").partition(".")[0]
     if extra is None or package.startswith("remask"):
         return error

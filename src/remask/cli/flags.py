@@ -12,9 +12,9 @@ from remask.checks.values import Choice, Flag, Settings, TextsByName, Values, sh
 def add_flags(
     group: argparse._ActionsContainer, cls: type[Any], names: Collection[str] | None = None, **defaults: Any
 ) -> None:
-    """Add a flag for each of the declared fields of `cls`, or of those that are named.
+    """Add a flag for each of the declared fields of `cls`, or for those in `names`.
 
-    Some have `defaults` of the command's own.
+    `defaults` replace the declared ones, by field name.
     """
     for name, declaration in declared(cls).items():
         if (names is None or name in names) and declaration.flags != ():
@@ -22,32 +22,36 @@ def add_flags(
 
 
 def _add_flag(group: argparse._ActionsContainer, name: str, declaration: Declared) -> None:
-    values, default = declaration.values, declaration.default
+    values = declaration.values
+    default = declaration.default
     flags = declaration.flags or ("--" + name.replace("_", "-"),)
     text = declaration.meaning.removesuffix(".").replace("%", "%%")
     if isinstance(values, Flag):
-        usual: Any = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}[default]
+        action: Any = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}[default]
         text = f"do not {text[0].lower()}{text[1:]}" if default else text
-        group.add_argument(*flags, dest=name, action=usual, default=default, help=text)
+        group.add_argument(*flags, dest=name, action=action, default=default, help=text)
         return
-    more: dict[str, Any] = {"nargs": "+"} if isinstance(values, TextsByName) else {"type": from_text(values)}
+    options: dict[str, Any] = {"nargs": "+"} if isinstance(values, TextsByName) else {"type": value_parser(values)}
     if isinstance(values, Choice):
-        more["choices"] = values.names
-    usual = "" if default is None else f" (default {str(default).removesuffix('.0')})"
+        options["choices"] = values.names
+    default_text = "" if default is None else f" (default {str(default).removesuffix('.0')})"
     metavar = declaration.metavar or values.metavar
-    group.add_argument(*flags, dest=name, default=default, metavar=metavar, help=text + usual, **more)
+    group.add_argument(*flags, dest=name, default=default, metavar=metavar, help=text + default_text, **options)
 
 
-def from_text(values: Values) -> Callable[[str], Any]:
-    """What argparse calls with a word of the command line. Whether the value is allowed its class says later."""
+def value_parser(values: Values) -> Callable[[str], Any]:
+    """Return the function that argparse calls to parse a word. The class of the field checks the value's range later.
 
-    def made(text: str) -> Any:
+    It raises `argparse.ArgumentTypeError` on a word that cannot be parsed.
+    """
+
+    def parse_value(text: str) -> Any:
         if isinstance(values, Settings):
-            return text  # of which an error says more once it is read
+            return text  # parsed later, where the error names the field within
         try:
             return values.from_text(text)
         except ValueError as error:
             message = f"expected {values.words}, as {values.metavar}, got {shown(text)}"
             raise argparse.ArgumentTypeError(message) from error
 
-    return made
+    return parse_value

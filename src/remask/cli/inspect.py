@@ -1,6 +1,6 @@
 """`remask inspect`: a model's shape and memory, and who holds the K/V pages while a file of requests is answered.
 
-What is said of a model comes from `config.json` and the headers of the weight files alone.
+A model is described by its `config.json` and the headers of its weight files alone.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from remask.checkpoint.adapter import AdapterFacts, read_adapter
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.source import find_source
 from remask.checks import ModelKind, Quantization, in_words
-from remask.checks.values import real, whole
-from remask.cli.lines import load_lines, read_lines
+from remask.checks.values import check_real, check_whole
+from remask.cli.lines import build_requests, load_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
 from remask.engine.capacity import DeviceMemory, token_bytes, weight_bytes
 from remask.engine.config import DEFAULT_UTILIZATION
@@ -36,13 +36,13 @@ from remask.policies import names_for
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look into what the subject names."""
+    """Inspect a model or the store. Returns 0."""
     return _run_model(args) if args.subject == "model" else _run_store(args)
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    """Print what is known of the model."""
-    real("--memory", args.memory, low=0, above=True, optional=True)
+    """Print a `ModelReport`."""
+    check_real("--memory", args.memory, low=0, above=True, optional=True)
     size = None if args.memory is None else int(args.memory * 1e9)
     report = inspect_model(args.path, size, args.tensor_parallel, args.adapter)
     print(json.dumps(asdict(report)) if args.json else report.text())
@@ -51,30 +51,35 @@ def _run_model(args: argparse.Namespace) -> int:
 
 def _run_store(args: argparse.Namespace) -> int:
     """Answer the requests, and print the memory when it was fullest and at the end."""
-    sampling, lines = sampling_option(args), load_lines(args.input)
-    llm = open_llm(args, args.cache, object_option("--cache-config", args.cache_config), engine_config(args))
-    fullest, end = watch(llm.engine, [request for request, _ in read_lines(llm, lines, sampling)])
+    sampling = sampling_option(args)
+    file = load_lines(args.input)
+    settings = object_option("--cache-config", args.cache_config)
+    with open_llm(args, args.cache, settings, engine_config(args)) as llm:
+        fullest, end = watch_memory(llm.engine, [request for request, _ in build_requests(llm, file, sampling)])
     if args.json:
-        print(json.dumps({"fullest": _plain(fullest), "end": _plain(end)}))
+        print(json.dumps({"fullest": _as_json(fullest), "end": _as_json(end)}))
     else:
-        print(f"When the memory was fullest:\n{text(fullest)}\n\nAt the end:\n{text(end)}")
+        print(f"When the memory was fullest:\n{report_text(fullest)}\n\nAt the end:\n{report_text(end)}")
     return 0
 
 
-def watch(engine: Engine, work: Sequence[Request]) -> tuple[MemoryReport, MemoryReport]:
-    """Run `work`. Returns the memory report of the step with most pages and references in use, and the last report."""
-    for item in work:
-        engine.add(item)
+def watch_memory(engine: Engine, requests: Sequence[Request]) -> tuple[MemoryReport, MemoryReport]:
+    """Run `requests`. Returns the memory report of the step with the most pages in use, and the last report.
+
+    Of steps with equally many pages in use, it is the one with the most references to them.
+    """
+    for request in requests:
+        engine.add(request)
     fullest = engine.memory_report(detail=True)
     while engine.busy:
         engine.step()
-        now = engine.memory_report(detail=True)
-        fullest = max(fullest, now, key=lambda report: (report.used, report.references))
+        current = engine.memory_report(detail=True)
+        fullest = max(fullest, current, key=lambda report: (report.used, report.references))
     return fullest, engine.memory_report(detail=True)
 
 
-def text(report: MemoryReport) -> str:
-    """Return a report as text. A page counts once in each layer."""
+def report_text(report: MemoryReport) -> str:
+    """Return a memory report as text. A page counts once in each layer."""
     width = max([12, *(len(holder.name) + 2 for holder in report.holders)])
     lines = [
         f"  {report.used} of {report.total} pages (x layers) used, {report.bytes / 1e6:.2f} MB; without sharing "
@@ -90,55 +95,57 @@ def text(report: MemoryReport) -> str:
         lines.append(f"  {holder.name:<{width}}" + "".join(f"{number:>8}" for number in numbers))
         lines += [f"    {_table_text(table)}" for table in holder.tables]
     if report.stored:
-        lines += ["", "  stored (hash, tokens up to its end, pages, who reads it):", *_tree(report.stored)]
+        lines += ["", "  stored (hash, tokens up to its end, pages, who reads it):", *_stored_lines(report.stored)]
     return "\n".join(lines)
 
 
-def _tree(stored: Sequence[StoredPart], parent: str | None = None, indent: str = "  ") -> Iterator[str]:
-    """A line for each part of the store, below the one that it continues."""
-    for part in stored:
+def _stored_lines(parts: Sequence[StoredPart], parent: str | None = None, indent: str = "  ") -> Iterator[str]:
+    """Yield a line for each stored part, indented below the part that it continues."""
+    for part in parts:
         if part.parent == parent:
             readers = ", ".join(part.readers) or "nobody"
             yield f"{indent}{part.id}  {part.tokens} tokens, {_table_text(part.table)}: {readers}"
-            yield from _tree(stored, part.id, indent + "  ")
+            yield from _stored_lines(parts, part.id, indent + "  ")
 
 
 def _table_text(table: PageTable) -> str:
-    """A page table in a line: runs of pages that are held by equally many."""
+    """Return a page table as a line: runs of consecutive pages with the same number of references."""
     runs: list[list[int]] = []  # first page, last page, references
     for page, count in zip(table.pages, table.references, strict=True):
         if runs and runs[-1][1:] == [page - 1, count]:
             runs[-1][1] = page
         else:
             runs.append([page, page, count])
-    named = [f"{first}{f'-{last}' if last > first else ''} (held by {count})" for first, last, count in runs]
-    return f"layers {table.layers[0]}-{table.layers[1] - 1}: pages {', '.join(named) or 'none'}"
+    texts = [f"{first}{f'-{last}' if last > first else ''} (held by {count})" for first, last, count in runs]
+    return f"layers {table.layers[0]}-{table.layers[1] - 1}: pages {', '.join(texts) or 'none'}"
 
 
-def _plain(report: MemoryReport) -> dict[str, Any]:
+def _as_json(report: MemoryReport) -> dict[str, Any]:
     return {**asdict(report), "utilisation": report.utilisation}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A model, before any weight is read.
+    """A model's shape, and the memory that it needs, found without reading weights.
+
+    A form is a dtype, or a quantization beside bfloat16, in which weights can be loaded.
 
     Attributes:
         name: the path or preset.
         family: its family.
         kind: how it is denoised.
         layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_length, block_length: as in `ModelConfig`.
-        mixture: the experts, where layers have them.
-        parameters: weights that are resident.
-        active_parameters: weights that one row is computed with.
-        stored: parameters in the files by the type that they are stored in; empty for a preset.
-        weight_bytes: memory of the weights by the dtype, or the kind of few bits, that they are loaded as.
-        kv_bytes: memory of one token's K and V in all layers, likewise: beside few bits in bfloat16.
-        ranks: devices that the model is spread over; the memory is that of each.
-        memory_bytes: memory of a device; None where this machine does not say.
-        kv_tokens: tokens whose K and V have room there beside the weights and a pass, likewise; None: not even these.
-        policies: names of the cache policies that fit the model's attention.
-        adapter: the low-rank adapter that is merged into the weights, if one was named.
+        mixture: the experts; None for a dense model.
+        parameters: number of weights.
+        active_parameters: number of weights that compute one row.
+        stored: number of weights in the files, by their type there; empty for a preset.
+        weight_bytes: bytes of the weights on one device, by form.
+        kv_bytes: bytes of one token's K and V in all layers on one device, by form.
+        ranks: devices that the model is spread over.
+        memory_bytes: bytes of memory of one device; None if unknown.
+        kv_tokens: tokens whose K and V fit beside the weights and a pass, by form; None if not even these fit.
+        policies: names of the cache policies that run on the model.
+        adapter: the adapter that is merged into the weights; None without one.
     """
 
     name: str
@@ -166,7 +173,7 @@ class ModelReport:
     adapter: AdapterFacts | None = None
 
     def text(self) -> str:
-        """The report as lines of text."""
+        """Return the report as lines of text."""
         block = "" if self.block_length is None else f", blocks of {self.block_length}"
         lines = [
             f"{self.name}: {self.family}, {in_words((self.kind,))}{block}",
@@ -176,8 +183,8 @@ class ModelReport:
             f"  {self.parameters:,} parameters, of which {self.active_parameters:,} compute a row",
         ]
         if self.stored:
-            held = ", ".join(f"{count:,} {dtype}" for dtype, count in self.stored.items())
-            lines.append(f"  in the files: {held}")
+            types = ", ".join(f"{count:,} {dtype}" for dtype, count in self.stored.items())
+            lines.append(f"  in the files: {types}")
         if self.adapter is not None:
             lines.append(f"  adapter {self.adapter}")
         lines += [
@@ -186,9 +193,9 @@ class ModelReport:
             for dtype, size in self.weight_bytes.items()
         ]
         if self.memory_bytes is not None:
-            each = "one device" if self.ranks == 1 else f"each of {self.ranks} devices"
+            devices = "one device" if self.ranks == 1 else f"each of {self.ranks} devices"
             lines.append(
-                f"  on {each} of {self.memory_bytes / 1e9:.1f} GB, with {DEFAULT_UTILIZATION:.0%} of it taken; on a "
+                f"  on {devices} of {self.memory_bytes / 1e9:.1f} GB, with {DEFAULT_UTILIZATION:.0%} of it taken; on a "
                 f"CPU {CPU_SHARE:.0%} of what is free beside the weights"
             )
         return "\n".join([*lines, f"  cache policies: {', '.join(self.policies)}"])
@@ -203,25 +210,25 @@ class ModelReport:
             return f"{self.intermediate} wide"
         shared = f", a shared one of {mixture.shared}" if mixture.shared else ""
         dense = mixture.dense_layers
-        apart = f"; {len(dense)} of {self.layers} layers dense, {self.intermediate} wide" if dense else ""
+        dense_text = f"; {len(dense)} of {self.layers} layers dense, {self.intermediate} wide" if dense else ""
         router = f"{mixture.router.score} router"
         if mixture.router.kept_groups < mixture.router.groups:
             router += f" over {mixture.router.kept_groups} of {mixture.router.groups} groups"
         experts = f"{mixture.active} of {mixture.experts} experts of {mixture.intermediate}"
-        return f"{experts}{shared}, {router}{apart}"
+        return f"{experts}{shared}, {router}{dense_text}"
 
 
 def inspect_model(
     name: str, memory_bytes: int | None = None, ranks: int = 1, adapter: str | None = None
 ) -> ModelReport:
-    """What the model `name` is: a folder or hub id, or a preset. No weight of it is read or allocated.
+    """Return the report of a model: a folder, GGUF file, hub id or preset. No weight is read or allocated.
 
-    An `adapter`, a folder or hub id, is checked against it. The report says what fits on `ranks` devices of
-    `memory_bytes` each; None: that of this machine.
+    `memory_bytes` is the memory of each of `ranks` devices; None: that of this machine. An `adapter`, a folder or hub
+    id, is checked against the model.
 
-    Raises `ConfigError` where it cannot be cut for so many devices, `CheckpointError` where its files do not fit its
-    configuration or cannot be used, `UnknownNameError` where no family claims it, and `PluginError` where another
-    package provides it and cannot be used.
+    Raises `ConfigError` if the model cannot be split over `ranks` devices, `CheckpointError` if its files cannot be
+    used or do not fit its configuration, `UnknownNameError` if it is of no known family, and `PluginError` if the
+    package that provides the family cannot be used.
     """
     shapes = presets()
     if name in shapes:
@@ -229,34 +236,38 @@ def inspect_model(
     source = find_source(name)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
-    adapter = source.merged(name, adapter)
-    _, located = check_tensors(folder, family, config, torch.bfloat16)
+    adapter = source.merged_adapter(name, adapter)
+    _, tensors = check_tensors(folder, family, config, torch.bfloat16)
     stored = Counter[str]()
-    for place in located.values():
-        stored[place.dtype] += prod(place.shape)
+    for tensor in tensors.values():
+        stored[tensor.dtype] += prod(tensor.shape)
     return _report(name, config, stored, memory_bytes, ranks, adapter)
 
 
 _SHAPE = (
     *("family", "kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_length"),
     *("block_length", "mixture", "parameters", "active_parameters"),
-)  # of `ModelConfig`, as `ModelReport` has it
+)  # fields that `ModelReport` takes from `ModelConfig`
 
 
 def _report(
-    name: str, c: ModelConfig, stored: Mapping[str, int], size: int | None, ranks: int, adapter: str | None
+    name: str, config: ModelConfig, stored: Mapping[str, int], memory_bytes: int | None, ranks: int, adapter: str | None
 ) -> ModelReport:
-    whole("--tensor-parallel", ranks, low=1)
-    Shard(0, ranks).check(c)
-    total, free = _machine_memory() if size is None else (size, size)
+    check_whole("--tensor-parallel", ranks, low=1)
+    Shard(0, ranks).check(config)
+    total, free = _machine_memory() if memory_bytes is None else (memory_bytes, memory_bytes)
     cuda = torch.cuda.is_available()
-    on_cpu = size is None and not cuda  # whose processes share its memory
-    attention = resolve_executor("auto", c, torch.device("cuda")).attention(c) if size is None and cuda else None
-    forms: dict[str, tuple[torch.dtype, Quantization | None]] = {name: (dtype, None) for name, dtype in DTYPES.items()}
-    forms |= {kind: (torch.bfloat16, kind) for kind in cpu_quantizations(c, ranks)}
-    weights = {form: weight_bytes(c, dtype, ranks, kind) for form, (dtype, kind) in forms.items()}
-    kv = {form: token_bytes(c, dtype.itemsize, ranks).kv for form, (dtype, _) in forms.items()}
-    tokens: dict[str, int | None] = {}
+    on_cpu = memory_bytes is None and not cuda  # whose memory all ranks share
+    attention = (
+        resolve_executor("auto", config, torch.device("cuda")).attention(config)
+        if memory_bytes is None and cuda
+        else None
+    )
+    forms: dict[str, tuple[torch.dtype, Quantization | None]] = {form: (dtype, None) for form, dtype in DTYPES.items()}
+    forms |= {kind: (torch.bfloat16, kind) for kind in cpu_quantizations(config, ranks)}
+    form_bytes = {form: weight_bytes(config, dtype, ranks, kind) for form, (dtype, kind) in forms.items()}
+    kv_bytes = {form: token_bytes(config, dtype.itemsize, ranks).kv for form, (dtype, _) in forms.items()}
+    kv_tokens: dict[str, int | None] = {}
     for form, (dtype, kind) in forms.items():
         if on_cpu or kind is not None:
             tokens[form] = CpuMemory.before_loading(
@@ -264,23 +275,23 @@ def _report(
             ).tokens()
         else:
             device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)
-            tokens[form] = gpu_tokens(c, dtype, None, device, ranks, attention)
+            kv_tokens[form] = gpu_tokens(config, dtype, None, device, ranks, attention)
     return ModelReport(
         name=name,
-        **{field: getattr(c, field) for field in _SHAPE},
+        **{field: getattr(config, field) for field in _SHAPE},
         stored=dict(stored),
-        weight_bytes=weights,
-        kv_bytes=kv,
+        weight_bytes=form_bytes,
+        kv_bytes=kv_bytes,
         ranks=ranks,
         memory_bytes=total,
-        kv_tokens=tokens,
-        policies=names_for(c.kind),
-        adapter=None if adapter is None else read_adapter(adapter, c).facts,
+        kv_tokens=kv_tokens,
+        policies=names_for(config.kind),
+        adapter=None if adapter is None else read_adapter(adapter, config).facts,
     )
 
 
 def _machine_memory() -> tuple[int, int] | tuple[None, None]:
-    """Memory in all of the first CUDA device or of this machine, and what is free; None where it does not say."""
+    """Return the total and free bytes of the first CUDA device, or else of this machine; None, None if unknown."""
     if torch.cuda.is_available():
         free, total = free_memory(torch.device("cuda"))
         return total, free

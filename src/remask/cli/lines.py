@@ -1,11 +1,11 @@
-"""Request lines: JSON objects, one a line, from which commands read requests."""
+"""Request lines: JSON objects, one a line, from which commands make requests."""
 
 import io
 import json
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from remask.checks.fields import declared, unknown_name
 from remask.checks.values import json_object, shown
@@ -19,101 +19,114 @@ from remask.request.terms import SAMPLING, Terms, flatten_sampling
 from remask.text.prompts import encode
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
-BESIDE = ("id", *PROMPTS, *declared(Terms))
-KEYS = (*BESIDE, SAMPLING, *declared(SamplingParams))
+TOP_LEVEL_KEYS = ("id", *PROMPTS, *declared(Terms))
+KEYS = (*TOP_LEVEL_KEYS, SAMPLING, *declared(SamplingParams))
 
 
-def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Mapping[str, Any]) -> Request:
-    """Build the request of a line, which the command's `sampling` completes. Raises `ConfigError` if it is invalid."""
-    line = flatten_sampling(line, BESIDE)
-    for key in line:
+def build_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: Mapping[str, Any]) -> Request:
+    """Return the request of a line, whose sampling parameters override the command's `sampling`.
+
+    Raises `ConfigError` if the line is invalid.
+    """
+    values = flatten_sampling(line, TOP_LEVEL_KEYS)
+    for key in values:
         if key not in KEYS:
             check_setting(str(key))
             raise unknown_name(SamplingParams, "key", str(key), KEYS)
-    given = [key for key in PROMPTS if line.get(key) is not None]
-    if len(given) != 1:
-        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(given) or 'none'}")
-    terms = terms_of(line)
-    tokens, shared = _tokens(llm, given[0], line[given[0]], terms.control_tokens)
-    own = {name: line[name] for name in declared(SamplingParams) if line.get(name) is not None}
+    kinds = [key for key in PROMPTS if values.get(key) is not None]
+    if len(kinds) != 1:
+        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(kinds) or 'none'}")
+    terms = terms_of(values)
+    tokens, shared = _encode_prompt(llm, kinds[0], values[kinds[0]], terms.control_tokens)
+    parameters = {name: values[name] for name in declared(SamplingParams) if values.get(name) is not None}
     policy = llm.session.policy_of(terms)
-    return llm.session.request(request_id, tokens, shared, own, terms, policy, command=sampling)
+    return llm.session.request(request_id, tokens, shared, parameters, terms, policy, command=sampling)
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:
-    """The terms of a line. Raises `ConfigError` where one cannot be used."""
+    """Return the terms of a line. Raises `ConfigError` on a value that is not allowed."""
     return Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
 
 
-def _tokens(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tuple[list[int], int]:
+def _encode_prompt(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tuple[list[int], int]:
+    """Return the token ids of a prompt, one of `PROMPTS`, and the default length of its shared prefix in tokens."""
     if kind == "prompt_token_ids":
         if not isinstance(value, list):
             raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
         return value, 0
     if kind == "prompt" and not isinstance(value, str):
         raise ConfigError(f"prompt must be a text, got {shown(value)}; token ids go into prompt_token_ids")
-    # `encode` would take a list of numbers, and an empty one, for token ids.
+    # `encode` would read a list of numbers, or an empty list, as token ids.
     if kind == "messages" and (not isinstance(value, list) or all(isinstance(item, int) for item in value)):
         raise ConfigError(f"messages must be a list of {{role, content}}, got {shown(value)}")
     return encode(value, llm.tokenizer, control_tokens)
 
 
+class RequestLine(NamedTuple):
+    """A line of a file of requests: its number in the file, from 1 on, the id of its request, and its object."""
+
+    number: int
+    name: str
+    fields: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """The objects in a file of requests, before there is a model to read them: each with its line and its name."""
+class RequestFile:
+    """The lines of a file of requests, before a model is there to make requests of them."""
 
     path: str
-    each: tuple[tuple[int, str, dict[str, Any]], ...]
+    lines: tuple[RequestLine, ...]
 
 
-def load_lines(path: str, without: Collection[str] = ()) -> Lines:
-    """Read the lines of a file of requests, which needs no model.
+def load_lines(path: str, forbidden_keys: Collection[str] = ()) -> RequestFile:
+    """Read a file of requests. No model is needed.
 
-    A request is named by its line's `id`, as JSON where that is no text, or its number. Raises `ConfigError` where the
-    file cannot be read, naming the first line that is no object, where two have one name, and where a line has a key
-    that it must be `without`.
+    The id of a request is the `id` of its line, as JSON if it is not text, or else the line's number. Raises
+    `ConfigError` if the file cannot be read, and, naming the first such line, if a line is not an object, has the id of
+    another line, or sets one of `forbidden_keys`, which are options of the command.
     """
-    found, lines = [], dict[str, int]()
+    lines: list[RequestLine] = []
+    numbers: dict[str, int] = {}  # by id
     with open_text(path, "r") as source:
         for number, text in enumerate(source, start=1):
             if not text.strip():
                 continue
             try:
-                line = json_object("a line", text)
-                own = line.get("id", number)
-                name = own if isinstance(own, str) else json.dumps(number if own is None else own)
-                if lines.setdefault(name, number) != number:
-                    raise ConfigError(f"id {shown(name)} is used by line {lines[name]} too; ids must differ")
-                for key in without:
-                    if line.get(key) is not None:
+                fields = json_object("a line", text)
+                line_id = fields.get("id", number)
+                name = line_id if isinstance(line_id, str) else json.dumps(number if line_id is None else line_id)
+                if numbers.setdefault(name, number) != number:
+                    raise ConfigError(f"id {shown(name)} is used by line {numbers[name]} too; ids must differ")
+                for key in forbidden_keys:
+                    if fields.get(key) is not None:
                         raise ConfigError(f"{key} is an option of the command, for all lines; leave it out")
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
-            found.append((number, name, line))
-    return Lines(path, tuple(found))
+            lines.append(RequestLine(number, name, fields))
+    return RequestFile(path, tuple(lines))
 
 
-def read_lines(
-    llm: LLM, lines: Lines, sampling: Mapping[str, Any], beside: Collection[str] = ()
+def build_requests(
+    llm: LLM, file: RequestFile, sampling: Mapping[str, Any], extra_keys: Collection[str] = ()
 ) -> list[tuple[Request, dict[str, Any]]]:
-    """The requests of a file, each with those keys `beside` it that its line has.
+    """Return the requests of a file, each with those of `extra_keys` that its line has, which are not the request's.
 
-    Raises `ConfigError`, naming the first line that is no request of the model.
+    Raises `ConfigError`, naming the line, on the first line that is not a valid request.
     """
     requests = []
-    for number, name, line in lines.each:
-        own = {key: value for key, value in line.items() if key not in beside}
+    for number, name, fields in file.lines:
+        values = {key: value for key, value in fields.items() if key not in extra_keys}
         try:
-            request = as_request(llm, own, name, sampling)
+            request = build_request(llm, values, name, sampling)
             llm.engine.check(request)
         except ConfigError as error:
-            raise ConfigError(f"{lines.path}, line {number}: {error}") from error
-        requests.append((request, {key: line[key] for key in beside if key in line}))
+            raise ConfigError(f"{file.path}, line {number}: {error}") from error
+        requests.append((request, {key: fields[key] for key in extra_keys if key in fields}))
     return requests
 
 
 def standard_input() -> TextIO:
-    """Standard input, read as `open_text` reads files whatever the locale says."""
+    """Return standard input, which is read as UTF-8 whatever the locale, as `open_text` reads files."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin

@@ -1,4 +1,4 @@
-"""What a command says beside its results, all of it on stderr: the log, and what people are told."""
+"""What a command prints on stderr: the log, and notices to people. Results go to standard output."""
 
 import argparse
 import logging
@@ -13,15 +13,14 @@ log = logging.getLogger(__name__)
 
 LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("text", "json")
 QUIET, LEVEL, FORMAT = "--quiet", "--log-level", "--log-format"
-WITH_VALUE = (LEVEL, FORMAT)  # the options below that take a word after them
+VALUE_OPTIONS = (LEVEL, FORMAT)  # the options below that take a word after them
 DEFAULTS = {"quiet": False, "log_level": None, "log_format": FORMATS[0]}
-_OWN = ("remask", "remask_lab")
-# These libraries log every request that they send.
-_CHATTY = ("httpx", "httpx2")
+_PROJECT_LOGGERS = ("remask", "remask_lab")
+_HTTP_LOGGERS = ("httpx", "httpx2")  # they log every request at info
 
 
 def add_log_options(group: argparse._ActionsContainer) -> None:
-    """Add the options of every command. They have no defaults, as they may stand before the command or after it."""
+    """Add the options of every command. They have no defaults, as they may stand before or after the command."""
     group.add_argument(
         QUIET,
         action="store_true",
@@ -42,64 +41,66 @@ def add_log_options(group: argparse._ActionsContainer) -> None:
     )
 
 
-def asked_format(words: Sequence[str]) -> str:
-    """The format of the log that `words` of a command line ask for, as it is needed before they are parsed."""
-    found = FORMATS[0]
+def requested_format(words: Sequence[str]) -> str:
+    """Return `--log-format` of the words of a command line before they are parsed; "text" if it is not valid."""
+    log_format = FORMATS[0]
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == FORMAT:
-            found = value if equals else "".join(words[index + 1 : index + 2])
-    return found if found in FORMATS else FORMATS[0]
+            log_format = value if equals else "".join(words[index + 1 : index + 2])
+    return log_format if log_format in FORMATS else FORMATS[0]
 
 
 class StderrLog:
-    """The log of a command on stderr, as long as a `with` block runs; then everything is as it was before."""
+    """The log of a command on stderr, within a `with` block. Its end restores the levels of all loggers."""
 
     def __init__(self) -> None:
         self._handler = _Stderr()
         self._levels: dict[str, int] = {}
 
     def __enter__(self) -> "StderrLog":
-        self._levels = {name: logging.getLogger(name).level for name in ("", *_OWN, *_CHATTY)}
+        self._levels = {name: logging.getLogger(name).level for name in ("", *_PROJECT_LOGGERS, *_HTTP_LOGGERS)}
         logging.getLogger().addHandler(self._handler)
-        self.set("warning", FORMATS[0])
+        self.configure("warning", FORMATS[0])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(False)
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
 
-    def set(self, level: str, form: str) -> None:
-        """Take another level, one of `LEVELS`, and another format, one of `FORMATS`."""
-        self._handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
-        logging.captureWarnings(form == "json")
+    def configure(self, level: str, log_format: str) -> None:
+        """Set the level, one of `LEVELS`, and the format, one of `FORMATS`."""
+        self._handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+        logging.captureWarnings(log_format == "json")
         number = logging.getLevelNamesMapping()[level.upper()]
-        for name in _OWN:
+        for name in _PROJECT_LOGGERS:
             logging.getLogger(name).setLevel(number)
-        # Nobody asks for what other packages say to those who debug them.
+        # Debug messages of other packages are not of interest.
         logging.getLogger().setLevel(max(number, logging.INFO))
-        for name in _CHATTY:
+        for name in _HTTP_LOGGERS:
             logging.getLogger(name).setLevel(max(number, logging.WARNING))
 
 
-def tell(text: str) -> None:
-    """Say on stderr what went wrong: a line of its own, which is one of the log where that is JSON."""
+def print_error(text: str) -> None:
+    """Print an error as a line on stderr, or as an entry of the log if the log is JSON."""
     if logs_json():
         log.error("%s", text)
     else:
         print(text, file=sys.stderr)
 
 
-def tell_people(args: argparse.Namespace, text: str) -> None:
-    """Print `text` on stderr, unless `args` ask for quiet or for nothing but JSON there."""
+def print_notice(args: argparse.Namespace, text: str) -> None:
+    """Print `text` on stderr, unless `--quiet` or `--log-format json` was given."""
     if args.people:
         print(text, file=sys.stderr, flush=True)
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Writes to what is standard error at that moment."""
+    """Writes to whatever `sys.stderr` is at the moment, which tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,6 +1,6 @@
-"""`remask models`: what one word starts, with what fits this machine. `remask models pull` downloads one of them.
+"""`remask models` lists models with short names, and whether they fit this machine; `remask models pull` downloads one.
 
-The list comes without PyTorch, unless there may be a GPU, whose memory PyTorch tells.
+PyTorch is imported only if there may be a GPU, whose memory it tells.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from typing import Literal
 
 from remask.checkpoint.files import raw_config
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.shelf import SHELF, Shelved, begun
+from remask.checkpoint.shelf import SHELF, ShelfEntry, is_in_cache
 from remask.checkpoint.source import find_source
 from remask.checks import BUNDLED_MODELS, CPU_QUANTIZATIONS, SMOLLM2, Quantization
-from remask.checks.values import real
-from remask.cli.logs import tell_people
+from remask.checks.values import check_real
+from remask.cli.logs import print_notice
 from remask.engine.capacity import DeviceMemory, weight_bytes
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.expected_speed import DATA_SHEETS, tokens_per_second
@@ -23,34 +23,34 @@ from remask.engine.fitting import Fit, cpu_quantizations, widest_fit
 from remask.errors import CheckpointError
 from remask.families import PRESETS, family_of
 from remask.machine.cpu import BFLOAT16, instructions, may_have_gpu, memory, physical_cores, quota, usual_dtype
-from remask.machine.speeds import measured
+from remask.machine.speeds import read_speeds
 from remask.model.config import ModelConfig
 from remask.model.sizes import FORMATS
 
-WIDEST = "bfloat16"  # of CPUs that are not this one
-CORES = 8  # of these
+WIDEST = "bfloat16"  # dtype on the CPU of another machine
+CORES = 8  # of the CPU of another machine
 _APACHE = "Apache-2.0"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLine:
-    """What is told of a model that a word starts.
+    """A line of the list: one model.
 
     Attributes:
-        name: the word.
-        hub: its id on the Hugging Face hub; empty: it ships with remask, or with a package of its own.
-        licence: that of its weights, as far as we know; empty: see its page.
-        parameters: its weights.
-        download_bytes: about what is downloaded: the weights as bfloat16; 0 of one that ships.
-        memory_bytes: of the weights as bfloat16, int8 and int4.
-        fits: `fits as FORM` where an engine that is made by default has room for canvases of the longest default length
-            (of `max_num_seqs` of them on a CUDA device), `tight as FORM` where it has for shorter or fewer ones, in the
-            widest form in which it is so, which is the one that a start takes; or `does not fit`. What
-            `--quantization auto` takes may be narrower: the fastest of what has room. `-`: the memory is not known.
-        on_disk: whether all of its files are here.
-        tokens_per_second: how fast it writes; None: not known.
-        speed: whether that was measured here, by the last answer of `remask generate --prompt` or `remask chat`, or is
-            computed: what one request comes to at most, at one token a step, as int8 on a CPU.
+        name: its short name.
+        hub: its id on the Hugging Face hub; empty if it ships with remask or in a package of its own.
+        licence: the licence of its weights; empty if unknown.
+        parameters: number of weights.
+        download_bytes: approximate bytes to download, those of the weights as bfloat16; 0 if it ships.
+        memory_bytes: bytes of the weights as bfloat16, int8 and int4.
+        fits: `fits as FORM` if a default engine has room for canvases of the longest default length (`max_num_seqs` of
+            them on a CUDA device), `tight as FORM` if it has room for shorter or fewer ones, `does not fit`, or `-` if
+            the memory is unknown. FORM is the widest form with this property, which a start uses; `--quantization auto`
+            may use a narrower one, the fastest that has room.
+        on_disk: whether all of its files are on this disk.
+        tokens_per_second: its speed; None if unknown.
+        speed: whether the speed was measured here, by the last answer of `remask generate --prompt` or `remask chat`,
+            or is computed: an upper bound for one request at one token a step, as int8 on a CPU.
     """
 
     name: str
@@ -66,14 +66,14 @@ class ModelLine:
 
     @property
     def ships(self) -> bool:
-        """Whether nothing is downloaded from a hub."""
+        """Whether it needs no download from a hub."""
         return not self.hub
 
 
-def line_of(row: Shelved, dtype: str, fit: Fit | None, device: str | int | None) -> ModelLine:
-    """What is told of a `row` of the shelf, which has the dtype by default, and a `fit` where the memory is known.
+def line_of(row: ShelfEntry, dtype: str, fit: Fit | None, device: str | int | None) -> ModelLine:
+    """Return the line of a model of the shelf, with its default dtype, and its `fit` (None if memory is unknown).
 
-    `device` is what a speed is computed for, as of `tokens_per_second`; None: no speed is.
+    `device` is that of `tokens_per_second`; None computes no speed.
     """
     weights = _weights(row.config)
     line = ModelLine(
@@ -85,10 +85,10 @@ def line_of(row: Shelved, dtype: str, fit: Fit | None, device: str | int | None)
     return replace(line, tokens_per_second=tokens_per_second(row.config, row.cache, device), speed="computed")
 
 
-def of_shipped(name: str, room: DeviceMemory | None, known: frozenset[str]) -> ModelLine:
-    """What is told of a model that ships, on a CPU with the `known` instructions and this `room`.
+def shipped_line(name: str, room: DeviceMemory | None, cpu_instructions: frozenset[str]) -> ModelLine:
+    """Return the line of a shipped model, on a CPU with these instructions and this memory (None if unknown).
 
-    No speed is computed of so small a model, most of whose time is not that of products.
+    It has no computed speed: these models are so small that matrix products take little of their time.
     """
     try:
         source = find_source(name)
@@ -111,7 +111,7 @@ def of_shipped(name: str, room: DeviceMemory | None, known: frozenset[str]) -> M
 
 
 def _weights(config: ModelConfig) -> dict[str, int]:
-    """Bytes of the weights as `WIDEST` and quantized for CPUs, where they can be."""
+    """Return the bytes of the weights as `WIDEST` and as each quantization for CPUs that they allow."""
     kinds: list[Quantization | None] = [None, *cpu_quantizations(config)]
     return {kind or WIDEST: weight_bytes(config, FORMATS[WIDEST], 1, kind) for kind in kinds}
 
@@ -123,9 +123,9 @@ def _fits(dtype: str, fit: Fit | None) -> str:
     return f"{word} {fit.quantization or dtype}" if fit.length else "does not fit"
 
 
-def _on_disk(row: Shelved) -> bool:
-    """Whether all files of `row` are in the hub's cache, whose client is imported where some may be."""
-    if not begun(row.hub):
+def _on_disk(row: ShelfEntry) -> bool:
+    """Whether all files of a model are in the hub's cache. Imports the hub's client only if some may be."""
+    if not is_in_cache(row.hub):
         return False
     from remask.checkpoint import hub
 
@@ -133,19 +133,20 @@ def _on_disk(row: Shelved) -> bool:
 
 
 def lines_of(free: int) -> list[ModelLine]:
-    """The lines of all models, those that ship first, of a CPU that is not this one with so many free bytes."""
+    """Return the lines of all models, shipped ones first, on another machine with a CPU and `free` bytes of memory."""
     room = DeviceMemory(free, free, 1.0)
     fits = {row.name: widest_fit(row.config, FORMATS[WIDEST], room, EngineConfig()) for row in SHELF.values()}
     shelf = [line_of(row, WIDEST, fits[row.name], CORES) for row in SHELF.values()]
-    return [*(of_shipped(name, room, BFLOAT16) for name in BUNDLED_MODELS), *shelf]
+    return [*(shipped_line(name, room, BFLOAT16) for name in BUNDLED_MODELS), *shelf]
 
 
 def lines_here() -> list[ModelLine]:
-    """The lines of all models on this machine, those that ship first, with speeds that were measured."""
-    there = memory()
-    room = None if there is None else DeviceMemory(*there, 1.0)
-    ships = [of_shipped(name, room, instructions()) for name in BUNDLED_MODELS]
-    speeds, lines = measured(), [*ships, *(_line_here(row, room) for row in SHELF.values())]
+    """Return the lines of all models on this machine, shipped ones first, with measured speeds if there are any."""
+    machine_memory = memory()
+    room = None if machine_memory is None else DeviceMemory(*machine_memory, 1.0)
+    lines = [shipped_line(name, room, instructions()) for name in BUNDLED_MODELS]
+    lines += [_line_here(row, room) for row in SHELF.values()]
+    speeds = read_speeds()
     rates = [speeds.get(line.name, speeds.get(line.hub)) for line in lines]
     return [
         line if rate is None else replace(line, tokens_per_second=rate, speed="measured")
@@ -154,15 +155,15 @@ def lines_here() -> list[ModelLine]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the models."""
-    real("--memory", args.memory, low=0, above=True, optional=True)
+    """Print the list of models. Returns 0."""
+    check_real("--memory", args.memory, low=0, above=True, optional=True)
     lines = lines_here() if args.memory is None else lines_of(int(args.memory * 1e9))
     if args.json:
-        print(json.dumps([asdict(each) for each in lines]))
+        print(json.dumps([asdict(line) for line in lines]))
         return 0
-    print(text(lines))
+    print(table_text(lines))
     cores = cores_here() if args.memory is None else CORES
-    tell_people(
+    print_notice(
         args,
         "tokens/s: * measured here, by the last answer; others computed, what one request comes to at most"
         + ("" if may_have_gpu() and args.memory is None else f" on {cores} cores as int8"),
@@ -171,12 +172,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def cores_here() -> int:
-    """Cores that a model may compute on here."""
+    """Return the number of cores that this process may use: physical ones, up to its quota."""
     return max(1, min(physical_cores(), int(quota() or physical_cores())))
 
 
-def _line_here(row: Shelved, room: DeviceMemory | None) -> ModelLine:
-    """What is told of `row` on this machine, whose memory has this `room`."""
+def _line_here(row: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
+    """Return the line of a model of the shelf on this machine: on its first GPU, or its CPU with this memory."""
     if may_have_gpu():
         # Imported here, as PyTorch takes seconds.
         import torch
@@ -187,46 +188,41 @@ def _line_here(row: Shelved, room: DeviceMemory | None) -> ModelLine:
         device, limits = resolve_device(AUTO), EngineConfig()
         if device.type == "cuda":
             dtype, _ = resolve_dtype(AUTO, device, row.config.parameters)
-            on_card = room_on(device, None)
-            assert on_card is not None
-            name = torch.cuda.get_device_name(device).lower()
-            sheet = next((each for each in DATA_SHEETS if each in name), None)
-            fit = fit_on(row.config, dtype, device, on_card, limits)
+            gpu_memory = room_on(device, None)
+            assert gpu_memory is not None
+            gpu_name = torch.cuda.get_device_name(device).lower()
+            sheet = next((model for model in DATA_SHEETS if model in gpu_name), None)
+            fit = fit_on(row.config, dtype, device, gpu_memory, limits)
             return line_of(row, str(dtype).removeprefix("torch."), fit, sheet)
     name, _ = usual_dtype(row.config.parameters, instructions())
     on_cpu = None if room is None else widest_fit(row.config, FORMATS[name], room, EngineConfig())
     return line_of(row, name, on_cpu, cores_here())
 
 
-def text(lines: Sequence[ModelLine]) -> str:
-    """The table that people see. A star stands behind a speed that was measured."""
+def table_text(lines: Sequence[ModelLine]) -> str:
+    """Return the lines as a text table, with a star behind measured speeds."""
     rows: list[tuple[str, ...]] = [("name", "weights", "download", "on disk", "licence", "memory", "tokens/s")]
-    for each in lines:
-        download = "ships" if each.ships else f"{each.download_bytes / 1e9:.1f} GB"
-        rate = "-" if each.tokens_per_second is None else f"{each.tokens_per_second:.2g}"
-        speed = f"{float(rate):g}" if rate != "-" else rate
-        size = each.parameters / 1e6
-        rows.append(
-            (
-                *(each.name, f"{size / 1e3:.1f} B" if size >= 50 else f"{size:.1f} M"),
-                *(download, "yes" if each.on_disk else "no"),
-                *(each.licence or "-", each.fits, speed + ("*" if each.speed == "measured" else " ")),
-            )
-        )
+    for line in lines:
+        download = "ships" if line.ships else f"{line.download_bytes / 1e9:.1f} GB"
+        speed = "-" if line.tokens_per_second is None else f"{float(f'{line.tokens_per_second:.2g}'):g}"
+        millions = line.parameters / 1e6
+        size = f"{millions / 1e3:.1f} B" if millions >= 50 else f"{millions:.1f} M"
+        on_disk = "yes" if line.on_disk else "no"
+        star = "*" if line.speed == "measured" else " "
+        rows.append((line.name, size, download, on_disk, line.licence or "-", line.fits, speed + star))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = "<>>><<>"
-    return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    alignments = "<>>><<>"
+    columns = list(zip(alignments, widths, strict=True))
+    texts = ([f"{cell:{side}{width}}" for cell, (side, width) in zip(row, columns, strict=True)] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in texts)
 
 
 def pull(args: argparse.Namespace) -> int:
-    """Download a model, or the files that its newest revision changed, and say where they are."""
+    """Download a model, or the files that its newest revision changed, and print their folder. Returns 0."""
     if args.name in BUNDLED_MODELS:
         print(f"{args.name} ships: {find_source(args.name).weights}")
         return 0
-    # Imported here, as PyTorch takes seconds, and a misspelt name is told before.
+    # Imported here, as PyTorch takes seconds, and a misspelt name is refused before.
     from remask.checkpoint import hub
     from remask.loading import announce_download
     from remask.machine.device import resolve_device

@@ -1,8 +1,7 @@
-"""What the options that several commands share come to: the engine's limits, the model, its banner, objects of JSON.
+"""Reads the options that several commands share: engine limits, the model, server settings, JSON objects.
 
-The banner is three lines that tell people what runs, where, and what to do next. All choices are in the log.
-
-Nothing imports PyTorch before a model is opened, as `remask.cli.early` checks what options come to before that.
+The banner of a command is three lines for people: what runs, where its output goes, and what to run next. All settings
+are in the log. PyTorch is imported only when a model is opened, as `remask.cli.early` checks options before that.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from remask.checkpoint.settings import LoadSettings, Reads
 from remask.checks.fields import declared, parse
-from remask.checks.values import json_object, whole
-from remask.cli.logs import tell_people
+from remask.checks.values import check_whole, json_object
+from remask.cli.logs import print_notice
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError
 from remask.server.config import KvEventsConfig, ServerLimits
@@ -25,31 +24,31 @@ if TYPE_CHECKING:
     from remask.llm import LLM
     from remask.policies import CachePolicy
 
-_LOADED: Final = {name for name, each in declared(LoadSettings).items() if each.flags != ()}
+_LOAD_OPTIONS: Final = {name for name, field in declared(LoadSettings).items() if field.flags != ()}
 KEY_VARIABLE: Final = "REMASK_API_KEY"
 PRIORITY_KEY_VARIABLE: Final = "REMASK_PRIORITY_KEY"
 MAX_PORT = 65535
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Return the engine's limits as the options give them."""
-    return EngineConfig(**{each.name: getattr(args, each.name) for each in fields(EngineConfig)})
+    """Return the engine's limits. Raises `ConfigError` on a value that is not allowed."""
+    return EngineConfig(**{field.name: getattr(args, field.name) for field in fields(EngineConfig)})
 
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `LLM` that say how the model is loaded."""
-    given = {name: value for name, value in vars(args).items() if name in _LOADED}
+    """Return the arguments of `LLM` about loading the model. Raises `ConfigError` on a value that is not allowed."""
+    options = {name: value for name, value in vars(args).items() if name in _LOAD_OPTIONS}
     return {
-        **given,
+        **options,
         "adapters": adapters_option(args),
-        "hf_overrides": object_option("--hf-overrides", given.get("hf_overrides")),
+        "hf_overrides": object_option("--hf-overrides", options.get("hf_overrides")),
         "chat_template": read_template(args.chat_template),
         "depth_table": args.depth_table,
     }
 
 
 def read_template(path: str | None) -> str | None:
-    """Return the Jinja text of the file `path`; None without a path. Raises `ConfigError` if it cannot be read."""
+    """Return the Jinja text of a file; None without a path. Raises `ConfigError` if the file cannot be read."""
     if path is None:
         return None
     try:
@@ -64,71 +63,79 @@ def open_llm(
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
     reads: Reads = "tokens",
-    **more: Any,
+    **settings: Any,
 ) -> LLM:
-    """Load the model that the options name, and a policy that is in a file; then show the banner of the command.
+    """Load the model of the options, and the policy if `cache` is `FILE.py:CLASS`, and print the command's banner.
 
-    What the command `reads` is checked before the weights are read. `more` are further arguments of `LLM`. Raises what
-    `LLM` raises.
+    `reads` is what the command reads prompts as, which is checked before weights are read. `settings` are further
+    arguments of `LLM`. Raises `ConfigError`, `CheckpointError` and `TableError` as `LLM` does.
     """
     from remask.llm import LLM
     from remask.policies.registry import from_file
 
-    policy, settings = from_file(cache, cache_config, "--cache")
-    told = {"cache": policy, "cache_config": settings, "engine": engine, "reads": reads, "progress": args.progress}
-    llm = LLM(args.model, **told, **model_settings(args), **more)
+    policy, policy_settings = from_file(cache, cache_config, "--cache")
+    llm = LLM(
+        args.model,
+        cache=policy,
+        cache_config=policy_settings,
+        engine=engine,
+        reads=reads,
+        progress=args.progress,
+        **model_settings(args),
+        **settings,
+    )
     if args.banner is not None:
-        where, then = args.banner
-        show_banner(args, llm, where, then.format(model=args.model))
+        output, next_command = args.banner
+        print_banner(args, llm, output, next_command.format(model=args.model))
     return llm
 
 
 def adapters_option(args: argparse.Namespace) -> dict[str, str]:
-    """Return the paths of `--lora-modules` by name; none for commands without it. Raises `ConfigError`."""
-    found: dict[str, str] = {}
+    """Return the paths of `--lora-modules` by name; empty without the option. Raises `ConfigError` on a bad value."""
+    paths: dict[str, str] = {}
     words: list[str] = vars(args).get("adapters") or []
     for word in words:
         name, _, path = word.partition("=")
         if word.startswith("{"):
-            given = json_object("--lora-modules", word)
-            if given.keys() != {"name", "path"} or not all(isinstance(value, str) for value in given.values()):
+            module = json_object("--lora-modules", word)
+            if module.keys() != {"name", "path"} or not all(isinstance(value, str) for value in module.values()):
                 raise ConfigError(
                     f'--lora-modules: {word!r} must be an object of two texts, {{"name": ..., "path": ...}}'
                 )
-            name, path = given["name"], given["path"]
+            name, path = module["name"], module["path"]
         if not name or not path:
             raise ConfigError(f'--lora-modules: {word!r} must be NAME=PATH or {{"name": ..., "path": ...}}')
-        if name in found:
-            raise ConfigError(f"--lora-modules: {name!r} names two adapters, {found[name]!r} and {path!r}")
-        found[name] = path
-    if getattr(args, "enable_lora", False) and not found:
+        if name in paths:
+            raise ConfigError(f"--lora-modules: {name!r} names two adapters, {paths[name]!r} and {path!r}")
+        paths[name] = path
+    if getattr(args, "enable_lora", False) and not paths:
         raise ConfigError("--enable-lora: no adapter is named; give them with --lora-modules NAME=PATH")
-    return found
+    return paths
 
 
 def open_text(path: str, mode: str) -> TextIO:
-    """Open a text file in UTF-8. Raises `ConfigError` if it cannot be opened."""
+    """Open a file as UTF-8 text. Raises `ConfigError` if it cannot be opened."""
     try:
-        # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
+        # Bytes that are not UTF-8 become lone surrogates, which the tokenizer refuses for their own line alone.
         return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
     except OSError as error:
         raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error
 
 
 def check_folder(option: str, path: str | None) -> None:
-    """Raise `ConfigError` if the folder of `path` does not exist, before a long measurement fails to write there."""
+    """Raise `ConfigError` if the parent folder of `path` does not exist."""
     if path is not None and not Path(path).parent.is_dir():
         raise ConfigError(f"{option}: there is no folder {str(Path(path).parent)!r}; make it, or name another file")
 
 
 def object_option(option: str, text: str | None) -> dict[str, Any]:
-    """Return the JSON object given to `option`, or an empty one. Raises `ConfigError` on anything else."""
+    """Parse the value of `option`, a JSON object; empty without one. Raises `ConfigError` if it is not an object."""
     return {} if text is None else json_object(option, text)
 
 
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
-    """Return `--sampling`, which comes on top of the model's own defaults. Raises `ConfigError` on bad parameters."""
-    # Imported here, as the fields' values need NumPy, and most commands are given none.
+    """Return the parameters of `--sampling`. Raises `ConfigError` on a name or value that is not allowed."""
+    # Imported here, as the declared fields need NumPy.
     from remask.request.sampling_params import SamplingParams
     from remask.request.terms import check_sampling
 
@@ -139,8 +146,8 @@ def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `ServerConfig`. `args.model` must be set. Raises `ConfigError` on a bad port."""
-    whole("--port", args.port, low=0, high=MAX_PORT)
+    """Return the fields of `ServerConfig`. `args.model` must be set. Raises `ConfigError` on a value not allowed."""
+    check_whole("--port", args.port, low=0, high=MAX_PORT)
     return {
         "model_names": args.served_model_name or [args.model],
         "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],
@@ -151,7 +158,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "open_metrics": args.open_metrics,
         "allowed_origins": args.allowed_origins,
         "allowed_hosts": [args.host, *args.allowed_hosts],
-        "root_path": getattr(args, "root_path", ""),  # a fleet has none
+        "root_path": getattr(args, "root_path", ""),  # `remask deploy` has no such option
         "tools_by_form": args.tools_by_form,
         "kv_events": _kv_events(getattr(args, "kv_events_config", None)),
     }
@@ -162,19 +169,20 @@ def _kv_events(text: str | None) -> KvEventsConfig | None:
     return None if text is None else parse(KvEventsConfig, json_object(option, text), option, f"field of {option}")
 
 
-def show_banner(args: argparse.Namespace, llm: LLM, where: str, then: str) -> None:
-    """Tell people what runs, `where`, and what to do `then`, once in a command that opens several models."""
-    if not vars(args).get("banner_shown"):
-        args.banner_shown = True
+def print_banner(args: argparse.Namespace, llm: LLM, output: str, next_command: str) -> None:
+    """Print a banner for people: the model, where the output goes, and what to run next. Only once in a process."""
+    if not vars(args).get("has_banner"):
+        args.has_banner = True
         command = " ".join([args.command, *filter(None, [vars(args).get("subject")])])
-        tell_people(args, f"remask {command}: {what_runs(args, llm)}\n  {where}\n  next: {then}")
+        print_notice(args, f"remask {command}: {model_summary(args, llm)}\n  {output}\n  next: {next_command}")
 
 
-def what_runs(args: argparse.Namespace, llm: LLM) -> str:
-    """The model, its size, where and in which numbers it computes, and the cache that the options name."""
+def model_summary(args: argparse.Namespace, llm: LLM) -> str:
+    """Return a line about the model: name, family, size, device, dtype, quantization, and the cache of the options."""
     import torch
 
-    config, device = llm.loaded.config, llm.model.device
+    config = llm.loaded.config
+    device = llm.model.device
     threads = torch.get_num_threads()
     cores = f" ({threads} thread{'s' if threads > 1 else ''})" if device.type == "cpu" else ""
     parts = [
@@ -183,14 +191,13 @@ def what_runs(args: argparse.Namespace, llm: LLM) -> str:
     ]
     if llm.loaded.quantization is not None:
         parts.append(f"matrices {llm.loaded.quantization}")
-    named = vars(args).get("cache", "")
-    if named != "":
-        parts.append(f"cache {llm.session.cache_name if named in (None, AUTO) else named}")
+    if "cache" in args:
+        parts.append(f"cache {llm.session.cache_name if args.cache in (None, AUTO) else args.cache}")
     return ", ".join(parts)
 
 
 def size_text(number: int) -> str:
-    """A number of parameters in three digits: 455 k, 8.02 B."""
+    """Return a number of parameters with three digits and a unit, such as "455 k" or "8.02 B"."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -16,11 +16,11 @@ from remask.cli.logs import add_log_options
 from remask.errors import LEFT, ConfigError, UnknownNameError
 
 _EXAMPLES = "examples:\n"
-_FIRST = ("--version",)  # options that stand before the command
+_GLOBAL_OPTIONS = ("--version",)  # which stand before the command
 CONFIG: Final = "--config"
 ALL: Final = "--help=all"
 FURTHER: Final = "further options"
-SHOWN: Mapping[str, Sequence[str]] = {
+COMMON_OPTIONS: Mapping[str, Sequence[str]] = {
     "model": ("model", "device", "dtype", "quantization"),
     "adapters": ("adapters",),
     "engine": ("max_num_seqs", "max_model_len", "gpu_memory_utilization"),
@@ -28,11 +28,11 @@ SHOWN: Mapping[str, Sequence[str]] = {
     "server": ("host", "port", "api_key"),
     FURTHER: (),
 }
-"""Of groups of options that few people need, those that `--help` shows; `--help=all` shows all."""
+"""The options that `--help` shows of large groups, by the title of the group; `--help=all` shows all of them."""
 
 
 def examples(*commands: str) -> str:
-    """Return the end of a command's help, which shows whole `commands`. It is the parser's `epilog`."""
+    """Return the `epilog` of a parser, which lists complete command lines."""
     return _EXAMPLES + "\n".join(f"  {command}" for command in commands)
 
 
@@ -44,63 +44,65 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of one command, or of the whole line. Parsers of subcommands are of this class too.
+    """The parser of the whole command line, of one command, or of a subcommand.
 
-    Each refuses what it does not know by itself, so that an error stands under the usage of its own command, and each
-    has the options of `remask.cli.logs`, so that they may stand before the command or after it.
+    Each parser refuses unknown options itself, so that the error is printed with the usage of its own command, and each
+    has the options of `remask.cli.logs`, so that they may stand before or after the command.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{"formatter_class": Formatter, **settings})
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": Formatter, **kwargs})
         self._messages = self.add_argument_group("messages, on stderr")
         add_log_options(self._messages)
 
     def format_help(self) -> str:
-        """Return the help with all options. What all commands have in common comes last."""
+        """Return the help with all options. The options that all commands share come last."""
         self._action_groups.sort(key=lambda group: group is self._messages)
         return super().format_help()
 
     def print_help(self, file: Any = None) -> None:
-        """Print what `--help` shows: the options that most people need, or all where that leaves none out."""
-        whole, left = self.format_help(), 0
+        """Print the help of `--help`: the common options, or all options if these are all common."""
+        full_help = self.format_help()
+        hidden_count = 0
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         for group in self._action_groups:
-            named = SHOWN.get(group.title or "")
-            shown = [each for each in group._group_actions if named is None or each.dest in named]
-            left += len(group._group_actions) - len(shown)
+            common = COMMON_OPTIONS.get(group.title or "")
+            actions = [action for action in group._group_actions if common is None or action.dest in common]
+            hidden_count += len(group._group_actions) - len(actions)
             formatter.start_section(group.title)
-            formatter.add_arguments(shown)
+            formatter.add_arguments(actions)
             formatter.end_section()
-        also = f", and {CONFIG} FILE sets them" if CONFIG in self._option_string_actions else ""
-        formatter.add_text(f"{left} more options: '{self.prog} {ALL}' lists them{also}.")
+        config_hint = f", and {CONFIG} FILE sets them" if CONFIG in self._option_string_actions else ""
+        formatter.add_text(f"{hidden_count} more options: '{self.prog} {ALL}' lists them{config_hint}.")
         formatter.add_text(self.epilog)
-        self._print_message(f"{self._brief_usage()}\n{formatter.format_help()}" if left else whole, file or sys.stdout)
+        message = f"{self._brief_usage()}\n{formatter.format_help()}" if hidden_count else full_help
+        self._print_message(message, file or sys.stdout)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse `args`, all of which must be known. Unknown options are named before required ones are missed."""
+        """Parse `args`, and end the process with an error on unknown ones, which are reported before missing ones."""
         words = sys.argv[1:] if args is None else list(args)
-        self._look_over(words)
-        found, rest = super().parse_known_args(words, namespace)
-        if rest:
-            self.error(f"{' '.join(map(repr, rest))} cannot be used here")
-        return found, rest
+        self._check_options(words)
+        parsed, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(f"{' '.join(map(repr, unknown))} cannot be used here")
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print what the command needs, the error, and where all options are listed. Ends the process with status 2."""
+        """Print a short usage, the error, and how to list all options, then end the process with status 2."""
         self.exit(
             2, f"{self._brief_usage()}{self.prog}: error: {message}\n'{self.prog} {ALL}' lists all that it takes.\n"
         )
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # The base class hides that nobody reads any more.
+        # The base class ignores an `OSError`, such as that of a closed pipe.
         (file or sys.stderr).write(message)
 
-    def _look_over(self, words: Sequence[str]) -> None:
-        """Answer `--help=all`, and refuse options that there are not."""
+    def _check_options(self, words: Sequence[str]) -> None:
+        """Print the full help for `--help=all`, and end the process with an error on the first unknown option."""
         known = self._option_string_actions
         for word in words:
-            # What follows the first word that is no option is the command's own parser's to judge.
+            # The parser of the command checks all words behind the command.
             if word == "--" or (self._subparsers is not None and not word.startswith("-")):
                 return
             name, _, value = word.partition("=")
@@ -113,64 +115,68 @@ class Parser(argparse.ArgumentParser):
                 continue
             if not (self.allow_abbrev and any(option.startswith(name) for option in known)):
                 path = f"{self.prog.removeprefix('remask ')} {name}"
-                left = str(UnknownNameError("option", path, ())) if path in LEFT else None
-                self.error(left or _unknown_option(name, known))
+                self.error(str(UnknownNameError("option", path, ())) if path in LEFT else _unknown_option(name, known))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            what = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
-            raise argparse.ArgumentError(None, str(UnknownNameError(what, str(value), map(str, action.choices))))
+            kind = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
+            raise argparse.ArgumentError(None, str(UnknownNameError(kind, str(value), map(str, action.choices))))
 
     def _brief_usage(self) -> str:
-        """The usage without the options that may be left out, which would fill the screen."""
+        """Return the usage without optional options."""
         groups = [group for group in self._mutually_exclusive_groups if group.required]
-        one_of = {id(action) for group in groups for action in group._group_actions}
-        needed = [a for a in self._actions if a.required or not a.option_strings or id(a) in one_of]
+        alternatives = {id(action) for group in groups for action in group._group_actions}
+        actions = [a for a in self._actions if a.required or not a.option_strings or id(a) in alternatives]
         formatter = self._get_formatter()
-        formatter.add_usage(None, needed, groups)
+        formatter.add_usage(None, actions, groups)
         return f"{formatter.format_help().rstrip()} [options]\n"
 
 
 def _unknown_option(name: str, known: Sequence[str] | dict[str, Any]) -> str:
-    if name in _FIRST:
+    if name in _GLOBAL_OPTIONS:
         return f"{name} stands before the command: remask {name} COMMAND"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "")
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"there is no option {name}" + (f"; did you mean {matches[0]}?" if matches else "")
 
 
 def with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return `argv` of a command with the flags of its `--config` file inserted before its own, which then win.
+    """Return the words of a command with the flags of its `--config` file inserted before its own, which then win.
 
-    Raises `ConfigError` if the file cannot be read, or holds anything but an object of the flags of `parser`.
+    Returns `argv` unchanged without `--config`. Raises `ConfigError` if the file cannot be read, or is not an object of
+    flags of `parser`.
     """
     known = [flag for flag in parser._option_string_actions if flag.startswith("--") and flag != "--help"]
-    path = _named(argv, known) if CONFIG in known else None
+    path = _config_path(argv, known) if CONFIG in known else None
     if path is None:
         return list(argv)
     sections = {
-        (group.title or "").partition(",")[0]: [flag for each in group._group_actions for flag in each.option_strings]
+        (group.title or "").partition(",")[0]: [
+            flag for action in group._group_actions for flag in action.option_strings
+        ]
         for group in parser._action_groups
     }
-    # A flag that takes several values would take a word that stands after it, too.
-    own = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
-    return [*argv[:own], *_flags(path, _load(path), known, sections), *argv[own:]]
+    # Behind positional arguments, as a flag that takes several values would take these too.
+    first_flag = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
+    flags = _config_flags(path, _load_config(path), known, sections)
+    return [*argv[:first_flag], *flags, *argv[first_flag:]]
 
 
-def _named(argv: Sequence[str], known: Collection[str]) -> str | None:
-    """Return the file that the last `--config`, or its abbreviation, names; None without one."""
-    found = None
+def _config_path(argv: Sequence[str], known: Collection[str]) -> str | None:
+    """Return the value of the last `--config`, or of an abbreviation of it; None without one."""
+    path = None
     for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name != CONFIG and [flag for flag in known if flag.startswith(name)] != [CONFIG]:
             continue
         if equals:
-            found = value
+            path = value
         elif index + 1 < len(argv):
-            found = argv[index + 1]
-    return found
+            path = argv[index + 1]
+    return path
 
 
-def _load(path: str) -> dict[str, Any]:
+def _load_config(path: str) -> dict[str, Any]:
+    """Read a YAML or JSON object. Raises `ConfigError` if the file cannot be read or holds anything else."""
     import yaml
 
     try:
@@ -183,32 +189,33 @@ def _load(path: str) -> dict[str, Any]:
     return value
 
 
-def _flags(
+def _config_flags(
     path: str, values: Mapping[str, Any], known: Collection[str], sections: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
+    """Yield the words of the flags in `values`; `sections` holds the flags of each group of options, by its title."""
     for key, value in values.items():
         name = "--" + str(key).replace("_", "-")
         if key in sections and isinstance(value, dict):
-            yield from _flags(f"{path}, section {key}", value, sections[key], {})
+            yield from _config_flags(f"{path}, section {key}", value, sections[key], {})
             continue
         if name == CONFIG:
             raise ConfigError(f"{CONFIG}: {path!r} names another file of flags; only one is allowed")
         if name not in known:
             raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in known))
-        off = f"--no-{name.removeprefix('--')}"
-        if value is None or (value is False and off not in known):
+        negation = f"--no-{name.removeprefix('--')}"
+        if value is None or (value is False and negation not in known):
             raise ConfigError(
                 f"{CONFIG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out, and where "
                 "the value is the word off it stands in quotes, as YAML reads it as false"
             )
         if isinstance(value, list):
             yield name
-            yield from map(_word, value)
+            yield from map(_flag_value, value)
         elif isinstance(value, bool):
-            yield name if value else off
+            yield name if value else negation
         else:
-            yield f"{name}={_word(value)}"  # one word, as a value may begin as a flag does
+            yield f"{name}={_flag_value(value)}"  # one word, as a value may begin with a dash
 
 
-def _word(value: Any) -> str:
+def _flag_value(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)

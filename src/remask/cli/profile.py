@@ -1,11 +1,10 @@
-"""`remask profile` measures how deep a shared prefix may be reused, `remask quantize` writes a checkpoint of quantized
-weights: what is made of a model and kept.
+"""`remask profile` measures in how many layers a shared prefix may be reused; `remask quantize` writes a checkpoint of
+quantized weights.
 """
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,8 +12,9 @@ from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantised_files import save_quantised
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
-from remask.checks.values import real, whole
-from remask.cli.lines import load_lines, read_lines
+from remask.checks.values import check_real, check_whole
+from remask.cli.arguments import PROFILE_REQUESTS
+from remask.cli.lines import RequestLine, build_requests, load_lines
 from remask.cli.options import open_llm
 from remask.depth.find import keep_table
 from remask.depth.measure import measure
@@ -25,47 +25,48 @@ from remask.errors import ConfigError
 from remask.loading import announce_download
 from remask.model.sizes import check_sizes
 
-REQUESTS = 128  # that are drawn where no number is asked for
-
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the model, print the table, and write or keep it."""
-    real("--bound", args.bound, low=0)
-    whole("--requests", args.requests, low=1, optional=True)
-    lines = None if args.input is None else load_lines(args.input, without=("cache", "cache_config"))
+    """Measure a depth table, print it, and write it to `--output` or keep it for later starts. Returns 0."""
+    check_real("--bound", args.bound, low=0)
+    check_whole("--requests", args.requests, low=1, optional=True)
+    file = None if args.input is None else load_lines(args.input, forbidden_keys=("cache", "cache_config"))
     system = None if args.system_prompt is None else read_system_prompt(args.system_prompt)
-    if lines is not None and system is not None:
-        lines = replace(lines, each=tuple(_under(system, lines.path, *line) for line in lines.each))
-    # One canvas is audited at a time, and none is stored.
+    if file is not None and system is not None:
+        file = replace(file, lines=tuple(_with_system_prompt(line, system, file.path) for line in file.lines))
+    # Audits need one canvas at a time, and no stored prefix.
     limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
-    llm = open_llm(args, engine=limits, reads="tokens" if system is None else "text")
-    if lines is None:
-        requests, source = default_requests(llm.loaded, args.requests or REQUESTS, args.seed, system)
-    else:
-        requests = [request for request, _ in read_lines(llm, lines, {})][: args.requests]
-        source = f"{len(requests)} requests of {Path(args.input).name}"
-    table = measure(llm.session, requests, source, args.bound, progress=llm.session.progress)
-    print(report(table))
-    if args.output is None:
-        print(f"\nKept for all further starts, in {keep_table(table, llm.loaded)}")
-    else:
-        table.save(args.output)
-        print(f"\nSaved as {args.output}; use it with --depth-table {args.output}")
+    with open_llm(args, engine=limits, reads="tokens" if system is None else "text") as llm:
+        if file is None:
+            requests, source = default_requests(llm.loaded, args.requests or PROFILE_REQUESTS, args.seed, system)
+        else:
+            requests = [request for request, _ in build_requests(llm, file, {})][: args.requests]
+            source = f"{len(requests)} requests of {Path(args.input).name}"
+        table = measure(llm.session, requests, source, args.bound, progress=llm.session.progress)
+        print(report(table))
+        if args.output is None:
+            print(f"\nKept for all further starts, in {keep_table(table, llm.loaded)}")
+        else:
+            table.save(args.output)
+            print(f"\nSaved as {args.output}; use it with --depth-table {args.output}")
     return 0
 
 
-def _under(system: str, path: str, number: int, name: str, line: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-    """A line whose messages begin with a system prompt. Raises `ConfigError` where they cannot."""
-    messages = line.get("messages")
+def _with_system_prompt(line: RequestLine, system: str, path: str) -> RequestLine:
+    """Return `line` with a system prompt before its messages.
+
+    Raises `ConfigError` if the line has no messages, or a system prompt of its own.
+    """
+    messages = line.fields.get("messages")
     if not isinstance(messages, list):
-        raise ConfigError(f"{path}, line {number}: --system-prompt goes before messages, and this line has none")
+        raise ConfigError(f"{path}, line {line.number}: --system-prompt goes before messages, and this line has none")
     if any(isinstance(message, dict) and message.get("role") == "system" for message in messages):
-        raise ConfigError(f"{path}, line {number}: these messages have a system prompt; leave --system-prompt out")
-    return number, name, {**line, "messages": [{"role": "system", "content": system}, *messages]}
+        raise ConfigError(f"{path}, line {line.number}: these messages have a system prompt; leave --system-prompt out")
+    return line._replace(fields={**line.fields, "messages": [{"role": "system", "content": system}, *messages]})
 
 
 def report(table: DepthTable) -> str:
-    """The table as text: what was found, and for each ratio the depth and what it rests on."""
+    """Return the table as text: for each prefix ratio the proven depth, and the measured nats of each depth."""
     lines = [
         f"{table.model}: {table.layers} layers, {table.samples} requests audited ({table.source})",
         "How far first predictions move in nats, where they move most; mean and 95 % interval",
@@ -73,15 +74,15 @@ def report(table: DepthTable) -> str:
     for ratio, depths in sorted(table.nats.items()):
         depth = table.lookup.depth(ratio, 100)
         lines += ["", f"prefixes from {ratio} % of the canvas: {depth} layers may be read"]
-        for tried, (mean, low, high) in sorted(depths.items()):
-            lines.append(f"{tried:>7} layers  {mean:.3f} ({low:.3f} to {high:.3f})")
+        for measured_depth, (mean, low, high) in sorted(depths.items()):
+            lines.append(f"{measured_depth:>7} layers  {mean:.3f} ({low:.3f} to {high:.3f})")
     if not table.entries:
         lines += ["", f"No depth is shown to stay below {table.bound:g} nats: nothing would be read from the store."]
     return "\n".join(lines)
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Write the checkpoint, and say how large it is."""
+    """Write the quantized checkpoint, and print its size. Returns 0."""
     announce_download(ModelSettings(args.model), None)
     if is_adapter(resolve(args.model, progress=args.progress)):
         raise ConfigError(
@@ -102,7 +103,7 @@ def quantize(args: argparse.Namespace) -> int:
             Path(args.output),
             args.progress,
             overrides=source.overrides,
-            own=source.own(family.words),
+            defaults=source.model_defaults(family.read_generation),
         )
     except OSError as error:
         raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error

@@ -9,20 +9,20 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from remask.checks.fields import declared
-from remask.checks.values import whole
-from remask.cli.logs import tell_people
-from remask.cli.options import engine_config, model_settings, object_option, open_llm, server_settings, show_banner
+from remask.checks.values import check_whole
+from remask.cli.logs import print_notice
+from remask.cli.options import engine_config, model_settings, object_option, open_llm, print_banner, server_settings
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.log_format import FIELDS
 from remask.policies.registry import file_and_class
-from remask.server.config import ServerLimits
+from remask.server.config import ServerConfig, ServerLimits, bind, url_of
 
 if TYPE_CHECKING:
     from remask.deploy.settings import FleetSettings
@@ -33,56 +33,56 @@ WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the server."""
+    """Serve until a signal stops the server. Returns 0."""
     from remask.server.app import create_app
-    from remask.server.config import ServerConfig, bind, url_of
     from remask.server.run import Server
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
-    cache_config, limits = object_option("--cache-config", args.cache_config), engine_config(args)
-    # Loading a model may take minutes. If the port is taken, the error comes before that.
+    cache_config = object_option("--cache-config", args.cache_config)
+    limits = engine_config(args)
+    # The socket is bound first, as loading a model may take minutes and the port may be in use.
     with (
         bind(args.host, args.port) as listener,
         open_llm(args, args.cache, cache_config, limits, "text", spare_cores=1, skip_bad_adapters=True) as llm,
     ):
         app = create_app(llm, config, trace)
         url = url_of(listener)
-        _announce(args, url, llm, config)
-        where = f"API {url}/v1, playground {url}/ (Ctrl-C stops the server)"
-        show_banner(args, llm, where, f"remask chat --base-url {url}/v1, or open the playground in a browser")
-        # What is loaded stays. Without this every large body makes the collector look at all of it again, and the event
-        # loop stands still meanwhile.
+        _log_settings(args, url, llm, config)
+        addresses = f"API {url}/v1, playground {url}/ (Ctrl-C stops the server)"
+        print_banner(args, llm, addresses, f"remask chat --base-url {url}/v1, or open the playground in a browser")
+        # The model is never garbage. Without this, the collector scans it again whenever a large body is read, which
+        # blocks the event loop.
         gc.collect()
         gc.freeze()
         try:
             Server(app, listener).run()
         finally:
-            gc.unfreeze()  # what stays for ever is reported as leaked when the process ends, by Triton among others
+            gc.unfreeze()  # frozen objects are reported as leaked at the end of the process, by Triton among others
     return 0
 
 
 class StepTrace:
-    """Records `steps` engine steps after the warm-up, once, and writes a Chrome trace into `folder`.
+    """Records a Chrome trace of `steps` engine steps after the warm-up, once, and writes it into `folder`.
 
-    Raises `ConfigError` if the folder cannot be made.
+    Raises `ConfigError` if `steps` is less than 1 or the folder cannot be made.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
-        whole("profile_steps", steps, low=1)
+        check_whole("profile_steps", steps, low=1)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--profile-dir: cannot make {str(folder)!r}: {error.strerror}") from error
         self.file = folder / "steps.trace.json"
         self.steps = steps
-        self._seen = 0
+        self._step_count = 0
         self._profile: profile | None = None
 
     def before_step(self) -> None:
         """Start the profiler after the warm-up."""
-        if self._seen == WARM_UP:
+        if self._step_count == WARM_UP:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -90,28 +90,28 @@ class StepTrace:
             self._profile.start()
 
     def after_step(self) -> None:
-        """Count the step. After the last one, write the trace."""
-        self._seen += 1
-        if self._seen == WARM_UP + self.steps:
+        """Count the step, and write the trace after the last one."""
+        self._step_count += 1
+        if self._step_count == WARM_UP + self.steps:
             self.close()
 
     def close(self) -> None:
-        """Write the recorded steps, unless they are written already."""
+        """Write the steps recorded so far. Does nothing if there are none, or they were written before."""
         if self._profile is None:
             return
         self._profile.stop()
         self._profile.export_chrome_trace(str(self.file))
-        log.info("the trace of %d steps is in %s", self._seen - WARM_UP, self.file)
+        log.info("the trace of %d steps is in %s", self._step_count - WARM_UP, self.file)
         self._profile = None
 
 
-def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any) -> None:
-    """Log every setting at debug, after `auto` was resolved."""
+def _log_settings(args: argparse.Namespace, url: str, llm: LLM, config: ServerConfig) -> None:
+    """Log all settings at debug, with the values that `auto` was resolved to."""
     settings = {
         "url": url,
         "model": args.model,
         "names": list(config.model_names),
-        "adapters": {name: each.name for name, each in llm.loaded.adapters.items()},
+        "adapters": {name: adapter.name for name, adapter in llm.loaded.adapters.items()},
         "refused_adapters": llm.refused_adapters,
         "device": str(llm.model.device),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
@@ -143,23 +143,23 @@ APPLICATION = "remask"
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the fleet."""
+    """Serve until a signal stops the fleet. Returns 0."""
     from remask.deploy.settings import FleetSettings
 
     args.model = args.served or args.model
     if file_and_class(args.cache) is not None:
         raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
-    loading = model_settings(args)
+    load_settings = model_settings(args)
     settings = FleetSettings(
         model=args.model,
         cache=args.cache,
         llm={
             "cache_config": object_option("--cache-config", args.cache_config),
-            **{name: value for name, value in loading.items() if name != "chat_template"},
+            **{name: value for name, value in load_settings.items() if name != "chat_template"},
         },
         engine=asdict(engine_config(args)),
         server=server_settings(args),
-        chat_template=loading["chat_template"],
+        chat_template=load_settings["chat_template"],
         min_replicas=args.min_replicas,
         max_replicas=args.min_replicas if args.max_replicas is None else args.max_replicas,
         target_ongoing_requests=args.target_ongoing_requests,
@@ -177,7 +177,7 @@ def deploy(args: argparse.Namespace) -> int:
 
 
 def _run_fleet(settings: "FleetSettings", args: argparse.Namespace) -> None:
-    """Run the application until a SIGTERM or SIGINT."""
+    """Run the application until SIGTERM or SIGINT."""
     import ray
     from ray import serve
 
@@ -196,7 +196,7 @@ def _run_fleet(settings: "FleetSettings", args: argparse.Namespace) -> None:
             signal.signal(number, stop_on_signal)
         url = f"http://{args.host}:{args.port}"
         log.info("running on %s", url)
-        tell_people(
+        print_notice(
             args,
             f"remask deploy: {settings.model}, {settings.min_replicas} to {settings.max_replicas} replicas\n"
             f"  API {url}/v1 (Ctrl-C stops the replicas)\n"
@@ -206,5 +206,5 @@ def _run_fleet(settings: "FleetSettings", args: argparse.Namespace) -> None:
         log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)
         serve.delete(APPLICATION)
     finally:
-        # A cluster that was started here ends with it, Ray Serve included.
+        # This also ends a cluster that was started here, and Ray Serve on it.
         ray.shutdown()

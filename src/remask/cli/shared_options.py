@@ -1,6 +1,6 @@
-"""Options that several commands share: the model, the engine, the cache, what a line of requests leaves out.
+"""Options that several commands share: the model, the engine, the cache, and defaults of requests.
 
-Nothing here imports PyTorch or NumPy, so that help and errors of the command line cost no time.
+Nothing here imports PyTorch or NumPy, so that help and errors of the command line appear at once.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from remask.cli.parser import CONFIG, FURTHER
 from remask.engine.config import AUTO, EngineConfig
 
 
-def further(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The group of a command's own options that its short help leaves out."""
-    found = next((group for group in parser._action_groups if group.title == FURTHER), None)
-    return found or parser.add_argument_group(FURTHER)
+def further_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Return the group of a command's options that `--help` leaves out; makes it if it is missing."""
+    group = next((group for group in parser._action_groups if group.title == FURTHER), None)
+    return group or parser.add_argument_group(FURTHER)
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache_options(parser: argparse._ActionsContainer, default: str | None = AUTO) -> None:
-    """Add `--cache` and `--cache-config`. Commands have one default, that of `LLM`."""
+    """Add `--cache` and `--cache-config`."""
     parser.add_argument(
         "--cache",
         default=default,
@@ -46,8 +46,10 @@ def add_model_options(
 ) -> None:
     """Add `--model`, `--dtype` and the other options that choose weights and device.
 
-    `model` is the default. `depths` says whether the command may run a policy that looks a depth up, `texts` whether it
-    may read any.
+    Args:
+        model: the default of `--model`; None makes it required.
+        depths: add `--depth-table`, for commands that run cache policies.
+        texts: add `--tokenizer` and `--chat-template`, for commands that read text.
     """
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -58,11 +60,11 @@ def add_model_options(
         f"{', '.join(map(repr, BUNDLED_MODELS))}, a name that 'remask models' lists, or with --load-format dummy "
         "a preset" + (f" (default {model})" if model else ""),
     )
-    texts_of = ("tokenizer", "chat_template")
+    text_settings = ("tokenizer", "chat_template")
     if not texts:
-        parser.set_defaults(**dict.fromkeys(texts_of))
-    first = ("load_format", *(texts_of if texts else ()), "check_weights", "adapter", "force", "hf_overrides")
-    add_flags(group, LoadSettings, (*first, "dtype", "quantization", "device"))
+        parser.set_defaults(**dict.fromkeys(text_settings))
+    settings = ("load_format", *(text_settings if texts else ()), "check_weights", "adapter", "force", "hf_overrides")
+    add_flags(group, LoadSettings, (*settings, "dtype", "quantization", "device"))
     if depths:
         group.add_argument(
             "--depth-table",
@@ -76,7 +78,7 @@ def add_model_options(
 
 
 def add_lora_modules(parser: argparse.ArgumentParser) -> None:
-    """`--lora-modules` and its limits, for commands whose requests may name an adapter."""
+    """Add `--lora-modules` and its limits, for commands whose requests may name an adapter."""
     group = parser.add_argument_group("adapters")
     add_flags(group, LoadSettings, ("adapters", "max_lora_rank"))
     group.add_argument(
@@ -85,25 +87,25 @@ def add_lora_modules(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tensor_parallel(parser: argparse._ActionsContainer) -> None:
-    """`--tensor-parallel`, for commands that read nothing of the model but its answers."""
+    """Add `--tensor-parallel`, for commands that only read answers of the model."""
     add_flags(parser, LoadSettings, ("tensor_parallel",))
 
 
 def add_engine_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add the fields of `EngineConfig` as options, some with `defaults` of the command's own."""
+    """Add the fields of `EngineConfig` as options. `defaults` replace the declared ones, by field name."""
     add_flags(parser.add_argument_group("engine"), EngineConfig, **defaults)
 
 
 class FieldsAction(argparse.Action):
-    """Prints the fields of a request, then ends the process as `--help` does."""
+    """Prints the fields of a request, then ends the process, as `--help` does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(listing())
+        print(fields_text())
         parser.exit()
 
 
 def add_default_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that give values to what a line leaves out."""
+    """Add the options for what a request line leaves out: the cache, its settings, and sampling parameters."""
     add_cache_options(parser)
     text = "sampling parameters, on top of the model's own; a line's come on top of these"
     parser.add_argument("--sampling", metavar="JSON", help=text)
@@ -113,9 +115,9 @@ def add_default_options(parser: argparse.ArgumentParser) -> None:
 WIDTH = 100  # of the list of fields
 
 
-def listing() -> str:
-    """Return every declared field with its values, default and meaning, and the remasking rules, as text."""
-    # Imported here, as the fields' values need NumPy, and the option is seldom given.
+def fields_text() -> str:
+    """Return the fields of a request, with their values, defaults and meanings, and the remasking rules, as text."""
+    # Imported here, as the declared fields need NumPy.
     from remask.denoising.rules import RULES
     from remask.request.sampling_params import SamplingParams
     from remask.request.terms import Terms
@@ -138,7 +140,7 @@ def _fields(cls: type[Any], prefix: str = "") -> Iterator[str]:
             yield from _fields(field.values.cls, f"{name}.")
             continue
         default = "" if field.default is None else f"; default {json.dumps(field.default)}"
-        yield _entry(prefix + name, f"{field.values.words}{default}. {field.described}")
+        yield _entry(prefix + name, f"{field.values.words}{default}. {field.description}")
 
 
 def _entry(name: str, text: str) -> str:

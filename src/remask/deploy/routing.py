@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from remask.checks.values import real, whole
+from remask.checks.values import check_real, check_whole
 
 
 def rank(identity: bytes, replicas: Iterable[str]) -> list[str]:
@@ -41,8 +41,8 @@ class Spill:
     balance: float = 1.25
 
     def __post_init__(self) -> None:
-        whole("slots", self.slots, low=1)
-        real("balance", self.balance, low=1.0, above=True)
+        check_whole("slots", self.slots, low=1)
+        check_real("balance", self.balance, low=1.0, above=True)
 
     def limit(self, loads: Mapping[str, int]) -> int:
         """Return the most open requests that a replica may have, the request to be placed included."""

@@ -8,7 +8,7 @@ from typing import Any
 from remask.checkpoint.settings import ModelSettings
 from remask.checks import BUNDLED
 from remask.checks.fields import check, declare, declared
-from remask.checks.values import Choice, Real, Whole, whole
+from remask.checks.values import Choice, Real, Whole, check_whole
 from remask.deploy.routing import Spill
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError, UnknownNameError
@@ -86,7 +86,7 @@ class FleetSettings(Scaling):
                 f"max_replicas must be at least min_replicas ({self.min_replicas}), got {self.max_replicas}"
             )
         ranks = self.llm.get("tensor_parallel", 1)
-        whole("tensor_parallel", ranks, low=1)
+        check_whole("tensor_parallel", ranks, low=1)
         if 0 < self.num_gpus < ranks:
             raise ConfigError(
                 f"num_gpus={self.num_gpus:g} is too few for a replica of tensor_parallel={ranks}: every process has a "

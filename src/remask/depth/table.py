@@ -106,7 +106,7 @@ def _parse(raw: Any) -> DepthTable:
     entries = _by_number("entries", raw["entries"], "ratios in percent", Whole(0, layers))
     DepthLookup(entries)
     nats = {}
-    for ratio, depths in _numbered("nats", raw["nats"], "ratios in percent").items():
+    for ratio, depths in _integer_keys("nats", raw["nats"], "ratios in percent").items():
         name = f"nats.{ratio}"
         nats[ratio] = _by_number(name, depths, "depths", ListOf(_NATS, "numbers", 3))
         for depth, (mean, low, high) in nats[ratio].items():
@@ -116,7 +116,7 @@ def _parse(raw: Any) -> DepthTable:
     return DepthTable(**{name: raw[name] for name in _PLAIN}, entries=entries, nats=nats)
 
 
-def _numbered(name: str, raw: Any, what: str) -> dict[int, Any]:
+def _integer_keys(name: str, raw: Any, what: str) -> dict[int, Any]:
     """An object whose keys are whole numbers."""
     if not isinstance(raw, dict) or not all(key.isdecimal() for key in raw):
         raise TypeError(f"{name} must be an object with {what} as keys, got {raw!r}")
@@ -125,7 +125,7 @@ def _numbered(name: str, raw: Any, what: str) -> dict[int, Any]:
 
 def _by_number(name: str, raw: Any, what: str, values: Values) -> dict[int, Any]:
     """What stands in an object by number, each in `values`; lists become tuples."""
-    numbered = _numbered(name, raw, what)
-    for key, value in numbered.items():
+    values_by_number = _integer_keys(name, raw, what)
+    for key, value in values_by_number.items():
         values.check(f"{name}.{key}", value)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in numbered.items()}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values_by_number.items()}

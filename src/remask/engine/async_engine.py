@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from remask.checks.values import real, whole
+from remask.checks.values import check_real, check_whole
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError

@@ -130,7 +130,7 @@ def _join(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBa
 
 @torch.inference_mode()
 def _forward(model: Transformer, batch: StepBatch, pool: Pool, rounded: bool) -> Tensor:
-    return (model if rounded else model.unrounded()).forward(batch, pool)
+    return (model if rounded else model.without_rounding()).forward(batch, pool)
 
 
 @torch.inference_mode()

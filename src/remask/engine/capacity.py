@@ -17,7 +17,7 @@ from remask.errors import ConfigError
 from remask.model import weights
 from remask.model.config import ModelConfig
 from remask.model.ranks import Shard
-from remask.model.sizes import FORMATS, GPU_SCORES, MULTIPLIED, TILE_BYTES, NumberFormat
+from remask.model.sizes import FORMATS, GPU_SCORES, PRODUCT_ROWS, TILE_BYTES, NumberFormat
 from remask.model.work_list import WorkList, WorkListBuilder
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def attention_bytes(
             lists = _largest_lists(rows, max_canvas)
             sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
             if filled:
-                sizes = [size.rounded_up(size.rows) for size in sizes]
+                sizes = [size.round_up(size.rows) for size in sizes]
             numbers = max(sum(size.lengths) for size in sizes) * 4
             return MAX_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
     # Queries and results in float32, those of a unit, its gathered K and V, and a tile of scores.

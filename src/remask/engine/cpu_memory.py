@@ -5,7 +5,7 @@ from typing import Final
 import torch
 
 from remask.checks import CPU_QUANTIZATIONS, Quantization, QuantizationChoice
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.capacity import DeviceMemory
 from remask.engine.config import AUTO
 from remask.engine.fitting import CpuMemory, cpu_quantizations

@@ -87,7 +87,7 @@ def run_layers(
 @torch.inference_mode()
 def _enter(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
     h = model.embed(batch.tokens)
-    return h if batch.signals is None else model.told(h, batch.signals, pool)
+    return h if batch.signals is None else model.self_condition(h, batch.signals, pool)
 
 
 @torch.inference_mode()
@@ -97,7 +97,7 @@ def _run(model: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
 
 @torch.inference_mode()
 def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
-    return model.leave(h[predict])
+    return model.head_input(h[predict])
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:

@@ -22,7 +22,7 @@ from remask.engine.runner import score_rows
 from remask.engine.stage_work import add_windows
 from remask.errors import ConfigError
 from remask.machine.transfers import send
-from remask.model.executors import Executor, attend, check_graphs, make_graphs, resolve_executor
+from remask.model.executors import Executor, graphs_obstacle, make_graphs, resolve_executor, set_executor
 from remask.model.invariant import batch_invariant
 from remask.model.pool import Pool
 from remask.model.stage import Stage, StepBatch

@@ -21,7 +21,7 @@ from remask.engine.capacity import logit_rows
 from remask.engine.hook_passes import run_layers, with_choices
 from remask.engine.member import DeviceReads, ReaderNumbers, Scores, Turn
 from remask.engine.pack import Items, Packer, Target
-from remask.machine.device import exhausts, is_fatal
+from remask.machine.device import is_fatal, is_out_of_memory
 from remask.machine.transfers import Arrival, send
 from remask.model.graphs import Graphs
 from remask.model.pool import Pool

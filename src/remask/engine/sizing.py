@@ -19,7 +19,7 @@ from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory
-from remask.model.graphs import graph_bytes, most_rows
+from remask.model.graphs import graph_bytes, max_rows
 from remask.model.transformer import Transformer
 
 log = logging.getLogger(__name__)

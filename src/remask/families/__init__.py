@@ -8,7 +8,7 @@ from typing import Any
 from remask.checks.plugins import Plugin, Registry
 from remask.errors import CheckpointError, PluginError, UnknownNameError
 from remask.families.a2d import A2D, LLAMA, QWEN2, QWEN3
-from remask.families.contract import checked_family
+from remask.families.contract import validate_family
 from remask.families.diffusion_gemma import DIFFUSION_GEMMA
 from remask.families.dream import DREAM
 from remask.families.family import Family, Slot
@@ -35,30 +35,30 @@ FAMILIES: tuple[Family, ...] = (
     *(NEMOTRON, STABLE_DIFFCODER, DIFFUSION_GEMMA, SUMI),
 )
 
-# Models that do not denoise, by the beginning of their class: what a diffusion model that was made of one is called.
+# Autoregressive models, by the beginning of their class, with the `model_type` of a diffusion model made of one.
 _CAUSAL = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 _ENCODERS = ("bert", "roberta")
 
 
-def _checked(plugin: Plugin, value: object) -> Family:
-    return checked_family(plugin, value, FAMILIES)
+def _validate(plugin: Plugin, value: object) -> Family:
+    return validate_family(plugin, value, FAMILIES)
 
 
-REGISTRY: Registry[Family] = Registry("model family", GROUP, {family.name: family for family in FAMILIES}, _checked)
-"""Families by name, those of other packages included."""
+REGISTRY: Registry[Family] = Registry("model family", GROUP, {family.name: family for family in FAMILIES}, _validate)
+"""Families by name, including those of other packages."""
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {name: config for family in FAMILIES for name, config in family.presets.items()}
 )
-"""Named shapes for `--load-format dummy`, of remask's own families: published models, and small ones for tests."""
+"""Shapes by name for `--load-format dummy`, of remask's own families: published models, and small ones for tests."""
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:
     """The family of a `config.json`: one that recognises it, or by its `model_type` or, without it, `architectures`.
 
-    Other packages' families are imported where none of remask's claims the model. Raises `UnknownNameError` where none
-    does, `PluginError` where several packages do or the family cannot be used, and `CheckpointError` where the
-    configuration has neither key, or one of another type.
+    Other packages' families are imported only if none of remask's claims the model. Raises `UnknownNameError` if no
+    family does, `PluginError` if several packages do or the family is broken, and `CheckpointError` if the
+    configuration has neither key, or one of a wrong type.
     """
     recognised = next((family for family in FAMILIES if family.recognises(raw)), None)
     if recognised is not None:
@@ -67,9 +67,9 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     _refuse_bases(model_type, architectures)
     if isinstance(model_type, str):
         # Case is not compared: re-saved checkpoints of one family write it either way.
-        return _claimant("model_type", [model_type], lambda family: family.model_types, str.casefold)
+        return _claiming_family("model_type", [model_type], lambda family: family.model_types, str.casefold)
     if model_type is None and isinstance(architectures, list) and architectures:
-        return _claimant("architecture", list(map(str, architectures)), lambda family: family.architectures, str)
+        return _claiming_family("architecture", list(map(str, architectures)), lambda family: family.architectures, str)
     raise CheckpointError(
         f"config.json has 'model_type' {model_type!r} and 'architectures' {architectures!r}: they do not say which "
         f"family the model is of. Supported model types: {', '.join(name for f in FAMILIES for name in f.model_types)}."
@@ -77,7 +77,7 @@ def family_of(raw: Mapping[str, Any]) -> Family:
 
 
 def _refuse_bases(model_type: object, architectures: object) -> None:
-    """Raise `CheckpointError` on a model that does not denoise, saying what would make one of it that does."""
+    """Raise `CheckpointError` for autoregressive models and encoders, with how to make a diffusion model of one."""
     names = architectures if model_type is None and isinstance(architectures, list) else [model_type]
     key = "architectures" if model_type is None else "model_type"
     for name in map(str, names):
@@ -95,15 +95,20 @@ def _refuse_bases(model_type: object, architectures: object) -> None:
             )
 
 
-def _claimant(
-    key: str, wanted: Sequence[str], claims: Callable[[Family], Sequence[str]], fold: Callable[[str], str]
+def _claiming_family(
+    key: str, values: Sequence[str], claims: Callable[[Family], Sequence[str]], fold: Callable[[str], str]
 ) -> Family:
-    """The family that claims the first of the `wanted` values of `key` that any family claims."""
-    folded = [fold(name) for name in wanted]
+    """The family that claims the first of `values` of `key` that any family claims. `fold` makes values comparable.
+
+    Raises `PluginError` if several packages claim it or its family is broken, and `UnknownNameError` if none does.
+    """
+    folded = [fold(name) for name in values]
 
     def claimants(families: Sequence[Family]) -> list[Family]:
-        by_name = ([f for f in families if name in map(fold, claims(f))] for name in folded)
-        return next(filter(None, by_name), [])
+        for name in folded:
+            if matches := [family for family in families if name in map(fold, claims(family))]:
+                return matches
+        return []
 
     if built_in := claimants(FAMILIES):
         return REGISTRY.get(built_in[0].name)
@@ -111,20 +116,17 @@ def _claimant(
     others = claimants(usable)
     if len(others) > 1:
         sources = " and by ".join(REGISTRY.source(family.name) for family in others)
-        raise PluginError(f"{key} {', '.join(wanted)} is claimed by {sources}; uninstall all of these packages but one")
+        raise PluginError(f"{key} {', '.join(values)} is claimed by {sources}; uninstall all of these packages but one")
     if others:
         return others[0]
     for name in REGISTRY.names():
         if fold(name) in folded:
-            return REGISTRY.get(name)  # raises why this family cannot be used
-    raise UnknownNameError(key, ", ".join(wanted), [name for family in usable for name in claims(family)])
+            return REGISTRY.get(name)  # raises the reason why this family is broken
+    raise UnknownNameError(key, ", ".join(values), [name for family in usable for name in claims(family)])
 
 
 def presets() -> dict[str, ModelConfig]:
-    """Every shape by name, those of other packages' families, which are imported, included.
-
-    Raises `PluginError` where two packages provide one name.
-    """
+    """Every shape by name. Imports other packages' families. Raises `PluginError` if two provide one name."""
     owners: dict[str, Family] = {}
     for family in REGISTRY.usable().values():
         for name in family.presets:
@@ -138,7 +140,7 @@ def presets() -> dict[str, ModelConfig]:
 
 
 def preset(name: str) -> ModelConfig:
-    """The shape called `name`. Raises `UnknownNameError` where there is none, and `PluginError` as `presets`."""
+    """The shape called `name`. Raises `UnknownNameError` if there is none, and `PluginError` if two provide a name."""
     if name in PRESETS:
         return PRESETS[name]
     shapes = presets()

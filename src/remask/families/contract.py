@@ -1,4 +1,4 @@
-"""What a family of another package must be, checked when it is loaded and again when it reads a configuration."""
+"""Checks of families from other packages, when they are loaded and when they read a configuration."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ T = TypeVar("T")
 _EXPECTED = "an object of type remask.families.family.Family"
 
 
-def checked_family(plugin: Plugin, value: object, built_in: Sequence[Family]) -> Family:
-    """The family that `plugin` provides, whose functions raise `CheckpointError` where they fail.
+def validate_family(plugin: Plugin, value: object, built_in: Sequence[Family]) -> Family:
+    """The family `value` of `plugin`, with its functions wrapped: all of their errors become `CheckpointError`.
 
-    Raises `PluginError` where it is no family, a field is not what `Family` documents, or it claims what `built_in`
-    ones have.
+    Raises `PluginError` if `value` is no family, a field is not as `Family` documents, or it claims a model type,
+    architecture or preset of the `built_in` families.
     """
     if not isinstance(value, Family):
         kind = f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
@@ -28,13 +28,13 @@ def checked_family(plugin: Plugin, value: object, built_in: Sequence[Family]) ->
         raise plugin.error(*fault)
     return replace(
         value,
-        config=_guarded(plugin, value.config, ModelConfig, lambda config: _config_faults(config, value)),
-        factors=_guarded(plugin, value.factors, Factors, lambda _: iter(())),
+        config=_guard(plugin, value.config, ModelConfig, lambda config: _config_faults(config, value)),
+        factors=_guard(plugin, value.factors, Factors, lambda _: iter(())),
     )
 
 
 def _faults(plugin: Plugin, family: Family, built_in: Sequence[Family]) -> Iterator[tuple[str, str]]:
-    """What was found and what is expected, for every field that is not as documented."""
+    """For every field that is not as documented: what it is, and what is expected."""
     if family.name != plugin.entry.name:
         yield f"its name is {family.name!r}", f"the entry point's name, {plugin.entry.name!r}"
     if not isinstance(family.names, TensorNames):
@@ -48,10 +48,10 @@ def _faults(plugin: Plugin, family: Family, built_in: Sequence[Family]) -> Itera
             yield f"its {field!r} is {claims!r}", "a tuple of texts"
             return
         for other in built_in:
-            both = {name.casefold() for name in getattr(other, field)} & {name.casefold() for name in claims}
-            if both:
+            common = {name.casefold() for name in getattr(other, field)} & {name.casefold() for name in claims}
+            if common:
                 yield (
-                    f"its {field!r} claims {', '.join(sorted(both))}, which remask's family {other.name!r} has",
+                    f"its {field!r} claims {', '.join(sorted(common))}, which remask's family {other.name!r} has",
                     "values that no other family claims",
                 )
     if not family.model_types and not family.architectures:
@@ -68,13 +68,13 @@ def _faults(plugin: Plugin, family: Family, built_in: Sequence[Family]) -> Itera
 
 
 def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
-    """In what a configuration does not fit the family that it came from."""
+    """The values of a configuration that do not fit its family, in words."""
     names = family.names
     if config.family != family.name:
         yield f"'family' is {config.family!r}, and the family's name is {family.name!r}"
     if config.kind == "uniform" and config.noise is None:
         yield "'kind' is 'uniform', and 'noise' is None"
-    needs: dict[str, bool] = {
+    is_needed: dict[str, bool] = {
         **dict.fromkeys(("q", "k", "v"), names.qkv is None),
         "up": names.gate_up is None,
         "gate": config.gated and names.gate_up is None,
@@ -91,27 +91,27 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
         "scales": config.layer_scales,
         "signal": config.self_conditioning,
     }
-    for field, needed in needs.items():
+    for field, needed in is_needed.items():
         if needed and getattr(names, field) is None:
             yield f"it has the tensor {field!r}, which the family's 'names' leaves out"
     if not config.gated and (names.gate or names.gate_up) is not None:
         yield f"'mlp' is {config.mlp!r}, which has no gate, and the family's 'names' has one"
 
 
-def _guarded(
+def _guard(
     plugin: Plugin,
     function: Callable[[Mapping[str, Any]], T],
     expected: type[T],
     faults: Callable[[T], Iterator[str]],
 ) -> Callable[[Mapping[str, Any]], T]:
-    """`function`, whose failures and wrong results are `CheckpointError`s that name the package."""
+    """`function` wrapped: its errors and wrong results become `CheckpointError`s that name the package."""
 
-    def checked(raw: Mapping[str, Any]) -> T:
+    def guarded_function(raw: Mapping[str, Any]) -> T:
         try:
             result: object = function(raw)
         except RemaskError:
             raise
-        except Exception as error:  # whatever another package's code raises on a file that it did not foresee
+        except Exception as error:  # another package's code may raise anything
             raise CheckpointError(f"{plugin} raised {type(error).__name__} on config.json: {error}") from error
         if not isinstance(result, expected):
             raise CheckpointError(
@@ -121,4 +121,4 @@ def _guarded(
             raise CheckpointError(f"{plugin} made a configuration that the transformer cannot execute: {fault}")
         return result
 
-    return checked
+    return guarded_function

@@ -1,4 +1,4 @@
-"""DiffusionGemma: Gemma 4 that writes one canvas of uniform diffusion after the other. Text alone.
+"""DiffusionGemma: Gemma 4 that denoises one canvas after the other by uniform diffusion. Text only.
 
 Names of tensors and keys are those of transformers' implementation. No published checkpoint was read.
 """
@@ -10,12 +10,12 @@ from typing import Any
 from remask.checks.values import is_whole
 from remask.families import qwen
 from remask.families.family import Factors, Family, MixtureNames, tiny
-from remask.families.fields import LAYERS, NEAR, NO_MASK, VOCAB, WHOLE, Fields
+from remask.families.fields import FULL, LAYERS, NO_MASK, SLIDING, VOCAB, Fields
 from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
 
 _WHERE = "config.json (diffusion-gemma)"
-_PATTERN = 6  # every so many layers one sees everything, where the file does not say which
-_GLOBAL_HEAD = 512  # the width of a head there, the same
+_PATTERN = 6  # by default every sixth layer has full attention
+_FULL_HEAD_DIM = 512  # default width of a head in these layers
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -33,20 +33,21 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         raise fields.unfit("use_bidirectional_attention", 'null or "vision", which leave text causal')
     layers, heads = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("num_attention_heads")
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size", most=VOCAB)
-    near = _near_layers(fields, layers)
-    wide, groups = _whole_heads(fields, near, layers, heads)
-    width, inner_width = fields.integer("head_dim", 256, least=2), fields.integer("intermediate_size")
-    near_theta = _rope(fields, NEAR, width)[0] if near else 0.0
-    theta, scaling = _rope(fields, WHOLE, wide)
+    sliding = _sliding_layers(fields, layers)
+    full_head_dim, full_kv_heads = _full_heads(fields, sliding, layers, heads)
+    head_dim = fields.integer("head_dim", 256, least=2)
+    intermediate = fields.integer("intermediate_size")
+    sliding_theta = _rope(fields, SLIDING, head_dim)[0] if sliding else 0.0
+    theta, scaling = _rope(fields, FULL, full_head_dim)
     experts = fields.experts()
     return ModelConfig(
         family="diffusion-gemma",
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=groups,
-        head_dim=wide,
-        intermediate=inner_width,
+        kv_heads=full_kv_heads,
+        head_dim=full_head_dim,
+        intermediate=intermediate,
         vocab=vocab,
         max_length=fields.integer("max_position_embeddings"),
         rope_theta=theta,
@@ -55,19 +56,19 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         mask_id=NO_MASK,
         stop_ids=tuple(dict.fromkeys(fields.tokens("eos_token_id", vocab))),
         sliding=_sliding(
-            near,
-            fields.integer("sliding_window", least=2) if near else 2,
-            near_theta,
+            sliding,
+            fields.integer("sliding_window", least=2) if sliding else 2,
+            sliding_theta,
             fields.kv_heads("num_key_value_heads", heads),
-            width,
+            head_dim,
         ),
         embed_scale=hidden**0.5,
-        logit_cap=fields.switched("final_logit_softcapping", 30.0),
+        logit_cap=fields.optional_number("final_logit_softcapping", 30.0),
         mixture=_mixture(
             experts,
             fields.integer("top_k_experts", most=experts),
             fields.integer("moe_intermediate_size"),
-            inner_width,
+            intermediate,
         ),
         block_length=outer.block("canvas_length", 256),
         **_SWITCHES,
@@ -87,54 +88,54 @@ _SWITCHES: Mapping[str, Any] = {
 }
 
 
-def _near_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """The layers that have windows. The last one sees everything whatever the file says, as in transformers."""
+def _sliding_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """The sliding layers. The last layer is none whatever the file says, as in transformers."""
     kinds = fields.get("layer_types")
     if kinds is None:
-        kinds = [NEAR if (layer + 1) % _PATTERN else WHOLE for layer in range(layers)]
-    return tuple(layer for layer in fields.near_layers(kinds, layers) if layer < layers - 1)
+        kinds = [SLIDING if (layer + 1) % _PATTERN else FULL for layer in range(layers)]
+    return tuple(layer for layer in fields.sliding_layers(kinds, layers) if layer < layers - 1)
 
 
-def _whole_heads(fields: Fields, near: tuple[int, ...], layers: int, heads: int) -> tuple[int, int]:
-    """Width and number of the heads of K/V in layers that see everything: under keys of their own, or by layer."""
+def _full_heads(fields: Fields, sliding: tuple[int, ...], layers: int, heads: int) -> tuple[int, int]:
+    """Width and number of K/V heads in layers with full attention: under keys of their own, or in each layer's."""
     by_layer = fields.get("per_layer_config")
     if by_layer is None:
-        width = fields.integer("global_head_dim", _GLOBAL_HEAD, least=2)
-        groups = fields.integer("num_global_key_value_heads", fields.kv_heads("num_key_value_heads", heads))
-        if heads % groups:
+        head_dim = fields.integer("global_head_dim", _FULL_HEAD_DIM, least=2)
+        kv_heads = fields.integer("num_global_key_value_heads", fields.kv_heads("num_key_value_heads", heads))
+        if heads % kv_heads:
             raise fields.unfit("num_global_key_value_heads", f"a divisor of the {heads} attention heads")
-        return width, groups
-    whole = [layer for layer in range(layers) if layer not in near]
-    usual = fields.integer("head_dim", 256, least=2), fields.kv_heads("num_key_value_heads", heads)
+        return head_dim, kv_heads
+    full = [layer for layer in range(layers) if layer not in sliding]
+    default = fields.integer("head_dim", 256, least=2), fields.kv_heads("num_key_value_heads", heads)
     pairs = dict[int, tuple[Any, Any]]()
     if isinstance(by_layer, Mapping):
-        pairs = {layer: _heads_of(by_layer.get(str(layer)) or {}, usual) for layer in range(layers)}
-    width, groups = pairs.get(whole[0]) or (0, 0)
-    fits = is_whole(width, 2, 2**20) and is_whole(groups, 1, heads) and not heads % groups
-    if not fits or any(pair != ((width, groups) if layer in whole else usual) for layer, pair in pairs.items()):
+        pairs = {layer: _layer_heads(by_layer.get(str(layer)) or {}, default) for layer in range(layers)}
+    head_dim, kv_heads = pairs.get(full[0]) or (0, 0)
+    fits = is_whole(head_dim, 2, 2**20) and is_whole(kv_heads, 1, heads) and not heads % kv_heads
+    if not fits or any(pair != ((head_dim, kv_heads) if layer in full else default) for layer, pair in pairs.items()):
         raise fields.unfit(
             "per_layer_config",
-            f"'head_dim' and a 'num_key_value_heads' that divides {heads}, the same for all layers of {WHOLE!r}, and "
+            f"'head_dim' and a 'num_key_value_heads' that divides {heads}, the same for all layers of {FULL!r}, and "
             "nothing for others",
         )
-    return width, groups
+    return head_dim, kv_heads
 
 
-def _heads_of(layer: object, usual: tuple[int, int]) -> tuple[Any, Any]:
+def _layer_heads(layer: object, default: tuple[int, int]) -> tuple[Any, Any]:
     if not isinstance(layer, Mapping):
         return 0, 0
-    return layer.get("head_dim", usual[0]), layer.get("num_key_value_heads", usual[1])
+    return layer.get("head_dim", default[0]), layer.get("num_key_value_heads", default[1])
 
 
-def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of RoPE in layers of a kind, of heads of `width` channels."""
-    if width % 2:
+def _rope(fields: Fields, kind: str, head_dim: int) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of RoPE in layers of a `kind`, whose heads have `head_dim` channels."""
+    if head_dim % 2:
         raise fields.unfit("head_dim", "an even number, as RoPE turns channels in pairs")
     parameters = fields.get("rope_parameters")
     if parameters is None:
         parameters = {
-            NEAR: {"rope_type": "default", "rope_theta": 10_000.0},
-            WHOLE: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+            FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
         }
     inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
     if not isinstance(inner, Mapping):
@@ -144,7 +145,7 @@ def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | N
         raise fields.unfit("rope_parameters", f"objects of {', '.join(sorted(known))}")
     rope = Fields(f"{_WHERE}, 'rope_parameters', {kind!r}", inner)
     theta = rope.number("rope_theta")
-    if kind == NEAR or rope.get("rope_type") != "proportional":
+    if kind == SLIDING or rope.get("rope_type") != "proportional":
         rope.only("rope_type", "default", optional=True)
         rope.only("partial_rotary_factor", 1.0, optional=True)
         return theta, None
@@ -155,7 +156,7 @@ def _rope(fields: Fields, kind: str, width: int) -> tuple[float, RopeScaling | N
 
 
 def _sliding(layers: tuple[int, ...], window: int, theta: float, kv_heads: int, head_dim: int) -> Sliding | None:
-    """A row sees `window` positions, its own the last of them; a canvas sees as many before it as its first row."""
+    """The sliding layers, or None. A row sees `window` positions up to its own; all rows of a canvas as far back."""
     if not layers:
         return None
     return Sliding(layers, window - 1, theta, behind=True, kv_heads=kv_heads, head_dim=head_dim)
@@ -170,10 +171,10 @@ _RENOISING = ("t_min", "t_max", "stability_threshold", "confidence_threshold")
 _STEPS, _SAMPLER, _KIND, _BOUND = "max_denoising_steps", "sampler_config", "EntropyBoundSamplerConfig", "entropy_bound"
 
 
-def _words(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a `DiffusionGemmaGenerationConfig` of transformers says as sampling parameters, and what none means.
+def _read_generation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Sampling parameters of a `DiffusionGemmaGenerationConfig` of transformers, and its keys that none expresses.
 
-    A sampler is named by its class. There is one, whose bound of entropies is a parameter here too.
+    The sampler is named by its class. The only one that is read has a bound on entropies, `renoising.entropy_bound`.
     """
     rest = {key: value for key, value in raw.items() if value is not None}
     renoising = {key: rest.pop(key) for key in _RENOISING if key in rest}
@@ -241,7 +242,7 @@ DIFFUSION_GEMMA = Family(
     ),
     config=_config,
     factors=_factors,
-    words=_words,
+    read_generation=_read_generation,
     # Of the text encoder, whose weights are the decoder's, copies; and all of what sees images.
     unread=r"model\.encoder\.(vision_tower|embed_vision)\..*|model\.encoder\.language_model\.(?!.*layer_scalar).*",
     harmless=frozenset({"vision_config"}),

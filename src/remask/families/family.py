@@ -1,6 +1,6 @@
-"""What a model family is: how its configuration is read, and what its checkpoints call each tensor.
+"""Model families: how the configuration is read, and the names of the tensors in checkpoints.
 
-Nothing imports PyTorch before a tensor is filled, as names and shapes are asked for without any.
+PyTorch is imported only when a tensor is filled, so that names and shapes are available without it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from remask.model.quantised import Codes, QuantisedMatrix
 
-# What the object in `generation_config.json` says in the words of one family: sampling parameters, and the keys of the
-# object, if any, that no parameter expresses.
-OwnWords: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
+# Reads a family's own keys of the object in `generation_config.json`. Returns sampling parameters, and the keys that no
+# parameter expresses.
+GenerationReader: TypeAlias = Callable[[Mapping[str, Any]], tuple[dict[str, Any], Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +29,33 @@ class Slot:
     """Where one tensor of a checkpoint goes."""
 
     name: str  # in the checkpoint
-    shape: tuple[int, ...]  # there; that of `part` where only that is read
-    field: str  # of `Weights`, or of a layer's weights, that it fills; a mixture's are `mixture.router`, ...
+    shape: tuple[int, ...]  # in the checkpoint, or of `part`
+    field: str  # of `Weights` or of a layer's weights; a mixture's are `mixture.router`, ...
     layer: int | None = None  # None: the tensor is of no layer
-    rows: tuple[int, int] | None = None  # first and end row that it fills; None: all of them
+    rows: tuple[int, int] | None = None  # first and end row of the field that it fills; None: all rows
     scale: float = 1.0  # the stored tensor x becomes (x + offset) * scale
     offset: float = 0.0
-    expert: int | None = None  # its number, for a field that holds the matrices of all experts
-    part: tuple[slice, ...] | None = None  # what is read of the stored tensor, rows and columns; None: all
+    expert: int | None = None  # index of the expert in the field; None: the tensor is of no single expert
+    part: tuple[slice, ...] | None = None  # rows and columns of the stored tensor that are read; None: all
 
     def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
-        """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
+        """Copy the `stored` tensor into `weights`, with the family's constant factors; quantise it if its field is."""
         from remask.model.quantised import Codes, QuantisedMatrix, encode
 
         if isinstance(stored, Codes) and stored.values.dim() == 3:
-            for number, codes in enumerate(stored.times(self.scale).experts()):
-                self._matrix(weights).expert(number).store(slice(None), codes)
+            for expert, codes in enumerate(stored.multiply(self.scale).experts()):
+                self._matrix(weights).expert(expert).store(slice(None), codes)
             return
         if isinstance(stored, Codes):
-            self._quantise(self._matrix(weights), stored.times(self.scale))
+            self._quantise(self._matrix(weights), stored.multiply(self.scale))
             return
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale
         if not isinstance(self._field(weights), QuantisedMatrix):
             self.target(weights).copy_(stored)
         elif stored.dim() == 3:
-            for number, values in enumerate(stored):
-                self._matrix(weights).expert(number).write(slice(None), values)
+            for expert, values in enumerate(stored):
+                self._matrix(weights).expert(expert).write(slice(None), values)
         else:
             self._quantise(self._matrix(weights), encode(self._matrix(weights).kind, stored))
 
@@ -63,9 +63,9 @@ class Slot:
         return cast("QuantisedMatrix", self._field(weights))
 
     def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
-        """Put codes into some rows of a matrix, or of one expert's."""
-        matrix = matrix if self.expert is None else matrix.expert(self.expert)
-        matrix.store(slice(None) if self.rows is None else slice(*self.rows), codes)
+        """Store `codes` in the slot's rows of `matrix`, or of its expert's matrix."""
+        target = matrix if self.expert is None else matrix.expert(self.expert)
+        target.store(slice(None) if self.rows is None else slice(*self.rows), codes)
 
     def _field(self, weights: Weights) -> Tensor:
         owner = weights if self.layer is None else weights.layers[self.layer]
@@ -73,7 +73,7 @@ class Slot:
         return tensor
 
     def pieces(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
-        """The pieces of the tensor that a rank holds, and where they go among its weights; none where it holds none."""
+        """The slots of the parts of the tensor that a rank holds; none if it holds no part."""
         if shard.size == 1:
             yield self
             return
@@ -86,49 +86,51 @@ class Slot:
             elif self.expert in local:
                 yield replace(self, expert=self.expert - local.start)
             return
-        columns, rows = _cut(self, config, shard)
+        columns, rows = _shard_ranges(self, config, shard)
         if columns is not None:
             shape = (self.shape[0], len(columns))
             yield replace(self, shape=shape, part=(slice(None), slice(columns.start, columns.stop)))
         elif rows is None:
-            # A bias that follows a sum over ranks is added by one of them.
+            # A bias after a sum over ranks is added on rank 0 alone.
             yield replace(self, scale=0.0) if self.field == "down_bias" and shard.rank else self
         else:
-            yield from self._rows_in(rows)
+            yield from self._row_pieces(rows)
 
-    def _rows_in(self, ranges: Sequence[range]) -> Iterator[Slot]:
-        """The pieces of rows in `ranges`, which lie one after the other in a rank's tensor."""
+    def _row_pieces(self, ranges: Sequence[range]) -> Iterator[Slot]:
+        """The slots of the rows in `ranges` of the field, which follow one another in the rank's tensor."""
         first, end = self.rows or (0, self.shape[0])
-        at = 0
+        base = 0  # where the range begins in the rank's tensor
         for part in ranges:
             low, high = max(first, part.start), min(end, part.stop)
             if low < high:
-                to = at + low - part.start
+                target = base + low - part.start
+                rows = target, target + high - low
                 shape = (high - low, *self.shape[1:])
-                yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=(to, to + high - low))
-            at += len(part)
+                yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=rows)
+            base += len(part)
 
     def in_rows(self, count: int) -> Iterator[Slot]:
-        """The slot in parts of up to `count` rows, one after the other."""
+        """The slot in parts of at most `count` rows."""
         first, _ = self.rows or (0, self.shape[0])
-        read = self.part[0].start or 0 if self.part else 0
-        for at in range(0, self.shape[0], count):
-            end = min(at + count, self.shape[0])
-            shape, part = (end - at, *self.shape[1:]), (slice(read + at, read + end),)
-            yield replace(self, shape=shape, part=part, rows=(first + at, first + end))
+        first_stored = self.part[0].start or 0 if self.part else 0
+        for start in range(0, self.shape[0], count):
+            end = min(start + count, self.shape[0])
+            shape = (end - start, *self.shape[1:])
+            part = (slice(first_stored + start, first_stored + end),)
+            yield replace(self, shape=shape, part=part, rows=(first + start, first + end))
 
     def target(self, weights: Weights) -> Tensor:
-        """The view of `weights` that the tensor fills, of shape `shape`."""
+        """The view of `weights` that the tensor fills; it has the shape `shape`."""
         tensor = self._field(weights)
         if self.expert is not None:
             tensor = tensor[self.expert]
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
 
 
-def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, Sequence[range] | None]:
-    """The columns, or the ranges of rows, that a rank holds of the field of `slot`; neither: it holds all of it.
+def _shard_ranges(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, Sequence[range] | None]:
+    """The columns, or the ranges of rows, of the slot's field that a rank holds. Both are None if it holds all of it.
 
-    Rows are counted in the whole field, where matrices that read the same input follow one another.
+    Rows are those of the whole field, in which matrices with the same input follow one another.
     """
     shape = config if slot.layer is None else config.shape_of(slot.layer)
     dim, heads, groups = shape.head_dim, shard.heads(shape), shard.kv_heads(shape)
@@ -142,9 +144,9 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
         case "down" | "signal.down":
             return columns, None
         case "qkv" | "qkv_bias":
-            after = shape.heads * dim
-            values = () if shape.tied_values else (_moved(keys, after + shape.kv_heads * dim),)
-            return None, (queries, _moved(keys, after), *values)
+            first_key = shape.heads * dim
+            values = () if shape.tied_values else (_shift(keys, first_key + shape.kv_heads * dim),)
+            return None, (queries, _shift(keys, first_key), *values)
         case "q_norm" if config.qk_norm == "whole":
             return None, (queries,)
         case "k_norm" if config.qk_norm == "whole":
@@ -152,7 +154,7 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
         case "sink_k" | "sink_v":
             return None, (groups,)
         case "gate_up" | "signal.gate_up":
-            return None, (columns, _moved(columns, width)) if config.gated else (columns,)
+            return None, (columns, _shift(columns, width)) if config.gated else (columns,)
         case "up_bias":
             return None, (columns,)
         case "head" | "head_bias":
@@ -160,24 +162,24 @@ def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, S
     return None, None
 
 
-def _moved(part: range, by: int) -> range:
-    return range(part.start + by, part.stop + by)
+def _shift(part: range, offset: int) -> range:
+    return range(part.start + offset, part.stop + offset)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureNames:
-    """Tensor names of a mixture of experts, without `.weight`. They are appended to the layer's."""
+    """Tensor names of a mixture of experts, without `.weight`. They follow the layer's prefix."""
 
     router: str = "mlp.gate"
-    expert: str = "mlp.experts.{}."  # beginning of the names of one routed expert, in which `{}` is its number
-    bias: str | None = None  # numbers that are added to the experts' scores, a name in full
-    shared: str | None = None  # beginning of the names of the shared expert
+    expert: str = "mlp.experts.{}."  # prefix of the names of a routed expert, in which `{}` is its number
+    bias: str | None = None  # full name of the numbers that are added to the experts' scores
+    shared: str | None = None  # prefix of the names of the shared expert
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    # Tensors of gate and up, and of down, of all experts; names in full. None: each expert has its own.
+    # Full names of the tensors of gate and up, and of down, of all experts; None: each expert has its own
     stacked: tuple[str, str] | None = None
-    # As of `MixtureWeights`, names in full.
+    # Full names of the fields of `MixtureWeights`
     router_norm: str | None = None
     expert_norm: str | None = None
     expert_post: str | None = None
@@ -189,10 +191,10 @@ class MixtureNames:
 class TensorNames:
     """Tensor names of a family, without `.weight` and `.bias`.
 
-    A layer's names are appended to `layer`, in which `{}` is the layer's number. A name may be None where no model of
-    the family has the tensor. `q`, `k` and `v` may be one tensor, `qkv`, with the rows in this order, and `gate` and
-    `up` one, `gate_up`. Both `scales` are names in full, with the layer's number, of the factor of final rows and of
-    that of others. `signal` begins the names of self-conditioning.
+    A layer's names follow `layer`, in which `{}` is the layer's number. A name is None if no model of the family has
+    the tensor. `q`, `k` and `v` may be one tensor `qkv`, with the rows in this order, and `gate` and `up` one
+    `gate_up`. The two `scales` are full names, with the layer's number, of the factors of final and of other rows.
+    `signal` is the prefix of the names of self-conditioning.
     """
 
     embed: str
@@ -224,26 +226,23 @@ class TensorNames:
     mixture: MixtureNames | None = None
 
     def projections(self, q: int, k: int, *, tied: bool = False) -> list[tuple[str | None, int, int]]:
-        """The name of each tensor of the projections of `q` query and `k` key rows, with its first and end row.
-
-        `tied`: values have none of their own.
-        """
+        """Name, first and end row of each projection's tensor, for `q` query and `k` key rows; `tied`: without V."""
         if self.qkv is not None:
             return [(self.qkv, 0, q + 2 * k)]
-        every: list[tuple[str | None, int, int]] = [(self.q, 0, q), (self.k, q, q + k), (self.v, q + k, q + 2 * k)]
-        return every[:2] if tied else every
+        tensors: list[tuple[str | None, int, int]] = [(self.q, 0, q), (self.k, q, q + k), (self.v, q + k, q + 2 * k)]
+        return tensors[:2] if tied else tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Constants that a family multiplies with. They are multiplied into the weights when these are read."""
+    """A family's constant factors. They are multiplied into the weights when these are read."""
 
     # Scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs
     linear: float | Literal["fan_in", "fan_out"] = 1.0
-    residual: float = 1.0  # scale of what attention and MLP add to the residual stream
+    residual: float = 1.0  # scale of the outputs of attention and MLP
     head: float = 1.0  # scale of the logits
     gain: float = 0.0  # number added to the stored gain of every norm
-    # Scores are not divided by the root of a head's width, by which the norm of queries is multiplied
+    # Scores are not divided by the root of a head's width; the norm of queries is multiplied by it instead
     unscaled: bool = False
 
     def of(self, shape: tuple[int, ...]) -> float:
@@ -257,35 +256,35 @@ class Factors:
 class Family:
     """A model family as data."""
 
-    name: str  # which its configurations carry as `ModelConfig.family`
-    model_types: tuple[str, ...]  # values of `model_type` in `config.json` that the family claims. Case does not count.
-    architectures: tuple[str, ...]  # values in `architectures` that it claims where a file has no `model_type`
+    name: str  # also the `ModelConfig.family` of its configurations
+    model_types: tuple[str, ...]  # values of `model_type` in `config.json` that it claims, in any case
+    architectures: tuple[str, ...]  # values in `architectures` that it claims if a file has no `model_type`
     names: TensorNames
-    # Makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on what the
-    # transformer cannot execute.
+    # Makes a `ModelConfig` of the object in `config.json`. Raises `CheckpointError`, naming the key, if the transformer
+    # cannot execute a value.
     config: Callable[[Mapping[str, Any]], ModelConfig]
-    # Reads the constants that the family multiplies with from the same object
+    # Reads the constant factors from the same object
     factors: Callable[[Mapping[str, Any]], Factors] = lambda _raw: Factors()
-    # Tells that a `config.json` is of this family although its `model_type` is another family's
+    # Whether a `config.json` is of this family although its `model_type` is another family's
     recognises: Callable[[Mapping[str, Any]], bool] = lambda _raw: False
-    # What to warn of, if anything, whoever loads a folder of this name and shape
+    # A warning about a folder of this name and shape, or None
     remark: Callable[[str, ModelConfig], str | None] = lambda _name, _config: None
-    unread: str = ""  # a pattern of names of tensors that its checkpoints may hold and its code does not read
+    unread: str = ""  # pattern of names of tensors that checkpoints may have and that are not read
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name, for `--load-format dummy`
-    chat_template: str | None = None  # renders conversations (Jinja) where a checkpoint's tokenizer has no template
-    stop: tuple[str, ...] = ()  # texts that end an answer, where the template in use has them
-    words: OwnWords | None = None  # of a family that has keys of its own in `generation_config.json`
-    # Keys of `config.json` that the family does not read because they change nothing of what its models compute, beside
-    # those of `remask.families.harmless`; any other key is refused. None: all are passed over.
+    chat_template: str | None = None  # Jinja, for checkpoints whose tokenizer has no template
+    stop: tuple[str, ...] = ()  # texts that end an answer, each if the template in use has it
+    read_generation: GenerationReader | None = None  # None: `generation_config.json` has no keys of the family's own
+    # Keys of `config.json` that are not read because they do not change what models compute, in addition to those of
+    # `remask.families.harmless`; any other key is refused. None: unknown keys are ignored.
     harmless: frozenset[str] | None = None
 
     @property
     def head(self) -> str:
-        """Name of the output matrix. A checkpoint with tied embeddings may hold it as a copy."""
+        """Name of the output matrix. A checkpoint with tied embeddings may have a copy of it."""
         return f"{self.names.head}.weight"
 
     def tensors(self, config: ModelConfig, factors: Factors | None = None) -> list[Slot]:
-        """Every tensor that a checkpoint of this shape holds. Together the slots fill `Weights` exactly once."""
+        """Every tensor that a checkpoint of this shape has. Together the slots fill each element of `Weights` once."""
         names, wide, factors = self.names, config.hidden, factors or Factors()
         slots = [
             Slot(f"{names.embed}.weight", (config.vocab, wide), "embed"),
@@ -307,11 +306,11 @@ class Family:
             slots += self._attention(config, layer, factors)
             mixture = config.mixture_of(layer)
             slots += self._mlp(config, layer, factors) if mixture is None else self._mixture(config, layer, mixture)
-            slots += self._behind(config, layer)
+            slots += self._post_norms(config, layer)
         return slots
 
-    def _behind(self, config: ModelConfig, layer: int) -> list[Slot]:
-        """Norms behind attention and feed-forward, and the factors of a layer."""
+    def _post_norms(self, config: ModelConfig, layer: int) -> list[Slot]:
+        """The norms after attention and feed-forward, and the two factors of a layer's output."""
         names, slots = self.names, list[Slot]()
         if config.post_norms:
             for field in ("attn_post", "ffn_post"):
@@ -337,9 +336,10 @@ class Family:
                 slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
         if config.qk_norm is not None:
             root = sizes.head_dim**0.5 if factors.unscaled else 1.0
-            for field, whole, by in (("q_norm", q, root), ("k_norm", k, 1.0)):
-                width, norm = sizes.head_dim if config.qk_norm == "head" else whole, getattr(names, field)
-                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, scale=by, offset=factors.gain))
+            for field, rows, norm_scale in (("q_norm", q, root), ("k_norm", k, 1.0)):
+                name = f"{prefix}{getattr(names, field)}.weight"
+                width = sizes.head_dim if config.qk_norm == "head" else rows
+                slots.append(Slot(name, (width,), field, layer, scale=norm_scale, offset=factors.gain))
         if config.sink == "learned":
             for field in ("sink_k", "sink_v"):
                 shape = (sizes.kv_heads, sizes.head_dim)
@@ -349,10 +349,11 @@ class Family:
     def _mlp(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
         names, wide, inner = self.names, config.hidden, config.intermediate
         prefix = names.layer.format(layer)
-        into, back = factors.of((inner, wide)), factors.of((wide, inner)) * factors.residual
+        up_scale = factors.of((inner, wide))
+        down_scale = factors.of((wide, inner)) * factors.residual
         slots = [
             Slot(f"{prefix}{names.ffn_norm}.weight", (wide,), "ffn_norm", layer, offset=factors.gain),
-            Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer, scale=back),
+            Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer, scale=down_scale),
         ]
         rows = [(names.up, (0, inner))]
         if names.gate_up is not None:
@@ -361,7 +362,7 @@ class Family:
             rows = [(names.gate, (0, inner)), (names.up, (inner, 2 * inner))]
         for name, part in rows:
             shape = (part[1] - part[0], wide)
-            slots.append(Slot(f"{prefix}{name}.weight", shape, "gate_up", layer, part, into))
+            slots.append(Slot(f"{prefix}{name}.weight", shape, "gate_up", layer, part, up_scale))
         if config.mlp_bias:
             slots.append(Slot(f"{prefix}{names.up}.bias", (inner,), "up_bias", layer))
             slots.append(Slot(f"{prefix}{names.down}.bias", (wide,), "down_bias", layer, scale=factors.residual))
@@ -382,13 +383,14 @@ class Family:
         if mixture.normed:
             # The router's norm is followed by a division by the root of the width.
             norms = {"router_norm": wide**-0.5, "expert_norm": 1.0, "expert_post": 1.0, "shared_post": 1.0}
-            for field, by in norms.items():
-                slots.append(Slot(f"{prefix}{getattr(names, field)}", (wide,), f"mixture.{field}", layer, scale=by))
+            for field, scale in norms.items():
+                slots.append(Slot(f"{prefix}{getattr(names, field)}", (wide,), f"mixture.{field}", layer, scale=scale))
             slots.append(Slot(f"{prefix}{names.factors}", (mixture.experts,), "mixture.factors", layer))
         if names.stacked is not None:
-            inner, (into, back) = mixture.intermediate, names.stacked
-            slots.append(Slot(f"{prefix}{into}", (mixture.experts, 2 * inner, wide), "mixture.gate_up", layer))
-            slots.append(Slot(f"{prefix}{back}", (mixture.experts, wide, inner), "mixture.down", layer))
+            inner = mixture.intermediate
+            gate_up, down = names.stacked
+            slots.append(Slot(f"{prefix}{gate_up}", (mixture.experts, 2 * inner, wide), "mixture.gate_up", layer))
+            slots.append(Slot(f"{prefix}{down}", (mixture.experts, wide, inner), "mixture.down", layer))
             return slots
         for expert in range(mixture.experts):
             stem = prefix + names.expert.format(expert)
@@ -404,15 +406,15 @@ def _swiglu(
     layer: int | None = None,
     expert: int | None = None,
 ) -> list[Slot]:
-    """The three matrices of one MLP, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
+    """The three matrices of an MLP, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
     inner, wide = shape
     rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
-    into = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
-    return [*into, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]
+    slots = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
+    return [*slots, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]
 
 
 def tiny(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """`config` as small as tests take it: two layers, 64 wide, of 256 tokens; with `changes`."""
+    """`config` in a size for tests, with `changes`: two layers of width 64, and 256 tokens."""
     small: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 160}
     small |= {"vocab": 256, "max_length": 512, "mask_id": 255, "stop_ids": (250,)}
     return replace(config, **small | changes)

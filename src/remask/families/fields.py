@@ -9,18 +9,18 @@ from remask.checks.values import SHOWN, is_real, is_whole
 from remask.errors import CheckpointError
 from remask.model.config import RopeScaling
 
-# The largest sizes that a configuration may name. They are far above every published model's, and small enough that
-# what the loader lists or allocates before it has seen a tensor stays small.
-SIZE = 2**20  # of whatever has no bound of its own: positions, and the widths and heads of a layer
+# The largest sizes in a configuration. They are far above those of published models, and bound what the loader
+# allocates before it has seen a tensor.
+SIZE = 2**20  # of all other sizes: positions, widths, heads
 LAYERS, EXPERTS = 2**12, 2**12
-VOCAB = 2**24  # token ids below it are exact in float32, in which the sampler hands them over
-BLOCK = 2**10  # of a block-causal model's blocks, as pages hold whole blocks
+VOCAB = 2**24  # token ids below it are exact in float32, in which the sampler returns them
+BLOCK = 2**10  # block length of a block-causal model, as pages hold whole blocks
 
 NO_MASK = -1  # `ModelConfig.mask_id` of a model that has none
-WHOLE, NEAR = "full_attention", "sliding_attention"  # kinds of layers, as of `layer_types`
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as of `layer_types`
 SPELLINGS = ("rope_scaling", "rope_parameters")  # objects with parameters of RoPE, in transformers 4 and 5
 ORIGINAL = "original_max_position_embeddings"
-GROWTH = "llama_4_scaling_beta"  # of queries, by the position; a default says that a family's code knows it
+GROWTH = "llama_4_scaling_beta"  # `RopeScaling.growth`; families whose code has it give a default for it
 _SCALINGS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -31,23 +31,24 @@ _SCALINGS: Mapping[str, tuple[str, ...]] = {
 """The ways to scale positions that the transformer has, with their keys."""
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = json.dumps(value, default=repr)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 class Fields:
-    """The keys of one JSON object, which is named `where` in errors. `null` counts as absent.
+    """The keys of one JSON object, which is called `where` in errors. `null` counts as absent.
 
-    Keys that are absent have the value that `defaults` gives them. All methods raise `CheckpointError` on values that
-    cannot be used.
+    Absent keys have their values in `defaults`. All methods raise `CheckpointError` if a value cannot be used.
     """
 
     def __init__(self, where: str, raw: Mapping[str, Any], **defaults: Any) -> None:
-        self._where, self._raw, self._defaults = where, raw, defaults
+        self._where = where
+        self._raw = raw
+        self._defaults = defaults
 
     def get(self, key: str) -> Any:
-        """The value of a key as it is; None: there is none."""
+        """The value of `key`, unchecked. Returns None if it is absent and has no default."""
         value = self._raw.get(key)
         return self._defaults.get(key) if value is None else value
 
@@ -55,9 +56,9 @@ class Fields:
         """The error for a key whose value cannot be used. `supported` describes the values that can."""
         if self._raw.get(key) is None:
             return CheckpointError(f"{self._where}: the key {key!r} is missing; supported: {supported}.")
-        return CheckpointError(f"{self._where}: {key!r} is {_shown(self._raw[key])}; supported: {supported}.")
+        return CheckpointError(f"{self._where}: {key!r} is {_short_repr(self._raw[key])}; supported: {supported}.")
 
-    # Where a key is absent, the methods below give `default`, and raise without one.
+    # If a key is absent, the methods below return `default`, or raise if there is none.
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = SIZE) -> int:
         """A whole number from `least` to `most`."""
@@ -76,8 +77,8 @@ class Fields:
             raise self.unfit(key, "a positive, finite number")
         return float(value)
 
-    def switched(self, key: str, default: float) -> float | None:
-        """A positive, finite number of what `null` switches off (None). Where the key is absent: `default`."""
+    def optional_number(self, key: str, default: float) -> float | None:
+        """A positive, finite number, or None if the key is `null`. Returns `default` if the key is absent."""
         return None if key in self._raw and self._raw[key] is None else self.number(key, default)
 
     def real(self, key: str) -> float:
@@ -88,7 +89,7 @@ class Fields:
         return float(value)
 
     def scaling(self, key: str) -> float | Literal["fan_in", "fan_out"]:
-        """Scale of linear layers: "fan_in", "fan_out", or a positive number."""
+        """The scale of linear layers: "fan_in", "fan_out", or a positive number."""
         value = self.get(key)
         if value == "fan_in":
             return "fan_in"
@@ -108,13 +109,13 @@ class Fields:
         return value
 
     def only(self, key: str, supported: object, *, optional: bool = False) -> None:
-        """Refuse every value of `key` but one, for switches that the transformer does not have.
+        """Refuse every value of `key` except `supported`, for switches that the transformer does not have.
 
         An `optional` key may be absent, which means the supported value.
         """
         value = self.get(key)
         if not (value == supported or (value is None and optional)):
-            raise self.unfit(key, f"{_shown(supported)} (the transformer has no other form of it)")
+            raise self.unfit(key, f"{_short_repr(supported)} (the transformer has no other form of it)")
 
     def token(self, key: str, vocab: int, default: int | None = None) -> int:
         """A token id of a vocabulary of `vocab` ids."""
@@ -125,7 +126,7 @@ class Fields:
         return value
 
     def mask(self, vocab: int) -> int:
-        """The mask token's id, below `vocab`. Raises where nobody says it, or says another."""
+        """The mask token's id, below `vocab`. Raises `CheckpointError` if the key is absent or is no such id."""
         if self.get("mask_token_id") is None:
             raise CheckpointError(
                 f"{self._where}: the key 'mask_token_id' is missing; supported: a token id, or a 'mask_token' in the "
@@ -135,18 +136,19 @@ class Fields:
         return self.token("mask_token_id", vocab)
 
     def tokens(self, key: str, vocab: int) -> tuple[int, ...]:
-        """Token ids, given as one id, a list of ids, or not at all: -1 alone stands for none."""
+        """Token ids: one id, a list of ids, or none if the key is absent or -1."""
         value = self.get(key)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        ids = [] if ids == [-1] else ids
+        ids = value if isinstance(value, list) else [value]
+        if ids in ([None], [-1]):
+            ids = []
         if not all(is_whole(i, 0, vocab - 1) for i in ids):
             raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size, a list of them, or -1 for none")
         return tuple(ids)
 
     def head_dim(self, hidden: str, heads: str) -> int:
-        """Width of a head, from the keys of the hidden size and the number of heads. RoPE needs an even one.
+        """The width of a head, from the keys of the hidden size and the number of heads. RoPE needs an even width.
 
-        A `head_dim` that says another is refused.
+        Raises `CheckpointError` if `head_dim` has another value.
         """
         width, rest = divmod(self.integer(hidden), self.integer(heads))
         if rest or width % 2:
@@ -162,52 +164,53 @@ class Fields:
         positions: str = "max_position_embeddings",
         nested_leads: bool = False,
     ) -> dict[str, Any]:
-        """The fields of `ModelConfig` that say how RoPE turns a head, and how many positions it reaches.
+        """The fields of `ModelConfig` for RoPE, and `max_length`.
 
-        Keys may stand in this object or, as transformers 5 writes them, in `rope_parameters`, which is followed with
-        `nested_leads`, and must be alike without it; but `positions`, the key of the model's length, in this one alone.
-        `share` is what the family's class takes where `partial_rotary_factor` is absent; None: it turns all channels.
+        Keys may be in this object or, as transformers 5 writes them, in `rope_parameters`. If both have one, they must
+        have the same value; with `nested_leads`, that of `rope_parameters` is used. `positions` is the key of the
+        model's length, in this object. `share` is the family's default of `partial_rotary_factor`; None: the family
+        rotates all channels, and refuses another value.
         """
         if head_dim % 2:
             raise self.unfit("head_dim", "an even number, as RoPE turns channels in pairs")
         nested = self._rope_objects()
         outer = [] if nested_leads and self.get(SPELLINGS[1]) else [self]
-        theta = self._said_once("rope_theta", nested, outer).number("rope_theta")
-        partial = self._said_once("partial_rotary_factor", nested, outer)
+        theta = self._single_source("rope_theta", nested, outer).number("rope_theta")
+        source = self._single_source("partial_rotary_factor", nested, outer)
         if share is None:
-            partial.only("partial_rotary_factor", 1, optional=True)
-        turned = partial.rotary_dim("partial_rotary_factor", head_dim, share or 1.0)
-        self.only("rotary_dim", turned or head_dim, optional=True)
-        reach = self.integer(positions)
-        length = self._said_once(ORIGINAL, nested, [self]).integer(ORIGINAL, reach)
-        scalings = [inner.scaling_of(length, reach) for inner in nested]
+            source.only("partial_rotary_factor", 1, optional=True)
+        rotary_dim = source.rotary_dim("partial_rotary_factor", head_dim, share or 1.0)
+        self.only("rotary_dim", rotary_dim or head_dim, optional=True)
+        max_length = self.integer(positions)
+        length = self._single_source(ORIGINAL, nested, [self]).integer(ORIGINAL, max_length)
+        scalings = [inner.scaling_of(length, max_length) for inner in nested]
         if scalings[1:] and scalings[0] != scalings[1]:
-            raise self.unfit(SPELLINGS[0], f"what {SPELLINGS[1]!r} says, {_shown(self._raw[SPELLINGS[1]])}")
+            raise self.unfit(SPELLINGS[0], f"what {SPELLINGS[1]!r} says, {_short_repr(self._raw[SPELLINGS[1]])}")
         scaling = scalings[0] if scalings else None
         if scaling is not None and scaling.kind == "yarn":
             if theta <= 1:
                 raise self.unfit("rope_theta", "a number above 1, where YaRN scales positions")
-            reach = max(reach, min(SIZE, int(scaling.length * scaling.factor)))
-        return {"rope_theta": theta, "rotary_dim": turned, "rope_scaling": scaling, "max_length": reach}
+            max_length = max(max_length, min(SIZE, int(scaling.length * scaling.factor)))
+        return {"rope_theta": theta, "rotary_dim": rotary_dim, "rope_scaling": scaling, "max_length": max_length}
 
-    def unscaled(self) -> None:
-        """Refuse positions that are scaled, of a family whose authors' code scales none."""
+    def refuse_rope_scaling(self) -> None:
+        """Refuse scaled positions, for a family whose authors' code does not scale them."""
         for inner in self._rope_objects():
             if inner.kind() != "default":
-                raise inner.unfit(inner.named, '"default": the code of this family scales no positions')
+                raise inner.unfit(inner.kind_key, '"default": the code of this family scales no positions')
 
     def _rope_objects(self) -> "list[_Rope]":
-        """The objects under either spelling, which hold parameters of RoPE."""
+        """The objects with parameters of RoPE, under both of their names."""
         for key in SPELLINGS:
             if self.get(key) and not isinstance(self._raw[key], Mapping):
                 raise self.unfit(key, 'null, or an object with "rope_type"')
-        grows = {GROWTH: self._defaults[GROWTH]} if GROWTH in self._defaults else {}
-        return [_Rope(f"{self._where}, {key!r}", self._raw[key], **grows) for key in SPELLINGS if self.get(key)]
+        defaults = {GROWTH: self._defaults[GROWTH]} if GROWTH in self._defaults else {}
+        return [_Rope(f"{self._where}, {key!r}", self._raw[key], **defaults) for key in SPELLINGS if self.get(key)]
 
-    def _said_once(self, key: str, nested: "Sequence[Fields]", outer: "Sequence[Fields]") -> "Fields":
-        """The object that has `key`: this one, or one of those `nested` in it. Raises where two differ.
+    def _single_source(self, key: str, nested: "Sequence[Fields]", outer: "Sequence[Fields]") -> "Fields":
+        """The object that has `key`: this one, or one of `nested`. Raises `CheckpointError` if their values differ.
 
-        `outer` is this one, or empty if it only speaks where those say nothing.
+        `outer` is this object, or empty if it is used only when no object in `nested` has the key.
         """
         places = [*outer, *nested]
         if not any(fields._raw.get(key) is not None for fields in places):
@@ -216,7 +219,7 @@ class Fields:
         for other in sources[1:]:
             first = sources[0]
             if other._raw[key] != first._raw[key]:
-                raise other.unfit(key, f"the {_shown(first._raw[key])} that {first._where} has for the same key")
+                raise other.unfit(key, f"the {_short_repr(first._raw[key])} that {first._where} has for the same key")
         return sources[0] if sources else places[-1]
 
     def experts(self) -> int:
@@ -227,36 +230,36 @@ class Fields:
         return count
 
     def all_attended(self) -> None:
-        """Refuse layers that attend to a window of positions. A size alone, `sliding_window`, is not in use."""
+        """Refuse sliding layers. `sliding_window` alone, a size, does not switch them on."""
         self.only("use_sliding_window", False, optional=True)
         layers = self.get("layer_types")
-        if layers is not None and not (isinstance(layers, list) and all(kind == WHOLE for kind in layers)):
+        if layers is not None and not (isinstance(layers, list) and all(kind == FULL for kind in layers)):
             raise self.unfit("layer_types", 'a list of "full_attention"')
 
-    def near_layers(self, kinds: Any, layers: int) -> tuple[int, ...]:
-        """The layers with windows, by the `kinds` of all `layers`, as `layer_types` says them."""
-        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {WHOLE, NEAR}:
-            raise self.unfit("layer_types", f"a list of {layers} times {WHOLE!r} or {NEAR!r}")
-        return tuple(layer for layer, kind in enumerate(kinds) if kind == NEAR)
+    def sliding_layers(self, kinds: Any, layers: int) -> tuple[int, ...]:
+        """The sliding layers, by the `kinds` of all `layers` in the form of `layer_types`."""
+        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
+            raise self.unfit("layer_types", f"a list of {layers} times {FULL!r} or {SLIDING!r}")
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
 
     def rotary_dim(self, key: str, head_dim: int, default: float = 1.0) -> int | None:
-        """Channels of a head that RoPE turns, from the key of their share; None: all of them."""
+        """The number of channels of a head that RoPE rotates, from the key of their share. Returns None if all are."""
         share = self.get(key)
         share = default if share is None else share
         if not is_real(share, 0) or share > 1 or int(head_dim * share) % 2 or int(head_dim * share) < 2:
             raise self.unfit(key, f"a share up to 1 of the head's {head_dim} channels that leaves an even number")
-        turned = int(head_dim * share)
-        return None if turned == head_dim else turned
+        rotary_dim = int(head_dim * share)
+        return None if rotary_dim == head_dim else rotary_dim
 
     def kv_heads(self, key: str, heads: int) -> int:
-        """Number of key and value heads, which divides `heads`. Where the key is absent it is `heads`."""
+        """The number of key and value heads, a divisor of `heads`; `heads` if the key is absent."""
         value = self.integer(key, heads)
         if heads % value:
             raise self.unfit(key, f"a divisor of the {heads} attention heads")
         return value
 
     def block(self, key: str, default: int | None = None) -> int | None:
-        """The block length that a block-causal model was trained with; `default` where the key is absent."""
+        """The block length that a block-causal model was trained with; `default` if the key is absent."""
         return default if self.get(key) is None else self.integer(key, most=BLOCK)
 
     def shape(
@@ -269,11 +272,11 @@ class Fields:
         nested_leads: bool = False,
         masked: bool = True,
     ) -> dict[str, Any]:
-        """The fields of `ModelConfig` that most configurations hold under the same keys.
+        """The fields of `ModelConfig` whose keys are the same in most configurations.
 
-        `width` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` and
-        `nested_leads` are as of `rope`. The family takes keys of `windows`, and lets rows see beyond them. A model that
-        is not `masked` has no mask token.
+        `width` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` and `nested_leads` are
+        those of `rope`. With `windows`, keys of sliding layers are accepted and ignored. A model that is not `masked`
+        has no mask token.
         """
         if not windows:
             self.all_attended()
@@ -298,28 +301,30 @@ class _Rope(Fields):
     """An object with parameters of RoPE."""
 
     @property
-    def named(self) -> str:
-        """The key that names the way in which positions are scaled."""
+    def kind_key(self) -> str:
+        """The key of the kind of scaling: "rope_type", or "type" in older files."""
         return "type" if self.get("rope_type") is None and self.get("type") is not None else "rope_type"
 
     def kind(self) -> str:
-        """That way. Keys that it does not have are refused, as are ways that the transformer does not have."""
-        kind = str(self.get(self.named) or "default")
+        """The kind of scaling. Raises `CheckpointError` if the transformer does not have it, or on keys of another."""
+        kind = str(self.get(self.kind_key) or "default")
         if kind not in _SCALINGS:
-            raise self.unfit(self.named, f"{', '.join(_SCALINGS)} (the transformer has no other scaling of positions)")
+            raise self.unfit(
+                self.kind_key, f"{', '.join(_SCALINGS)} (the transformer has no other scaling of positions)"
+            )
         self.only("type", kind, optional=True)
         known = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *_SCALINGS[kind])
         known += (GROWTH, "max_position_embeddings") if GROWTH in self._defaults else ()
         for key, value in self._raw.items():
             if key not in known and value is not None:
-                raise self.unfit(key, f"the keys {', '.join(known)}, where {self.named!r} is {kind!r}")
+                raise self.unfit(key, f"the keys {', '.join(known)}, where {self.kind_key!r} is {kind!r}")
         return kind
 
-    def scaling_of(self, length: int, reach: int) -> RopeScaling | None:
-        """What it makes of positions, of which the model was first trained on `length`, and then on `reach`."""
+    def scaling_of(self, length: int, max_length: int) -> RopeScaling | None:
+        """The scaling, for a model that was first trained on `length` positions. Returns None if there is none."""
         kind = self.kind()
         if kind == "yarn":
-            factor = self.number("factor", reach / length)
+            factor = self.number("factor", max_length / length)
             return RopeScaling(
                 kind="yarn",
                 factor=factor,
@@ -336,7 +341,7 @@ class _Rope(Fields):
                 raise self.unfit("high_freq_factor", f"a number above 'low_freq_factor', {slow}")
             return RopeScaling(kind="llama3", factor=self.number("factor"), length=length, slow=slow, fast=fast)
         factor = 1.0 if kind == "default" else self.number("factor")
-        # "dynamic" scales nothing on canvases of up to `max_position_embeddings`, and there are no longer ones.
+        # "dynamic" scales only canvases longer than `max_position_embeddings`, which there are not.
         return RopeScaling(kind="linear", factor=factor) if kind == "linear" else None
 
     def _gain(self, factor: float) -> float:

@@ -16,7 +16,7 @@ MASK, END = 3, 1
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (gidd)", raw, mask_token_id=MASK, eos_token_id=END)
-    fields.unscaled()
+    fields.refuse_rope_scaling()
     fields.only("num_key_value_heads", fields.integer("num_attention_heads"), optional=True)
     shape = fields.shape(fields.head_dim("hidden_size", "num_attention_heads"))
     return ModelConfig(

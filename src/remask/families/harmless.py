@@ -34,9 +34,9 @@ _TRAINING = re.compile(
 
 
 def unknown(raw: Mapping[str, Any], read: Collection[str], harmless: Collection[str]) -> list[str]:
-    """Keys of `raw` that say something, and that are neither among those that were `read` nor known to be `harmless`.
+    """Keys of `raw` that have a value, and that were neither `read` nor are known to be `harmless`.
 
-    `null`, `false` and what is empty say nothing: a newer model switches something on.
+    `null`, `false` and empty values do not count: a newer model switches something on.
     """
     return [
         key

@@ -37,7 +37,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields.all_attended()
 
     heads, head_dim = fields.integer("n_heads"), fields.head_dim("d_model", "n_heads")
-    fields.unscaled()
+    fields.refuse_rope_scaling()
     # Rows of the embedding. There may be more of them than words in the vocabulary.
     words = fields.integer("vocab_size", most=VOCAB)
     vocab = fields.integer("embedding_size", words, most=VOCAB)

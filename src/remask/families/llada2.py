@@ -1,6 +1,6 @@
 """LLaDA2: block-causal diffusion with a mixture of experts, 2.0, 2.1 and 2.2, mini (16B-A1B) and flash (100B-A6B).
 
-2.2 has the tensors of 2.1. It is told by `expert_capacity`: rows of a block choose their experts from one pool, groups
+2.2 has the tensors of 2.1. Its files have `expert_capacity`: rows of a block choose their experts from one pool, groups
 of experts have no effect, and two tokens delete and insert places.
 """
 
@@ -17,7 +17,7 @@ from remask.model.config import Mixture, ModelConfig, Router
 from remask.request.sampling_params import SamplingDefaults
 
 BLOCK = 32  # the published one; the published config.json names neither block nor mask
-ROTARY_SHARE = 0.5  # what the authors' class takes where a file has no `partial_rotary_factor`
+ROTARY_SHARE = 0.5  # default of `partial_rotary_factor` in the authors' class
 SAMPLING_22 = SamplingDefaults(remasking="levenshtein")
 _EDIT_TOKENS = ("delete_token_id", "split_token_id")
 
@@ -31,7 +31,8 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         fields.only(key, True, optional=True)
     fields.only("score_function", "sigmoid")
     fields.only("router_dtype", "fp32", optional=True)
-    dense, pools = fields.integer("first_k_dense_replace", 0, least=0), bool(fields.get("expert_capacity"))
+    dense = fields.integer("first_k_dense_replace", 0, least=0)
+    pools = bool(fields.get("expert_capacity"))
     shape = fields.shape(
         fields.integer("head_dim", least=2),
         width="intermediate_size" if dense else None,
@@ -60,8 +61,8 @@ def _edit_tokens(fields: Fields, vocab: int, mask: int) -> EditTokens:
 
 def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
     experts = fields.experts()
-    choice, most = _choice(fields, experts)
-    active = fields.integer("num_experts_per_tok", most=most)
+    choice, choosable = _expert_choice(fields, experts)
+    active = fields.integer("num_experts_per_tok", most=choosable)
     width = fields.integer("moe_intermediate_size")
     return Mixture(
         experts=experts,
@@ -80,8 +81,8 @@ def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
     )
 
 
-def _choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
-    """The fields of a `Router` that say from which of the experts a row chooses, and their number."""
+def _expert_choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
+    """The fields of a `Router` that limit which experts a row chooses from, and the number of these experts."""
     if fields.get("expert_capacity"):  # groups stand beside it in the published files, without effect
         pool = fields.integer("expert_capacity", most=experts)
         return {"pool": pool, "block": fields.block("block_size", BLOCK) or BLOCK}, pool
@@ -89,10 +90,10 @@ def _choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
         if fields.get(key) is not None:
             raise fields.unfit(key, "it beside 'expert_capacity', as LLaDA2.2 has both; without it no such token")
     groups = fields.integer("n_group", 1)
-    best = fields.integer("topk_group", 1, most=groups)
+    kept_groups = fields.integer("topk_group", 1, most=groups)
     if experts % groups or experts // groups < 2:
         raise fields.unfit("n_group", f"a divisor of the {experts} experts that leaves two or more in a group")
-    return {"groups": groups, "kept_groups": best}, experts // groups * best
+    return {"groups": groups, "kept_groups": kept_groups}, experts // groups * kept_groups
 
 
 _ROUTER = Router("sigmoid", bias=True, groups=8, kept_groups=4, normalise=True, scale=2.5, float32=True)
@@ -144,8 +145,8 @@ _LLADA2_TINY = tiny(
 _ROUTER_22 = replace(_ROUTER, groups=1, kept_groups=1, pool=48, block=BLOCK)
 
 
-def _in_pools(config: ModelConfig, router: Router, **changes: Any) -> ModelConfig:
-    """The shape of 2.2 beside that of 2.1."""
+def _pooled_shape(config: ModelConfig, router: Router, **changes: Any) -> ModelConfig:
+    """The shape of 2.2 for a shape of 2.1."""
     assert config.mixture is not None
     mixture = replace(config.mixture, router=router)
     return replace(config, mixture=mixture, sampling=SAMPLING_22, **changes)
@@ -181,10 +182,10 @@ LLADA2 = Family(
         "llada2-mini": _LLADA2_MINI,
         "llada2.1-mini": _LLADA2_MINI,
         "llada2-flash": _LLADA2_FLASH,
-        "llada2.2-mini": _in_pools(_LLADA2_MINI, _ROUTER_22, **_LLADA22),
-        "llada2.2-flash": _in_pools(_LLADA2_FLASH, _ROUTER_22, **_LLADA22),
+        "llada2.2-mini": _pooled_shape(_LLADA2_MINI, _ROUTER_22, **_LLADA22),
+        "llada2.2-flash": _pooled_shape(_LLADA2_FLASH, _ROUTER_22, **_LLADA22),
         "llada2-tiny": _LLADA2_TINY,
-        "llada2.2-tiny": _in_pools(
+        "llada2.2-tiny": _pooled_shape(
             _LLADA2_TINY, replace(_ROUTER_22, pool=4, block=8), edit_tokens=EditTokens(253, 254), stop_ids=(250, 251)
         ),
     },

@@ -22,12 +22,12 @@ _UNREAD = (
 
 
 def _recognises(raw: Mapping[str, Any]) -> bool:
-    """The published config.json says "llada", the dense family's name."""
+    """Whether a config.json has "llada", the dense family's name, but an architecture or experts of this one."""
     model_type, architectures = raw.get("model_type"), raw.get("architectures")
     if not isinstance(model_type, str) or model_type.casefold() != "llada":
         return False
-    named = isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
-    return named or raw.get("num_experts") is not None
+    has_class = isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
+    return has_class or raw.get("num_experts") is not None
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -55,7 +55,8 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _dense_layers(fields: Fields) -> tuple[int, ...]:
     """Layers whose entry in `moe_layer_freq` is 0; the list has one entry a layer."""
-    layers, frequency = fields.integer("num_hidden_layers", most=LAYERS), fields.get("moe_layer_freq")
+    layers = fields.integer("num_hidden_layers", most=LAYERS)
+    frequency = fields.get("moe_layer_freq")
     if not isinstance(frequency, list) or len(frequency) != layers or any(entry not in (0, 1) for entry in frequency):
         raise fields.unfit("moe_layer_freq", f"a list of {layers} numbers, one a layer: 0 is dense, 1 has experts")
     return tuple(layer for layer, entry in enumerate(frequency) if not entry)

@@ -1,4 +1,4 @@
-"""ModernBERT (BERT-Chat of dLLM): an encoder that was trained to denoise. Two layers of three see neighbours alone."""
+"""ModernBERT (BERT-Chat of dLLM): an encoder that was trained to denoise. Two layers of three are sliding."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from remask.families.a2d import SAMPLING
 from remask.families.family import Family, TensorNames, tiny
-from remask.families.fields import LAYERS, NEAR, VOCAB, WHOLE, Fields
+from remask.families.fields import FULL, LAYERS, SLIDING, VOCAB, Fields
 from remask.model.config import ModelConfig, Sliding
 
 # Of the published vocabulary: no key of config.json names the mask.
@@ -23,7 +23,9 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields.only("rope_scaling", None, optional=True)
     heads, vocab = fields.integer("num_attention_heads"), fields.integer("vocab_size", most=VOCAB)
     fields.only("num_key_value_heads", heads, optional=True)
-    near, theta, near_theta = _near_layers(fields), _theta(fields, WHOLE, "global"), _theta(fields, NEAR, "local")
+    sliding = _sliding_layers(fields)
+    theta = _theta(fields, FULL, "global")
+    sliding_theta = _theta(fields, SLIDING, "local")
     return ModelConfig(
         family="modernbert",
         layers=fields.integer("num_hidden_layers", most=LAYERS),
@@ -39,7 +41,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         mask_id=fields.mask(vocab),
         stop_ids=tuple(dict.fromkeys(fields.tokens("eos_token_id", vocab))),
         tied=fields.flag("tie_word_embeddings", True),
-        sliding=Sliding(near, _reach(fields), near_theta) if near else None,
+        sliding=Sliding(sliding, _reach(fields), sliding_theta) if sliding else None,
         norm="layer",
         embed_norm=True,
         head_dense=True,
@@ -49,20 +51,20 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _near_layers(fields: Fields) -> tuple[int, ...]:
-    """The layers that see neighbours alone: `layer_types` of transformers 5, or all but every so many."""
+def _sliding_layers(fields: Fields) -> tuple[int, ...]:
+    """The sliding layers: those in `layer_types` of transformers 5, or all but every n-th layer."""
     layers, kinds = fields.integer("num_hidden_layers", most=LAYERS), fields.get("layer_types")
     if kinds is None or fields.get("global_attn_every_n_layers") is not None:
         every = fields.integer("global_attn_every_n_layers")
-        pattern = [NEAR if layer % every else WHOLE for layer in range(layers)]
+        pattern = [SLIDING if layer % every else FULL for layer in range(layers)]
         if kinds not in (None, pattern):
             raise fields.unfit("layer_types", f"what 'global_attn_every_n_layers' says, {every}")
         kinds = pattern
-    return fields.near_layers(kinds, layers)
+    return fields.sliding_layers(kinds, layers)
 
 
 def _reach(fields: Fields) -> int:
-    """How many positions a row sees to each side: `sliding_window`, or half of `local_attention`."""
+    """The positions to each side that a row of a sliding layer sees: `sliding_window`, or half of `local_attention`."""
     half = fields.get("sliding_window")
     if half is None:
         return fields.integer("local_attention", least=2) // 2
@@ -71,7 +73,7 @@ def _reach(fields: Fields) -> int:
 
 
 def _theta(fields: Fields, kind: str, name: str) -> float:
-    """The base of RoPE in layers of a kind: in `rope_parameters` of transformers 5, or a key of its own."""
+    """The base of RoPE in layers of a `kind`: in `rope_parameters` of transformers 5, or the key `NAME_rope_theta`."""
     parameters = fields.get("rope_parameters")
     if parameters is None:
         return fields.number(f"{name}_rope_theta")

@@ -1,4 +1,4 @@
-"""What families on the architecture of Llama and Qwen have in common."""
+"""Names and fields that families on the architecture of Llama and Qwen have in common."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ NAMES = TensorNames(
 )
 
 HEAD_NORM_NAMES = replace(NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
-"""The same with norms of the heads of Q and K, as in Qwen3."""
+"""`NAMES` with norms of the heads of Q and K, as in Qwen3."""
 
 SHAPE_7B: Mapping[str, Any] = {
     "layers": 28,
@@ -47,9 +47,9 @@ SHAPE_7B: Mapping[str, Any] = {
 
 
 def shape(fields: Fields, head_dim: int, published_mask: int | None = None, **settings: Any) -> dict[str, Any]:
-    """`Fields.shape` with `settings`, of configurations whose switches are those of Llama and Qwen.
+    """`Fields.shape` with `settings`, for configurations with the switches of Llama and Qwen.
 
-    With `published_mask`, the mask token of Qwen's published vocabulary, the end of a turn also stops a response.
+    If the mask token is `published_mask`, that of Qwen's published vocabulary, the end of a turn also stops a response.
     """
     fields.only("hidden_act", "silu", optional=True)
     for key in ("mlp_bias", "use_mrope"):

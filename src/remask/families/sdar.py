@@ -44,8 +44,9 @@ def _config(family: str, fields: Fields, mixture: Mixture | None) -> ModelConfig
 
 
 def _dense_layers(fields: Fields) -> tuple[int, ...]:
-    """Layers in `mlp_only_layers`, and those that `decoder_sparse_step` passes over."""
-    layers, step = fields.integer("num_hidden_layers", most=LAYERS), fields.integer("decoder_sparse_step", 1)
+    """The layers in `mlp_only_layers`, and those that `decoder_sparse_step` leaves dense."""
+    layers = fields.integer("num_hidden_layers", most=LAYERS)
+    step = fields.integer("decoder_sparse_step", 1)
     dense = fields.get("mlp_only_layers")
     dense = [] if dense is None else dense
     if not isinstance(dense, list) or not all(is_whole(layer, 0, layers - 1) for layer in dense):

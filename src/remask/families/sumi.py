@@ -34,14 +34,14 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def noise_of(vocab: int, anchor: tuple[int, int]) -> Noise:
-    """Uniform noise over `vocab` tokens, special ones included."""
+    """Uniform noise over all `vocab` tokens, including special ones."""
     return Noise(UNIFORM, LOWEST, HIGHEST, vocab, NO_MASK, anchor)
 
 
-def _words(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What the authors' generation config says as sampling parameters, and what none means.
+def _read_generation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Sampling parameters of the authors' generation config, and its keys that no parameter expresses.
 
-    Their temperature holds without `do_sample`, and other samplers than the adaptive one pass over `tokens_per_step`.
+    Their temperature applies without `do_sample`, and only the adaptive sampler reads `tokens_per_step`.
     """
     rest = {key: value for key, value in raw.items() if value is not None}
     if rest.get("sampler") != "adaptive":
@@ -84,7 +84,7 @@ SUMI = Family(
     architectures=("SumiForMaskGeneration",),
     names=qwen.NAMES,
     config=_config,
-    words=_words,
+    read_generation=_read_generation,
     harmless=frozenset({"uniform_diffusion_beta_is", "uniform_diffusion_z_loss_strength"}),
     presets={
         "sumi-7b": _7B,

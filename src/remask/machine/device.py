@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.errors import ConfigError, IntegrityError, RankLostError, UnknownNameError
 from remask.machine.cpu import (
     CpuReading,
     cores,
     instructions,
+    measure_others_use,
     memory,
-    others_since,
     physical_cores,
     quota,
     usual_dtype,
@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# A smaller model's operations are over before a second thread has taken up its part, and every one of them waits for
-# the slower thread.
+# Operations of a smaller model end before a second thread has started its part, and each waits for the slower thread.
 PARAMETERS_A_THREAD = 2_000_000
 
 
@@ -42,7 +41,7 @@ class Threads:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device; `auto`: the first CUDA device, or the CPU. Raises `ConfigError` where it cannot be used."""
+    """The device `name`; "auto": the first CUDA device, or the CPU. Raises `ConfigError` if it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -56,7 +55,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 _NO_MEMORY = "DefaultCPUAllocator"
-# How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
+# Parts of PyTorch's errors that mean that the device itself has failed.
 _DEVICE_FAILED = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
 
 
@@ -67,7 +66,7 @@ def is_fatal(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE_FAILED)
 
 
-def exhausts(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that memory ran out."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
@@ -76,11 +75,11 @@ def exhausts(error: BaseException) -> bool:
 
 @contextmanager
 def allocating(what: str, ways: str, device: torch.device) -> Iterator[None]:
-    """Raise `ConfigError` where memory of `device` runs out meanwhile: for `what`, and `ways` that take less."""
+    """Raise `ConfigError` if memory runs out in the block: for `what`, with `ways` to need less of it."""
     try:
         yield
     except Exception as error:
-        if not exhausts(error):
+        if not is_out_of_memory(error):
             raise
         left = memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[::-1]
         free = "" if left is None else f" ({left[1] / 1e9:.2f} GB are left)"
@@ -91,9 +90,9 @@ def allocating(what: str, ways: str, device: torch.device) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes of a CUDA device, once what nobody uses any more has been given back.
+    """Free and total bytes of a CUDA device, after unused memory was released.
 
-    That is objects that know each other, as an engine and its parts do, and what PyTorch keeps for itself.
+    That is memory of objects in reference cycles, such as an engine and its parts, and PyTorch's cache.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -102,9 +101,9 @@ def free_memory(device: torch.device) -> tuple[int, int]:
 
 
 def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
-    """Return the number format for a model of so many `parameters`, and the reason for the choice, in words.
+    """The number format `name` for a model of `parameters` weights, and the reason for the choice in words.
 
-    `auto` is bfloat16 on accelerators, and on CPUs what `usual_dtype` says. Raises `UnknownNameError` for other names.
+    "auto" is bfloat16 on accelerators, and that of `usual_dtype` on CPUs. Raises `UnknownNameError` for unknown names.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -129,37 +128,37 @@ def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuRe
 
     Raises `ConfigError` where `asked` is no whole number from 1.
     """
-    whole("threads", asked, low=1, optional=True)
+    check_whole("threads", asked, low=1, optional=True)
     if asked is not None:
         return Threads(asked, "as asked")
     current = torch.get_num_threads()
-    named = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
-    if named is not None:
-        return Threads(current, f"from {named}")
-    there, physical = cores(), physical_cores()
-    if current not in {there, physical} | _chosen():
+    variable = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
+    if variable is not None:
+        return Threads(current, f"from {variable}")
+    logical, physical = cores(), physical_cores()
+    if current not in {logical, physical} | _chosen_thread_counts():  # else it is PyTorch's default, or ours
         return Threads(current, "as this process has set it")
-    left = f", {spare} of them left to HTTP" if spare else ""
+    reserved = f", {spare} of them left to HTTP" if spare else ""
     limits = [
         (parameters // PARAMETERS_A_THREAD, f"{parameters / 1e6:.3g} million parameters keep no more busy"),
-        (physical - spare, f"{physical} cores{left}"),
+        (physical - spare, f"{physical} cores{reserved}"),
     ]
-    if (allowed := quota()) is not None and allowed < physical:
-        limits.append((int(allowed) - spare, f"the container may use {allowed:g} of {there} cores{left}"))
-    if (others := others_since(since)) is not None:
-        limits.append((int(there - others.used + 0.5), f"other processes use {others.used:.1f} of {there} cores"))
+    if (cpu_quota := quota()) is not None and cpu_quota < physical:
+        limits.append((int(cpu_quota) - spare, f"the container may use {cpu_quota:g} of {logical} cores{reserved}"))
+    if (others := measure_others_use(since)) is not None:
+        limits.append((int(logical - others.used + 0.5), f"other processes use {others.used:.1f} of {logical} cores"))
     number, why = min(limits, key=lambda limit: limit[0])
     return Threads(max(1, number), why)
 
 
 def set_threads(threads: Threads) -> None:
-    """Let PyTorch compute on so many threads, in the whole process."""
+    """Make PyTorch compute on this number of threads, in the whole process."""
     if threads.number != torch.get_num_threads():
         torch.set_num_threads(threads.number)
-        _chosen().add(threads.number)
+        _chosen_thread_counts().add(threads.number)
 
 
 @functools.cache
-def _chosen() -> set[int]:
-    """The numbers of threads that models were given here, which a later one must not take for the user's."""
+def _chosen_thread_counts() -> set[int]:
+    """The numbers of threads that `set_threads` has set, so that a later model does not take them for the user's."""
     return set()

@@ -1,4 +1,4 @@
-"""Files that commands write, and where they are kept. A disk may fill up: what a file held before stays whole."""
+"""Files that commands write, and the cache folder. If a disk is full, the earlier content of a file is unchanged."""
 
 import os
 from collections.abc import Iterator
@@ -10,22 +10,21 @@ from remask.errors import ConfigError, OutputError, RemaskError
 
 
 def cache_folder() -> Path:
-    """Where this package keeps what it may find out again: `$XDG_CACHE_HOME/remask`, or `~/.cache/remask`."""
+    """The folder for files that can be made again: `$XDG_CACHE_HOME/remask`, or `~/.cache/remask`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remask"
 
 
 @contextmanager
 def whole_file(what: str, path: str | Path, error: type[RemaskError] = OutputError) -> Iterator[Path]:
-    """Give a draft to write to, which takes the place of the file `path` at the end.
+    """The path of a draft, which replaces the file `path` at the end of the block.
 
-    An interrupted or failed write leaves the earlier file as it was. A link stays one: the file that it names is
-    replaced. What is no regular file, such as a device or a pipe, is written directly. `what` names the file in errors,
-    as "the result". Raises an `error` where the file cannot be written.
+    If the block fails, the earlier file is unchanged. Of a link, the file that it points to is replaced. Devices and
+    pipes are written directly. Raises an `error` if the file cannot be written; `what` names it there, as "the result".
     """
     target = Path(path)
     direct = target.exists() and not target.is_file()
     target = target if direct else Path(os.path.realpath(target))
-    # The end of the name stays: libraries that draw choose the format by it.
+    # The suffix stays, as plotting libraries choose the format by it.
     draft = target if direct else target.with_name(f".{os.getpid()}.{target.name}")
     try:
         yield draft
@@ -46,14 +45,15 @@ def write_whole(what: str, path: str | Path, text: str, error: type[RemaskError]
 
 
 class LineFile:
-    """Lines, which reach the file one by one and as a whole. Raises `ConfigError` where it cannot be opened."""
+    """A file of lines, each of which is written whole or not at all. Raises `ConfigError` if it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         try:
             self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - closed by `__exit__`
         except OSError as error:
             raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error
-        self._path, self._size, self._lines = path, 0, 0
+        self._path = path
+        self._size = self._lines = 0
 
     def __enter__(self) -> "LineFile":
         return self
@@ -62,19 +62,19 @@ class LineFile:
         self._file.close()
 
     def write(self, line: str) -> None:
-        """Add a line, given without its end. Raises `OutputError` where it cannot be written as a whole."""
-        rest = line.encode() + b"\n"
-        whole = len(rest)
+        """Append `line` and a line end. If it cannot be written whole, truncates the file and raises `OutputError`."""
+        content = line.encode() + b"\n"
+        written = 0
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while written < len(content):
+                written += self._file.write(content[written:])
         except BrokenPipeError:
-            raise  # no full disk: whoever read has gone
+            raise  # the reader has ended; the disk is not full
         except OSError as error:
-            with suppress(OSError):  # a device takes back nothing
+            with suppress(OSError):  # a device cannot be truncated
                 self._file.truncate(self._file.seek(self._size))
             raise OutputError(
                 f"{self._path!r} cannot be written: {error.strerror}; it holds the {self._lines} lines written before"
             ) from error
-        self._size += whole
+        self._size += len(content)
         self._lines += 1

@@ -1,11 +1,11 @@
-"""Processes that work for this one under limits of time and memory, on what clients or checkpoints have written.
+"""Helper processes with limits of time and memory, for input that clients or checkpoints have written.
 
-Both sides send frames: a byte that says what a frame is, a length of eight bytes, and so many bytes of content. The
-first one names the task and its limits; each later one is a question, which the helper answers with a frame. A task is
-a function that gets its settings once, and returns the function that answers questions. What takes too long ends the
+Both sides send frames: a byte for the kind of frame, a length of eight bytes, and the content. The first frame names
+the task and its limits; each later one is a question, which the helper answers with a frame. A task is a function that
+gets its settings once, and returns the function that answers questions. A question that takes too long ends the
 process, by a signal that nothing in it can catch.
 
-A helper runs `main`, and imports nothing of remask but this file and its task, so that it is small and starts quickly.
+A helper runs `main`, and imports only this file and its task of remask, so that it is small and starts quickly.
 """
 
 import marshal
@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 Helper: TypeAlias = subprocess.Popen[bytes]
 Answers: TypeAlias = Callable[[bytes], bytes]
-"""Answers a question of a task. Raises `RefusedError` or `FailedError`; whatever else it raises is a failure too."""
+"""Answers a question of a task. Raises `RefusedError` or `FailedError`; any other exception is a failure too."""
 
 _HEAD = struct.Struct("<cQ")
 _QUESTION, _ANSWER, _REFUSED, _FAILED = b"Q", b"A", b"R", b"F"
@@ -33,34 +33,34 @@ _PROGRAM = "from remask.machine.helper import main; main()"
 
 
 class RefusedError(Exception):
-    """A task does not do what it was asked for; the text says why."""
+    """A task refuses a question; the text is the reason."""
 
 
 class FailedError(Exception):
-    """A task fails on what it was asked for; the text says why."""
+    """A task fails on a question; the text is the reason."""
 
 
 class HelperError(Exception):
-    """A helper gave no answer: the task failed, went beyond a limit, or its process ended. The text says which."""
+    """A helper gave no answer: the task failed, exceeded a limit, or its process ended. The text says which."""
 
 
 class LateError(HelperError):
-    """A helper took longer than a caller waits."""
+    """A helper took longer than the caller's `wait`."""
 
 
 class Helpers:
     """Processes of one task, one for each thread that asks at the same time.
 
-    A process is started when it is first needed, kept for the next question, and replaced where it has ended. It ends
-    with this object, or with the process that made it.
+    A process is started when it is needed, used again for later questions, and replaced if it has ended. It ends with
+    this object, or with the process that made it.
 
     Args:
         task: the function of the task, as "module:name".
-        settings: what that function gets.
-        seconds: processor time of one answer.
-        memory: bytes that a process may have.
-        background: who waits for a step goes before it.
-        wait: seconds by the clock after which an answer is late; None: it is waited for.
+        settings: argument of that function.
+        seconds: processor time of one answer, at most.
+        memory: bytes of address space of a process, at most.
+        background: whether the processes have a low priority.
+        wait: seconds of wall time after which an answer is late; None: no limit.
     """
 
     def __init__(
@@ -75,21 +75,25 @@ class Helpers:
     ) -> None:
         limits = {"seconds": seconds, "memory": memory, "background": background}
         self._job = marshal.dumps({"task": task, "settings": settings, **limits})
-        self._seconds, self._memory, self._wait = seconds, memory, wait
+        self._seconds = seconds
+        self._memory = memory
+        self._wait = wait
         self.idle: list[Helper] = []
         weakref.finalize(self, _end, self.idle)
 
     def ask(self, question: bytes) -> bytes:
-        """What a process answers. Safe on any thread; the interpreter's lock is not held meanwhile.
+        """The answer of a process to `question`. Safe on any thread; the interpreter's lock is not held meanwhile.
 
-        Raises `RefusedError` where the task does, and `HelperError` where there is no answer.
+        Raises `RefusedError` if the task does, `LateError` after `wait` seconds, and `HelperError` if there is no
+        answer.
         """
-        helper, late = self._take(), threading.Event()
-        alarm = None if self._wait is None else threading.Timer(self._wait, _stop, (helper, late))
+        helper = self._take()
+        late = threading.Event()
+        alarm = None if self._wait is None else threading.Timer(self._wait, _kill_late, (helper, late))
         try:
             if alarm is not None:
                 alarm.start()
-            kind, content = _asked(helper, question)
+            kind, content = _exchange(helper, question)
         except BaseException:
             _end([helper])
             raise
@@ -111,19 +115,19 @@ class Helpers:
         raise RefusedError(reason) if kind == _REFUSED else HelperError(reason)
 
     def close(self) -> None:
-        """End the processes that answer nothing now."""
+        """End the idle processes."""
         _end(self.idle)
 
     def _take(self) -> Helper:
-        """A process that nobody else speaks to."""
+        """An idle process, or a new one. The caller has it alone."""
         while self.idle:
             with suppress(IndexError):  # another thread was quicker
                 helper = self.idle.pop()
                 if helper.poll() is None:
                     return helper
                 _end([helper])
-        # `-P`: a file where the server was started must not stand for a module. The session of its own keeps an
-        # interrupt in the terminal from it.
+        # `-P`: files in the working directory must not replace modules. In a session of its own, the process does not
+        # get an interrupt from the terminal.
         command = [sys.executable, "-P", "-c", _PROGRAM]
         helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert helper.stdin is not None
@@ -132,29 +136,29 @@ class Helpers:
         return helper
 
 
-def _asked(helper: Helper, question: bytes) -> tuple[bytes | None, bytes]:
-    """The kind and the content of the answer of a process; no kind where it ended instead."""
+def _exchange(helper: Helper, question: bytes) -> tuple[bytes | None, bytes]:
+    """Send `question`, and return kind and content of the answer. The kind is None if the process has ended."""
     assert helper.stdin is not None
     assert helper.stdout is not None
-    with suppress(BrokenPipeError):  # a process that has ended answers nothing
+    with suppress(BrokenPipeError):  # the process has ended, so there will be no answer
         helper.stdin.write(_frame(_QUESTION, question))
         helper.stdin.flush()
     head = helper.stdout.read(_HEAD.size)
     if len(head) == _HEAD.size:
         kind, length = _HEAD.unpack(head)
         content = helper.stdout.read(length)
-        if len(content) == length:  # less of a process that was ended meanwhile, such as for want of memory
+        if len(content) == length:  # shorter if the process has ended meanwhile, such as for lack of memory
             return kind, content
     return None, b""
 
 
-def _stop(helper: Helper, late: threading.Event) -> None:
+def _kill_late(helper: Helper, late: threading.Event) -> None:
     late.set()
     helper.kill()
 
 
 def _end(helpers: list[Helper]) -> None:
-    """End processes and close what leads to them. The status of one that has ended by itself is kept."""
+    """Kill processes and close their pipes. The status of a process that has already ended is unchanged."""
     while helpers:
         helper = helpers.pop()
         helper.kill()
@@ -171,7 +175,7 @@ def _frame(kind: bytes, content: bytes) -> bytes:
 
 def main() -> None:
     """Answer frames until standard input ends."""
-    frames = _received()
+    frames = _read_frames()
     job = marshal.loads(next(frames))
     answers: Answers = resolve_name(job["task"])(job["settings"])
     if sys.platform != "win32":
@@ -179,45 +183,45 @@ def main() -> None:
         _limit_memory(job["memory"])
     for question in frames:
         kind = _FAILED
-        _allow(job["seconds"])
+        _limit_time(job["seconds"])
         try:
             content = answers(question)
             kind = _ANSWER
         except RefusedError as error:
-            kind, content = _REFUSED, _reason(str(error))
+            kind, content = _REFUSED, _encode_reason(str(error))
         except MemoryError:
-            content = _reason(f"it needs more than {job['memory'] >> 20} MiB of memory")
+            content = _encode_reason(f"it needs more than {job['memory'] >> 20} MiB of memory")
         except FailedError as error:
-            content = _reason(str(error))
-        except Exception as error:  # what a client's or a checkpoint's text raises
-            content = _reason(f"{type(error).__name__}: {error}")
-        _allow(0)
+            content = _encode_reason(str(error))
+        except Exception as error:  # a client's or a checkpoint's text may raise anything
+            content = _encode_reason(f"{type(error).__name__}: {error}")
+        _limit_time(0)
         sys.stdout.buffer.write(_frame(kind, content))
         sys.stdout.buffer.flush()
 
 
-def _reason(text: str) -> bytes:
+def _encode_reason(text: str) -> bytes:
     return text[:_REASON].encode("utf-8", "surrogatepass")
 
 
-def _received() -> Iterator[bytes]:
+def _read_frames() -> Iterator[bytes]:
     source = sys.stdin.buffer
     while len(head := source.read(_HEAD.size)) == _HEAD.size:
         yield source.read(_HEAD.unpack(head)[1])
 
 
 def _limit_memory(size: int) -> None:
-    """Let the process have at most `size` bytes of address space, and write no file of its memory when it dies."""
+    """Limit this process to `size` bytes of address space, and disable core dumps."""
     import resource
 
-    for kind, most in ((resource.RLIMIT_AS, size), (resource.RLIMIT_CORE, 0)):
-        # A system may refuse a limit. Time and length are limited all the same.
+    for kind, limit in ((resource.RLIMIT_AS, size), (resource.RLIMIT_CORE, 0)):
+        # A system may refuse a limit. Time and length are still limited.
         with suppress(OSError, ValueError):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (limit, limit))
 
 
-def _allow(seconds: float) -> None:
-    """End the process after so many seconds of processor time from now; 0 takes the limit back."""
+def _limit_time(seconds: float) -> None:
+    """End this process after `seconds` of processor time from now; 0 removes the limit."""
     if sys.platform != "win32":
         # Nobody handles SIGPROF here, so it ends the process even inside of one long operation.
         signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -1,4 +1,4 @@
-"""Between host and device: arrays go there without a wait, and what comes back is the one thing that is waited for."""
+"""Transfers between host and device: arrays are sent without waiting, and only results are waited for."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 
 def send(array: NDArray[Any], device: torch.device) -> Tensor:
-    """`array` on `device`, of the same type. On a CPU they share their memory.
+    """`array` on `device`, with the same dtype. On a CPU they share their memory. The host does not wait.
 
-    Only pinned memory is copied while the host goes on. The caching allocator keeps a pinned copy until it has been
-    read.
+    The copy is from pinned memory, as others block the host; the caching allocator keeps it until it was read.
     """
-    sent = torch.from_numpy(np.ascontiguousarray(array))
-    return sent if device.type == "cpu" else sent.pin_memory().to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Arrival:
-    """A tensor on its way to the host, which nobody writes to. What is queued on the device later does not delay it."""
+    """A tensor being copied to the host, and must not be written. Later work on the device does not delay it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._copied = tensor, None
+        self._tensor = tensor
+        self._copied = None
         if tensor.is_cuda:
             self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensor.copy_(tensor, non_blocking=True)
@@ -38,5 +38,5 @@ class Arrival:
 
 
 def fetch(tensor: Tensor) -> NDArray[Any]:
-    """`tensor` on the host. Waits until the device has computed it; nothing else in a pass waits."""
+    """`tensor` on the host. Waits until the device has computed it."""
     return Arrival(tensor).wait()

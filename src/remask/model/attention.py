@@ -30,44 +30,45 @@ class Attention(Protocol):
 class ListSize:
     """The size of a work list, on which its launches depend. A list fits in any larger size."""
 
-    rows: int  # of the queries
-    units: int  # programs
+    rows: int  # number of queries
+    units: int  # number of programs
     slots: int  # entries of the list of slots
-    outputs: int  # partial results
-    merged: bool  # whether they are merged: a row has several of them, or one and a sink
+    outputs: int  # number of partial results
+    merged: bool  # they are merged: a row has several of them, or one and a sink
 
-    def rounded_up(self, rows: int) -> "ListSize":
-        """The same for `rows` rows, with all else a power of two, so that few sizes serve many lists."""
-        units, slots, outputs = (1 << (number - 1).bit_length() for number in (self.units, self.slots, self.outputs))
+    def round_up(self, rows: int) -> "ListSize":
+        """This size for `rows` rows, with all other counts rounded up to powers of two: few sizes serve many lists."""
+        units, slots, outputs = (1 << (count - 1).bit_length() for count in (self.units, self.slots, self.outputs))
         return ListSize(rows, units, slots, outputs, self.merged)
 
     @property
     def lengths(self) -> list[int]:
-        """Of the arrays of integers that describe a list of this size.
+        """Lengths of the arrays of integers that describe a list of this size.
 
-        They are units [5 units], slots [slots], reach and skip [outputs], the numbers of partial results in the order
-        of their rows [outputs], and where each row's begin there [rows + 1]; these two are 0 unless `merged`.
+        The arrays are units [5 units], slots [slots], reach and skip [outputs] each, the numbers of partial results in
+        the order of their rows [outputs], and the index there of each row's first [rows + 1]. The last two are zeros
+        unless `merged`.
         """
         return [5 * self.units, self.slots, self.outputs, self.outputs, self.outputs, self.rows + 1]
 
 
 @runtime_checkable
 class SizedAttention(Attention, Protocol):
-    """Attention that launches the same for all lists of one size, so that a device graph can hold it.
+    """Attention that launches the same kernels for all lists of one size, so that a device graph can hold it.
 
-    `heads` are those of queries, and `groups` those of K and V.
+    There are `heads` heads of queries, and `groups` heads of K and V.
     """
 
     def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
-        """The size of `work`, for rows with a `sink` or without one."""
+        """The size of `work` for queries with or without a `sink`."""
 
     def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
-        """`work` as it is read on the device, int32: arrays of `size.lengths`, one after the other."""
+        """`work` as the device reads it, int32 [sum of `size.lengths`]: the arrays one after the other."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
-        """As a call, of the list that stands in `numbers`. Rows of `q` [size.rows, ...] in no unit get any result.
+        """Attention as by a call, with the list in `numbers`. Rows of `q` [size.rows, ...] in no unit are undefined.
 
-        Raises `ValueError` where there is a sink of which `size` was not told.
+        Raises `ValueError` if there is a sink and `size` was asked for without one.
         """
 
 
@@ -75,105 +76,110 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 
 class NumpyAttention:
-    """Softmax of scores in float64; scores s become `cap` * tanh(s / `cap`) first.
-
-    It runs on the host: K and V on another device are copied at each call.
-    """
+    """Attention in float64 on the host, to which K and V are copied. Scores s become `cap` * tanh(s / `cap`)."""
 
     def __init__(self, cap: float | None = None) -> None:
         self.cap = cap
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        queries, slots = _doubles(q), torch.from_numpy(work.slots).to(k.device).long()
-        keys, values = _doubles(k[slots]), _doubles(v[slots])
+        queries, slots = _to_float64(q), torch.from_numpy(work.slots).to(k.device).long()
+        keys, values = _to_float64(k[slots]), _to_float64(v[slots])
         outputs = np.zeros((work.outputs, *queries.shape[1:]))
         sums = np.full((work.outputs, queries.shape[1]), -np.inf)
         for row, rows, slot, count, first in work.units.tolist():
-            reach = np.full(rows, count) if work.reach is None else work.reach[first : first + rows]
-            skip = np.zeros_like(reach) if work.skip is None else work.skip[first : first + rows]
-            part = slice(slot, slot + count)
-            those = slice(first, first + rows)
-            outputs[those], sums[those] = self._partial(
+            part, results = slice(slot, slot + count), slice(first, first + rows)
+            reach = np.full(rows, count) if work.reach is None else work.reach[results]
+            skip = np.zeros_like(reach) if work.skip is None else work.skip[results]
+            outputs[results], sums[results] = self._partial(
                 queries[row : row + rows], keys[part], values[part], reach, skip
             )
         owners = work.owners
         if sink is not None:
-            key, value = (_doubles(vector)[None] for vector in sink)
+            key, value = (_to_float64(vector)[None] for vector in sink)
             ones = np.ones(len(queries), dtype=np.int32)
             partial, score = self._partial(queries, key, value, ones, ones - 1)
             outputs, sums = np.concatenate([outputs, partial]), np.concatenate([sums, score])
             owners = np.concatenate([owners, np.arange(len(queries), dtype=np.int32)])
-        return torch.from_numpy(_merged(outputs, sums, owners, len(queries))).to(q.device, q.dtype).flatten(1)
+        return torch.from_numpy(_merge(outputs, sums, owners, len(queries))).to(q.device, q.dtype).flatten(1)
 
     def _partial(self, q: Doubles, k: Doubles, v: Doubles, reach: Ints, skip: Ints) -> tuple[Doubles, Doubles]:
-        """Attention of rows [n, heads, Dh] to the slots `skip` .. `reach` - 1 of m, [n], and log-sum-exp [n, heads].
+        """Attention of each of n rows to the slots `skip` .. `reach` - 1 of m: [n, heads, Dh], log-sum-exps [n, heads].
 
-        There may be no rows, as where all of a layer are held.
+        There may be no rows, as in a layer in which all are held.
         """
         n, heads, dim = q.shape
         groups = k.shape[1]
-        share = heads // groups
+        group_size = heads // groups
         # [kv heads, n * query heads of the kv head, Dh]
-        rows = q.reshape(n, groups, share, dim).transpose(1, 0, 2, 3).reshape(groups, n * share, dim)
+        rows = q.reshape(n, groups, group_size, dim).transpose(1, 0, 2, 3).reshape(groups, n * group_size, dim)
         scores = rows @ k.transpose(1, 2, 0) / math.sqrt(dim)
         if self.cap is not None:
             scores = self.cap * np.tanh(scores / self.cap)
-        place = np.arange(len(k))
-        unseen = (place >= np.repeat(reach, share)[:, None]) | (place < np.repeat(skip, share)[:, None])
+        index = np.arange(len(k))
+        unseen = (index >= np.repeat(reach, group_size)[:, None]) | (index < np.repeat(skip, group_size)[:, None])
         scores[:, unseen] = -np.inf
-        top = scores.max(axis=-1, keepdims=True)
-        top[np.isneginf(top)] = 0  # of a row that sees none of these slots
-        weights = np.exp(scores - top)
+        maximum = scores.max(axis=-1, keepdims=True)
+        maximum[np.isneginf(maximum)] = 0  # of a row that sees none of the slots
+        weights = np.exp(scores - maximum)
         total = weights.sum(axis=-1, keepdims=True)
         with np.errstate(divide="ignore"):
-            sums = top + np.log(total)
+            sums = maximum + np.log(total)
         out = weights @ v.transpose(1, 0, 2) / np.where(total == 0, 1, total)
         out, sums = (
-            part.reshape(groups, n, share, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
+            part.reshape(groups, n, group_size, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
             for part, width in ((out, v.shape[-1]), (sums, 1))
         )
         return out, sums[..., 0]
 
 
-def _merged(outputs: Doubles, sums: Doubles, owners: NDArray[np.int32], rows: int) -> Doubles:
-    """Partial results [P, heads, Dh] with log-sum-exps [P, heads] as one result a row, [rows, heads, Dh]."""
-    top = np.full((rows, sums.shape[1]), -np.inf)
-    np.maximum.at(top, owners, sums)
-    shares = np.exp(sums - top[owners])[..., None]
+def _merge(outputs: Doubles, sums: Doubles, owners: NDArray[np.int32], rows: int) -> Doubles:
+    """Merge partial results [P, heads, Dh] with log-sum-exps [P, heads] into one result a row, [rows, heads, Dh]."""
+    maximum = np.full((rows, sums.shape[1]), -np.inf)
+    np.maximum.at(maximum, owners, sums)
+    weights = np.exp(sums - maximum[owners])[..., None]
     out, total = np.zeros((rows, *outputs.shape[1:])), np.zeros((rows, sums.shape[1], 1))
-    np.add.at(out, owners, shares * outputs)
-    np.add.at(total, owners, shares)
+    np.add.at(out, owners, weights * outputs)
+    np.add.at(total, owners, weights)
     return out / total
 
 
-def _doubles(x: Tensor) -> Doubles:
+def _to_float64(x: Tensor) -> Doubles:
     return x.detach().to("cpu", torch.float64).numpy()
 
 
-ROWS = 256  # whose keys and values are copied at a time
+ROWS = 256  # rows whose keys and values are copied at a time
 
 
-def attend_near(
-    q: Tensor, k: Tensor, v: Tensor, near: Neighbours, reach: int, sink: Sink | None = None, cap: float | None = None
+def attend_sliding(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    neighbours: Neighbours,
+    reach: int,
+    sink: Sink | None = None,
+    cap: float | None = None,
 ) -> Tensor:
-    """Attention [N, heads * Dh] of rows `q` [N, heads, Dh] to `reach` positions to each side. Their own K/V are there.
+    """Attention [N, heads * Dh] of `q` [N, heads, Dh] to `reach` positions to each side, and to the row's own.
 
-    `k`, `v`, `sink` and `cap` are as of `Attention`, which is for rows that the host knows. The host does not wait.
+    It is for rows that only the device knows; `k`, `v`, `sink` and `cap` are those of `Attention`. K and V of the rows
+    themselves must have been written. The host does not wait.
     """
-    wide, groups, dim = torch.promote_types(q.dtype, torch.float32), k.shape[1], q.shape[2]
-    offsets, parts = torch.arange(-reach, reach + 1, device=q.device), [q[:0].flatten(1)]
-    for rows, places in zip(torch.split(q, ROWS), torch.split(near.places, ROWS, 1), strict=True):
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    groups, dim = k.shape[1], q.shape[2]
+    offsets = torch.arange(-reach, reach + 1, device=q.device)
+    parts = [q[:0].flatten(1)]
+    for rows, places in zip(torch.split(q, ROWS), torch.split(neighbours.places, ROWS, 1), strict=True):
         centre, first, end = places[:, :, None]
-        at = centre + offsets
-        seen = (at >= first) & (at < end)
-        # What a row does not see may be unwritten, so its own slot is read instead.
-        slots = near.slots[torch.where(seen, at, centre)]
-        keys, values = k[slots].to(wide), v[slots].to(wide)
+        index = centre + offsets
+        seen = (index >= first) & (index < end)
+        # Slots that a row does not see may be unwritten, so its own is read instead.
+        slots = neighbours.slots[torch.where(seen, index, centre)]
+        keys, values = k[slots].to(dtype), v[slots].to(dtype)
         if sink is not None:
             seen = F.pad(seen, (0, 1), value=True)
-            alike = (vector.to(wide).expand(len(rows), 1, -1, -1) for vector in sink)
-            keys, values = (torch.cat(pair, 1) for pair in zip((keys, values), alike, strict=True))
-        queries = rows.to(wide).view(len(rows), groups, -1, dim) * (1 / math.sqrt(dim))
+            sink_key, sink_value = (vector.to(dtype).expand(len(rows), 1, -1, -1) for vector in sink)
+            keys, values = torch.cat((keys, sink_key), 1), torch.cat((values, sink_value), 1)
+        queries = rows.to(dtype).view(len(rows), groups, -1, dim) * (1 / math.sqrt(dim))
         scores = torch.einsum("ngsd,nwgd->ngsw", queries, keys)
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)

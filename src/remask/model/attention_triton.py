@@ -16,18 +16,18 @@ from torch import Tensor
 
 from remask.machine.transfers import send
 from remask.model.attention import ListSize, Sink
-from remask.model.layer_triton import launch, rounded
+from remask.model.layer_triton import launch, round_to
 from remask.model.work_list import FIRST_ROW, ROWS, SLOTS, Ints, WorkList
 
-TILE = 64  # rows of query heads that a unit has, at most
-# Partial results cost memory traffic, so K and V are cut only where a stage would have fewer programs than these, which
-# are two for each multiprocessor of an H100. Pieces have a multiple of `PIECE` slots.
+TILE = 64  # rows times query heads of a K/V head that a unit has, at most
+# Partial results cost memory traffic, so K and V are cut only if a stage has fewer programs than this, two for each
+# multiprocessor of an H100. Pieces have a multiple of `PIECE` slots.
 PROGRAMS, PIECE = 264, 64
 MERGED_HEADS = 8  # query heads of a row that a program merges
 
 
 class TritonAttention:
-    """Attention of any list in one launch, and another where rows have several partial results or a sink.
+    """Attention of a list in one launch, and in another one if rows have several partial results or a sink.
 
     Inputs are float32, bfloat16 or float16; scores, sums and partial results are float32. Scores s become
     `cap` * tanh(s / `cap`). Weights are rounded to the dtype of V before they are multiplied with it, as in PyTorch's
@@ -42,11 +42,11 @@ class TritonAttention:
             return q.flatten(1)
         heads, groups = q.shape[1], k.shape[1]
         size = self.size(work, heads, groups, sink=sink is not None)
-        return self.run(q, k, v, work.once(_sent, heads, groups, size, q.device), size, sink)
+        return self.run(q, k, v, work.derive(_device_numbers, heads, groups, size, q.device), size, sink)
 
     def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
         """See `SizedAttention`."""
-        return work.once(_size, heads, groups, sink)
+        return work.derive(_size, heads, groups, sink)
 
     def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """See `SizedAttention`."""
@@ -56,11 +56,11 @@ class TritonAttention:
         """See `SizedAttention`."""
         rows, heads, dim = q.shape
         groups = k.shape[1]
-        units, slots, reach, skip, parts, first = torch.split(numbers, size.lengths)
+        units, slots, reach, skip, order, first = torch.split(numbers, size.lengths)
         out = q.new_empty(rows, heads, dim)
         if sink is not None and not size.merged:
             raise ValueError("the size of the list was asked for without a sink, and there is one")
-        part = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if size.merged else out
+        partial = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if size.merged else out
         sums = q.new_empty((size.outputs, heads), dtype=torch.float32)
         capped = self.cap is not None
         scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
@@ -68,7 +68,7 @@ class TritonAttention:
         tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merged=size.merged)
         launch(
             _attend, (size.units, groups, tiles),
-            q, k, v, units, slots, reach, skip, part, sums, scale, cap,
+            q, k, v, units, slots, reach, skip, partial, sums, scale, cap,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), **options,
         )  # fmt: skip
         if size.merged:
@@ -76,7 +76,7 @@ class TritonAttention:
             tiles, options = merge_options(heads, groups, dim, capped=capped, sink=sink is not None)
             launch(
                 _merge, (rows, tiles),
-                q, part, sums, parts, first, keys, values, out, scale, cap, q.stride(0), q.stride(1), **options,
+                q, partial, sums, order, first, keys, values, out, scale, cap, q.stride(0), q.stride(1), **options,
             )  # fmt: skip
         return out.flatten(1)
 
@@ -84,73 +84,73 @@ class TritonAttention:
 def attend_options(
     heads: int, groups: int, dim: int, dtype: torch.dtype, *, capped: bool, merged: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Programs of a unit and a K/V head, and the constants and options of `_attend` for `heads` of `dim` channels.
+    """The number of programs of a unit and a K/V head, and the constants of `_attend` for `heads` of `dim` channels.
 
-    The more slots a program reads at a time, the fewer instructions stand between products, and the more registers are
-    taken: none is spilled. Float32 has no matrix units at full precision, and its products keep their operands in
+    The more slots a program reads at a time, the fewer instructions it needs between products, and the more registers:
+    none is spilled. There are no matrix units for float32 at full precision, and its products keep their operands in
     registers, so a program computes few rows too.
     """
-    share = heads // groups
-    rows = max(16, triton.next_power_of_2(_tall(share) * share))
-    full = dtype == torch.float32
-    tile, keys = (16, 16) if full else (rows, 64 if dim <= 128 else 32)
+    group_size = heads // groups
+    rows = max(16, triton.next_power_of_2(_unit_rows(group_size) * group_size))
+    tile, keys = (16, 16) if dtype == torch.float32 else (rows, 64 if dim <= 128 else 32)
     options = {"ROWS": tile, "KEYS": keys, "MERGED": merged, "num_warps": 4}
-    return rows // tile, options | _shape(heads, groups, dim, capped)
+    return rows // tile, options | _shape_constants(heads, groups, dim, capped)
 
 
 def merge_options(heads: int, groups: int, dim: int, *, capped: bool, sink: bool) -> tuple[int, dict[str, Any]]:
-    """Programs of a row, and the constants of `_merge`."""
-    tall = min(MERGED_HEADS, triton.next_power_of_2(heads))
-    return triton.cdiv(heads, tall), {"SINK": sink, "TALL": tall} | _shape(heads, groups, dim, capped)
+    """The number of programs of a row, and the constants of `_merge`."""
+    program_heads = min(MERGED_HEADS, triton.next_power_of_2(heads))
+    constants = _shape_constants(heads, groups, dim, capped)
+    return triton.cdiv(heads, program_heads), {"SINK": sink, "TALL": program_heads} | constants
 
 
-def _shape(heads: int, groups: int, dim: int, capped: bool) -> dict[str, Any]:
+def _shape_constants(heads: int, groups: int, dim: int, capped: bool) -> dict[str, Any]:
     width = max(16, triton.next_power_of_2(dim))
     return {"HEADS": heads, "DIM": dim, "WIDTH": width, "CAPPED": capped, "SHARE": heads // groups}
 
 
-def _tall(share: int) -> int:
-    """Rows of a unit, at most."""
-    return max(1, TILE // share)
+def _unit_rows(group_size: int) -> int:
+    """The most rows of a unit, with `group_size` query heads for each K/V head."""
+    return max(1, TILE // group_size)
 
 
 def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
-    """Units of which a program computes one each, for each of the `groups` of K and V."""
-    tall = _tall(heads // groups)
-    tiles = -(-work.units[:, ROWS].astype(np.int64) // tall)
-    even = int((tiles * work.units[:, SLOTS]).sum()) * groups // PROGRAMS  # slots, if all programs had as many
-    return work.cut(tall, (even // PIECE + 1) * PIECE)
+    """`work` cut into units that one program computes for each of the `groups` K/V heads."""
+    unit_rows = _unit_rows(heads // groups)
+    tiles = -(-work.units[:, ROWS].astype(np.int64) // unit_rows)
+    mean_slots = int((tiles * work.units[:, SLOTS]).sum()) * groups // PROGRAMS  # of a program, with `PROGRAMS` of them
+    return work.cut(unit_rows, (mean_slots // PIECE + 1) * PIECE)
 
 
 def _size(work: WorkList, heads: int, groups: int, sink: bool) -> ListSize:
-    cut = work.once(_cut, heads, groups)
+    cut = work.derive(_cut, heads, groups)
     rows = int((cut.units[:, FIRST_ROW] + cut.units[:, ROWS]).max())
     return ListSize(rows, len(cut.units), len(cut.slots), cut.outputs, sink or cut.outputs > rows)
 
 
 def _numbers(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
-    """The arrays of `ListSize.lengths`. Beyond `work` they are 0, and units of 0 rows compute nothing."""
-    cut = work.once(_cut, heads, groups)
+    """The arrays of `ListSize.lengths`, padded with zeros to `size`: units of 0 rows compute nothing."""
+    cut = work.derive(_cut, heads, groups)
     reach = np.repeat(cut.units[:, SLOTS], cut.units[:, ROWS]) if cut.reach is None else cut.reach
     skip = np.zeros_like(reach) if cut.skip is None else cut.skip
-    parts: list[NDArray[Any]] = [cut.units.ravel(), cut.slots, reach, skip]
-    if size.merged:  # else nobody asks which partial results are whose
+    arrays: list[NDArray[Any]] = [cut.units.ravel(), cut.slots, reach, skip]
+    if size.merged:  # otherwise no kernel reads them
         owners = cut.owners
         order = np.argsort(owners, kind="stable")
-        parts += [order, np.searchsorted(owners[order], np.arange(size.rows + 1))]
+        arrays += [order, np.searchsorted(owners[order], np.arange(size.rows + 1))]
     numbers = np.zeros(sum(size.lengths), dtype=np.int32)
-    for room, part in zip(np.split(numbers, np.cumsum(size.lengths)[:-1]), parts, strict=False):
-        room[: len(part)] = part
+    for target, array in zip(np.split(numbers, np.cumsum(size.lengths)[:-1]), arrays, strict=False):
+        target[: len(array)] = array
     return numbers
 
 
-def _sent(work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
+def _device_numbers(work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
     return send(_numbers(work, heads, groups, size), device)
 
 
 @triton.jit
 def _capped(score, cap, CAPPED: tl.constexpr):
-    """`cap` * tanh(score / cap), by an exponential that cannot be infinite."""
+    """`cap` * tanh(score / cap), computed with an exponential that cannot overflow."""
     if CAPPED:
         small = tl.exp(-2 * tl.abs(score) / cap)
         size = cap * (1 - small) / (1 + small)
@@ -160,7 +160,7 @@ def _capped(score, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _product(a, b, EMULATED: tl.constexpr):
-    """The matrix product, float32. The interpreter multiplies no bfloat16, whose products float32 holds exactly."""
+    """The matrix product in float32. The interpreter cannot multiply bfloat16; float32 holds its products exactly."""
     if EMULATED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
@@ -176,8 +176,8 @@ def _attend(
     """`ROWS` rows of one unit and one K/V head. The query heads that share it are further rows: row r of head h is
     r * SHARE + h.
 
-    Partial results go to `outputs` [P, HEADS, DIM], normalised, and `sums` [P, HEADS], or, where each row has one only,
-    to the rows of `outputs` [N, HEADS, DIM].
+    If `MERGED`, normalised partial results go to `outputs` [P, HEADS, DIM], and their log-sum-exps to `sums`
+    [P, HEADS]. Otherwise each row has one result, which goes to `outputs` [N, HEADS, DIM].
     """
     unit = units + tl.program_id(0) * 5
     first_row, rows, first_slot = tl.load(unit), tl.load(unit + 1), tl.load(unit + 2)
@@ -186,71 +186,71 @@ def _attend(
     tile, channel = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     row, head = tile // SHARE, group * SHARE + tile % SHARE
     live, wide = row < rows, channel < DIM
-    at_q = (first_row + row).to(tl.int64) * q_row + head * q_head
-    Q = tl.load(q + at_q[:, None] + channel[None, :], mask=live[:, None] & wide[None, :], other=0.0)
-    seen = tl.load(reach + first_output + row, mask=live, other=0)
-    unseen = tl.load(skip + first_output + row, mask=live, other=0)
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    q_offset = (first_row + row).to(tl.int64) * q_row + head * q_head
+    Q = tl.load(q + q_offset[:, None] + channel[None, :], mask=live[:, None] & wide[None, :], other=0.0)
+    end = tl.load(reach + first_output + row, mask=live, other=0)
+    begin = tl.load(skip + first_output + row, mask=live, other=0)
+    maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)
-        there = key < count
-        slot = tl.load(slots + first_slot + key, mask=there, other=0).to(tl.int64)
-        within = there[:, None] & wide[None, :]
-        K = tl.load(k + slot[:, None] * k_slot + group * k_head + channel[None, :], mask=within, other=0.0)
-        V = tl.load(v + slot[:, None] * v_slot + group * v_head + channel[None, :], mask=within, other=0.0)
+        live_key = key < count
+        slot = tl.load(slots + first_slot + key, mask=live_key, other=0).to(tl.int64)
+        live_kv = live_key[:, None] & wide[None, :]
+        K = tl.load(k + slot[:, None] * k_slot + group * k_head + channel[None, :], mask=live_kv, other=0.0)
+        V = tl.load(v + slot[:, None] * v_slot + group * v_head + channel[None, :], mask=live_kv, other=0.0)
         scores = _capped(_product(Q, tl.trans(K), EMULATED) * scale, cap, CAPPED)
-        inside = (key[None, :] < seen[:, None]) & (key[None, :] >= unseen[:, None])
-        scores = tl.where(inside, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing so far
+        seen = (key[None, :] < end[:, None]) & (key[None, :] >= begin[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # of rows that have seen no slot so far
         weights = tl.exp(scores - shift[:, None])
-        fade = tl.exp(top - shift)
-        total = total * fade + tl.sum(weights, 1)
-        out = out * fade[:, None] + _product(rounded(weights, V.dtype, EMULATED), V, EMULATED)
-        top = higher
+        decay = tl.exp(maximum - shift)
+        total = total * decay + tl.sum(weights, 1)
+        out = out * decay[:, None] + _product(round_to(weights, V.dtype, EMULATED), V, EMULATED)
+        maximum = new_maximum
     out = out / tl.where(total == 0, 1.0, total)[:, None]
-    place = first_output + row if MERGED else first_row + row
-    at = place.to(tl.int64) * HEADS + head
-    out = rounded(out, outputs.dtype.element_ty, EMULATED)
-    tl.store(outputs + at[:, None] * DIM + channel[None, :], out, mask=live[:, None] & wide[None, :])
+    result = first_output + row if MERGED else first_row + row
+    offset = result.to(tl.int64) * HEADS + head
+    out = round_to(out, outputs.dtype.element_ty, EMULATED)
+    tl.store(outputs + offset[:, None] * DIM + channel[None, :], out, mask=live[:, None] & wide[None, :])
     if MERGED:
-        tl.store(sums + at, top + tl.log(tl.where(total == 0, 1.0, total)), mask=live)
+        tl.store(sums + offset, maximum + tl.log(tl.where(total == 0, 1.0, total)), mask=live)
 
 
 @triton.jit
 def _merge(
-    q, partial, sums, parts, first, sink_k, sink_v, out, scale, cap, q_row, q_head,
+    q, partial, sums, order, first, sink_k, sink_v, out, scale, cap, q_row, q_head,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, SINK: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
-    """`TALL` query heads of one row: their partial results, and the sink's that is always there, by log-sum-exps."""
+    """`TALL` query heads of one row: merges their partial results and that of the sink by log-sum-exps."""
     row = tl.program_id(0)
     head, channel = tl.program_id(1) * TALL + tl.arange(0, TALL), tl.arange(0, WIDTH)
-    there = head < HEADS
-    live = there[:, None] & (channel < DIM)[None, :]
-    top = tl.full((TALL,), float("-inf"), tl.float32)
+    live_head = head < HEADS
+    live = live_head[:, None] & (channel < DIM)[None, :]
+    maximum = tl.full((TALL,), float("-inf"), tl.float32)
     total = tl.zeros((TALL,), tl.float32)
     acc = tl.zeros((TALL, WIDTH), tl.float32)
     if SINK:
-        at_sink = (head // SHARE)[:, None] * DIM + channel[None, :]
-        at_q = row.to(tl.int64) * q_row + head * q_head
-        query = tl.load(q + at_q[:, None] + channel[None, :], mask=live, other=0.0).to(tl.float32)
-        key = tl.load(sink_k + at_sink, mask=live, other=0.0).to(tl.float32)
-        top = _capped(tl.sum(query * key, 1) * scale, cap, CAPPED)
-        acc = tl.load(sink_v + at_sink, mask=live, other=0.0).to(tl.float32)
+        sink_offset = (head // SHARE)[:, None] * DIM + channel[None, :]
+        q_offset = row.to(tl.int64) * q_row + head * q_head
+        query = tl.load(q + q_offset[:, None] + channel[None, :], mask=live, other=0.0).to(tl.float32)
+        key = tl.load(sink_k + sink_offset, mask=live, other=0.0).to(tl.float32)
+        maximum = _capped(tl.sum(query * key, 1) * scale, cap, CAPPED)
+        acc = tl.load(sink_v + sink_offset, mask=live, other=0.0).to(tl.float32)
         total += 1.0
-    for number in range(tl.load(first + row), tl.load(first + row + 1)):
-        at = tl.load(parts + number).to(tl.int64) * HEADS + head
-        own = tl.load(sums + at, mask=there, other=0.0)
-        higher = tl.maximum(top, own)
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        fade, weight = tl.exp(top - shift), tl.exp(own - shift)
-        part = tl.load(partial + at[:, None] * DIM + channel[None, :], mask=live, other=0.0)
-        acc = acc * fade[:, None] + weight[:, None] * part
-        total = total * fade + weight
-        top = higher
-    at = (row.to(tl.int64) * HEADS + head)[:, None] * DIM + channel[None, :]
-    acc = acc / tl.where(there, total, 1.0)[:, None]
-    tl.store(out + at, rounded(acc, out.dtype.element_ty, EMULATED), mask=live)
+    for index in range(tl.load(first + row), tl.load(first + row + 1)):
+        offset = tl.load(order + index).to(tl.int64) * HEADS + head
+        log_sum = tl.load(sums + offset, mask=live_head, other=0.0)
+        new_maximum = tl.maximum(maximum, log_sum)
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        decay, weight = tl.exp(maximum - shift), tl.exp(log_sum - shift)
+        part = tl.load(partial + offset[:, None] * DIM + channel[None, :], mask=live, other=0.0)
+        acc = acc * decay[:, None] + weight[:, None] * part
+        total = total * decay + weight
+        maximum = new_maximum
+    offset = (row.to(tl.int64) * HEADS + head)[:, None] * DIM + channel[None, :]
+    acc = acc / tl.where(live_head, total, 1.0)[:, None]
+    tl.store(out + offset, round_to(acc, out.dtype.element_ty, EMULATED), mask=live)

@@ -18,22 +18,22 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh"]
 class Router:
     """How a row's experts are chosen and weighted. Its logits are one product of the row with a matrix [experts, D]."""
 
-    # How logits become scores: a softmax over all experts, or a sigmoid of each
+    # Scores are a softmax of the logits over all experts, or a sigmoid of each
     score: Literal["softmax", "sigmoid"] = "softmax"
-    # Each expert has a learned number that is added to its score for the choice, and not in its weight
+    # Each expert has a learned number that is added to its score for the choice, but not to its weight
     bias: bool = False
     groups: int = 1  # number of groups of equal size that consecutive experts form
-    # Number of groups that experts are chosen from: those whose two best experts have the largest sum
+    # Number of groups that experts are chosen from: those whose two best experts have the largest sum of scores
     kept_groups: int = 1
     normalise: bool = False  # the weights of a row are divided by their sum
     scale: float = 1.0
     # Logits, weights and the weighted sum of the experts' outputs are float32 whatever the model's dtype. Else scores
     # alone are.
     float32: bool = False
-    # Experts that the rows of a routing block choose from: those with the largest score of any of its rows; 0: all.
-    # Every pass then holds whole routing blocks.
+    # Number of experts that the rows of a routing block choose from, those with the largest score in any of its rows;
+    # 0: all. If it is not 0, every pass holds whole routing blocks.
     pool: int = 0
-    block: int = 1  # rows of a routing block, at consecutive positions from a multiple of it on
+    block: int = 1  # rows of a routing block, at consecutive positions that begin at a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,29 @@ class Mixture:
     """A feed-forward of routed experts, each a SwiGLU, and of a shared one that computes every row."""
 
     experts: int  # routed experts of a layer
-    active: int  # how many of them compute a row
+    active: int  # number of them that compute a row
     intermediate: int  # width of each
     shared: int = 0  # width of the shared expert; 0: none
     # Layers, ascending, that have an MLP of `ModelConfig.intermediate` in place of the mixture
     dense_layers: tuple[int, ...] = ()
     router: Router = field(default_factory=Router)
-    # Router and routed experts read what enters the feed-forward through norms of their own. What they give is normed,
-    # and so is what the shared expert gives; each expert's weight has a learned factor (Gemma 4).
+    # Router and routed experts have norms of their own for the feed-forward's input. The routed experts' sum and the
+    # shared expert's output are normed, and each expert's weight has a learned factor (Gemma 4).
     normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Layers whose rows attend to their neighbours alone."""
+    """Sliding layers: those in which a row attends to a window of positions around it."""
 
-    layers: tuple[int, ...]  # these layers, ascending
-    reach: int  # a row attends to so many positions to each side, of those that it would see in another layer
-    rope_theta: float  # base of RoPE in these layers, whose positions are not scaled
-    # A row attends to so many positions before its block, and to all after them that it would see in another layer.
-    # Rows of a block are those that see equally far; a causal row is a block of its own.
+    layers: tuple[int, ...]  # numbers of the sliding layers, ascending
+    reach: int  # positions to each side that a row attends to, of those that it would see with full attention
+    rope_theta: float  # base of RoPE in sliding layers, which do not scale positions
+    # The window has `reach` positions before the row's block, and all after these that the row would see with full
+    # attention. Rows of a block are those that see equally far; a causal row is a block of its own.
     behind: bool = False
-    kv_heads: int | None = None  # of these layers; None: as in others
-    head_dim: int | None = None  # likewise
+    kv_heads: int | None = None  # of sliding layers; None: as in full ones
+    head_dim: int | None = None  # of sliding layers; None: as in full ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +74,18 @@ class RopeScaling:
     times is slowed, and those between are mixed.
     """
 
-    # What says how much of which is mixed: the number of the channel ("yarn"), or its turns ("llama3"). "linear": all
-    # channels are slowed. "proportional": so are all, and some do not turn at all.
+    # The mixture depends on the channel's number ("yarn") or its turns ("llama3"). "linear": all channels are slowed.
+    # "proportional": all are slowed, and some do not turn at all.
     kind: Literal["linear", "yarn", "llama3", "proportional"]
     factor: float
-    length: int = 0  # positions that the model was trained on before
+    length: int = 0  # positions that the model was trained on before they were scaled
     slow: float = 1.0
     fast: float = 1.0
-    whole: bool = True  # YaRN's mixture begins and ends at whole channels
+    whole: bool = True  # YaRN's mixture begins and ends at whole-numbered channels
     gain: float = 1.0  # factor of cosines and sines
     # Queries at position p are multiplied by 1 + growth ln(1 + floor(p / length)), as in Ministral 3
     growth: float = 0.0
-    share: float = 1.0  # of the pairs of channels, the fastest, that turn at all; "proportional" only
+    share: float = 1.0  # "proportional" only: share of the pairs of channels, the fastest ones, that turn at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class ModelConfig:
     # the softmax of its scores has one more 1 in its denominator
     sink: Literal["learned", "zero"] | None = None
     score_cap: float | None = None  # attention scores s become cap * tanh(s / cap)
-    sliding: Sliding | None = None  # layers with a window; None: every layer attends to all that a row sees
+    sliding: Sliding | None = None  # the sliding layers; None: every layer has full attention
     value_norm: bool = False  # RMS norm of each head of V, without a gain
-    tied_values: bool = False  # in layers without a window values are the keys before their norm and RoPE
+    tied_values: bool = False  # in layers with full attention values are the keys before their norm and RoPE
     norm: Literal["rms", "layer"] = "rms"  # "rms", or "layer" for LayerNorm without a bias
     post_norms: bool = False  # what attention and feed-forward add to the residual stream is normed
     # A layer's output is multiplied by a number: one for final rows, one for rows that are denoised
@@ -167,24 +167,24 @@ class ModelConfig:
         return self._outside_matrices + self.hidden * sum(feed.weights_per_row for feed in feeds)
 
     @property
-    def _outside_matrices(self) -> int:
+    def _other_parameters(self) -> int:
         """Number of weights that are not in the matrices of feed-forwards."""
         mixtures = list(filter(None, map(self.mixture_of, range(self.layers))))
-        inner = sum(mixture.experts for mixture in mixtures if mixture.router.bias)
-        inner += sum(mixture.experts + 4 * self.hidden for mixture in mixtures if mixture.normed)
+        routing = sum(mixture.experts for mixture in mixtures if mixture.router.bias)
+        routing += sum(mixture.experts + 4 * self.hidden for mixture in mixtures if mixture.normed)
         head = self.head_dense * self.hidden * (self.hidden + 1) + self.head_bias * self.vocab
         # A norm of the embedding takes the place of the first layer's.
         outside = self.hidden + head + self.vocab * self.hidden * (1 if self.tied else 2)
         if self.self_conditioning:
             outside += self.hidden * (1 + 3 * self.intermediate)
-        return sum(map(self._attention, range(self.layers))) + inner + outside
+        return sum(map(self._attention_parameters, range(self.layers))) + routing + outside
 
-    def _attention(self, layer: int) -> int:
-        """Number of weights of `layer` that are not those of its matrices behind attention."""
+    def _attention_parameters(self, layer: int) -> int:
+        """Number of weights of `layer` that are in no matrix of its feed-forward: attention, norms and biases."""
         shape = self.shape_of(layer)
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        values = not (self.tied_values and not self.slides(layer))
-        count = self.hidden * (2 * q + (1 + values) * kv + 2 + 2 * self.post_norms) + 2 * self.layer_scales
+        keys_and_values = 1 if self.tied_values and not self.is_sliding(layer) else 2
+        count = self.hidden * (2 * q + keys_and_values * kv + 2 + 2 * self.post_norms) + 2 * self.layer_scales
         if self.qkv_bias:
             count += q + 2 * kv
         if self.qk_norm is not None:
@@ -202,7 +202,7 @@ class ModelConfig:
 
     @property
     def routing_block(self) -> int:
-        """Positions of a block whose rows choose from one pool of experts; 1: no row's experts depend on another."""
+        """Positions of a block whose rows choose from one pool of experts; 1: each row chooses on its own."""
         return 1 if self.mixture is None or not self.mixture.router.pool else self.mixture.router.block
 
     @property
@@ -217,41 +217,41 @@ class ModelConfig:
 
     @property
     def activation(self) -> Activation:
-        """The function of the gate of an MLP that has one."""
+        """The function of the gate, if the MLP has one."""
         gates: dict[str, Activation] = {"geglu": "gelu", "geglu_tanh": "gelu_tanh"}
         return gates.get(self.mlp, "silu")
 
-    def slides(self, layer: int) -> bool:
-        """Whether rows of `layer` see their neighbours alone."""
+    def is_sliding(self, layer: int) -> bool:
+        """Whether `layer` is a sliding layer."""
         return self.sliding is not None and layer in self.sliding.layers
 
     @property
     def shapes(self) -> "tuple[ModelConfig, ...]":
-        """The model with the heads and the RoPE of layers that see everything and, if there are some, of others."""
-        return (self,) if self.sliding is None else (self, _near(self, self.sliding))
+        """The model with the heads and the RoPE of its full layers and, if there are any, of its sliding layers."""
+        return (self,) if self.sliding is None else (self, _sliding_shape(self, self.sliding))
 
     def shape_of(self, layer: int) -> "ModelConfig":
         """The one of `shapes` that `layer` has."""
-        return self.shapes[self.slides(layer)]
+        return self.shapes[self.is_sliding(layer)]
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers of K and V that a token has in all layers together."""
+        """How many numbers of K and V a token has, in all layers together."""
         return 2 * sum(shape.kv_heads * shape.head_dim for shape in map(self.shape_of, range(self.layers)))
 
-    def window(self, layer: int) -> int | None:
-        """How many positions a row of `layer` sees to each side; None: all."""
-        return self.sliding.reach if self.sliding is not None and self.slides(layer) else None
+    def reach(self, layer: int) -> int | None:
+        """How many positions a row of `layer` sees to each side; None: `layer` has full attention."""
+        return self.sliding.reach if self.sliding is not None and self.is_sliding(layer) else None
 
     def mixture_of(self, layer: int) -> Mixture | None:
-        """The mixture of experts of `layer`; None where the layer is dense."""
+        """The mixture of experts of `layer`; None if the layer is dense."""
         return None if self.mixture is None or layer in self.mixture.dense_layers else self.mixture
 
-    def feed(self, layer: int) -> FeedForward:
-        """The matrices of the feed-forward of `layer`."""
-        mixture, gated = self.mixture_of(layer), 2 if self.gated else 1
+    def feed_forward(self, layer: int) -> FeedForward:
+        """The sizes of the matrices in the feed-forward of `layer`."""
+        mixture = self.mixture_of(layer)
         if mixture is None:
-            return FeedForward(gated * self.intermediate, self.intermediate)
+            return FeedForward((2 if self.gated else 1) * self.intermediate, self.intermediate)
         return FeedForward(
             up=2 * mixture.shared,
             intermediate=mixture.shared,
@@ -262,13 +262,13 @@ class ModelConfig:
         )
 
     def widths(self, item: int) -> Widths:
-        """What decides the cost of a pass, with `item` bytes per number."""
-        near = self.shapes[-1]
+        """The sizes that decide the cost of a pass, with `item` bytes per number."""
+        sliding = self.shapes[-1]
         return Widths(
             hidden=self.hidden,
             queries=self.heads * self.head_dim,
             keys=self.kv_heads * self.head_dim,
-            feeds=tuple(map(self.feed, range(self.layers))),
+            feeds=tuple(map(self.feed_forward, range(self.layers))),
             vocab=self.vocab,
             sink=self.sink is not None,
             item=item,
@@ -281,10 +281,10 @@ class ModelConfig:
         )
 
 
-# Kept by value: in a field it would become a part of what is pickled, and of `asdict`. A process has few models.
+# Cached by value: in a field it would be pickled, and be a part of `asdict`. A process has few models.
 @lru_cache(maxsize=64)
-def _near(config: ModelConfig, sliding: Sliding) -> ModelConfig:
-    """`config` with the heads and the RoPE of its layers with windows."""
+def _sliding_shape(config: ModelConfig, sliding: Sliding) -> ModelConfig:
+    """`config` with the heads and the RoPE of its sliding layers."""
     return replace(
         config,
         rope_theta=sliding.rope_theta,

@@ -15,41 +15,41 @@ from torch import Tensor
 
 from remask.model.sizes import GROUP, GROUP_BYTES, TILE
 
-ROWS = (1, 32, 128)
-SIDE = 1024  # rows and columns of the matrix that is measured
-# How much faster a kernel must be to be taken in the place of another. Answers differ in their last bits, so noise must
-# not choose.
+ROWS = (1, 32, 128)  # numbers of rows that kernels are measured with
+SIDE = 1024  # rows and columns of the measured matrix
+# A kernel replaces another one if it is so many times as fast. Kernels differ in the last bits of answers, so noise
+# must not decide.
 MARGIN = 1.5
-TINY = 1e-12  # least scale: rows of zeros have one all the same
+TINY = 1e-12  # the smallest scale, of rows of zeros
 _REPEATS = 5
-_OTHERS = 2**23  # numbers of float32 that drive a matrix out of caches
+_EVICTING = 2**23  # numbers of float32 that evict a matrix from caches
 
-Speeds: TypeAlias = tuple[float, ...]  # how many times as fast as float32, with each number of `ROWS`
+Speeds: TypeAlias = tuple[float, ...]  # how many times as fast as float32, for each number of `ROWS`
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernel for products of some kind on this machine."""
+    """The kernel for products with one kind of quantized matrix on this machine."""
 
-    name: Literal["fbgemm", "int_mm", "float32"]  # which one
+    name: Literal["fbgemm", "int_mm", "float32"]
     reduced: bool = False  # rows are quantised to seven bits, as the processor's instructions overflow on eight
-    speed: Speeds = ()  # how many times as fast as float32 it was
+    speed: Speeds = ()
 
     def __str__(self) -> str:
-        """For the log."""
+        """The kernel in the log."""
         bits = " on rows of seven bits" if self.reduced else ""
-        speed = ", ".join(f"{times:.1f}" for times in self.speed)
+        speed = ", ".join(f"{ratio:.1f}" for ratio in self.speed)
         return f"{self.name}{bits}, {speed} times as fast as float32 at {', '.join(map(str, ROWS))} rows"
 
 
-def speeds(act: Callable[[Tensor], Tensor]) -> Speeds:
-    """How fast `act`, a product of rows [N, `SIDE`] with a matrix of as many rows, is beside float32."""
-    return tuple(wide / seconds for wide, seconds in zip(_float32(), _seconds(act), strict=True))
+def speeds(product: Callable[[Tensor], Tensor]) -> Speeds:
+    """How many times as fast as in float32 `product` multiplies rows [N, `SIDE`] with a matrix [`SIDE`, `SIDE`]."""
+    return tuple(float32 / seconds for float32, seconds in zip(_float32_seconds(), _seconds(product), strict=True))
 
 
 @cache
 def dtype_speeds(dtype: torch.dtype) -> Speeds:
-    """How fast products of `dtype` are."""
+    """The speeds of products in `dtype`."""
     if dtype == torch.float32:
         return (1.0,) * len(ROWS)
     matrix = torch.ones((SIDE, SIDE), dtype=dtype)
@@ -57,108 +57,110 @@ def dtype_speeds(dtype: torch.dtype) -> Speeds:
 
 
 def average(speed: Speeds) -> float:
-    """One number for them: the geometric mean, as few rows count as much as many."""
+    """The geometric mean of speeds, in which each number of rows counts equally."""
     return prod(speed) ** (1 / len(speed))
 
 
 @cache
-def _float32() -> tuple[float, ...]:
+def _float32_seconds() -> tuple[float, ...]:
     matrix = torch.ones((SIDE, SIDE))
     return _seconds(lambda x: F.linear(x, matrix))
 
 
-def _seconds(act: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
-    """The shortest time of `act` with each number of rows; the first call, which may make a kernel, does not count."""
-    generator, shortest = torch.Generator().manual_seed(0), []
-    others = torch.ones(_OTHERS)
+def _seconds(product: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
+    """The shortest time of `product` for each number of `ROWS`, after a first call that may compile a kernel."""
+    generator = torch.Generator().manual_seed(0)
+    evicting = torch.ones(_EVICTING)
+    minima = []
     with torch.inference_mode():
         for count in ROWS:
-            x, times = torch.randn((count, SIDE), generator=generator), []
-            act(x)
+            x = torch.randn((count, SIDE), generator=generator)
+            times = []
+            product(x)
             for _ in range(_REPEATS):
-                if count == 1:  # reading the matrix is the work then, and a model's comes from memory
-                    others.sum()
+                if count == 1:  # the time is that of reading the matrix, and a model's matrices come from memory
+                    evicting.sum()
                 start = time.perf_counter()
-                act(x)
+                product(x)
                 times.append(time.perf_counter() - start)
-            shortest.append(min(times))
-    return tuple(shortest)
+            minima.append(min(times))
+    return tuple(minima)
 
 
 @cache
 def int8_kernel() -> Kernel:
-    """The kernel of this process. The first call measures, which takes about two tenths of a second."""
+    """The kernel for int8 in this process. The first call measures kernels, for about 0.2 seconds."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randint(-127, 128, (SIDE, SIDE), dtype=torch.int8, generator=generator)
     scales = torch.ones(SIDE)
-    plain = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int_mm_product(x, values, scales)))
-    reduced = reduced_rows()
+    int_mm = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int_mm_product(x, values, scales)))
+    reduced = needs_reduced_rows()
     if reduced is None:
-        return plain
+        return int_mm
     packed = int8_pack(values, scales)
-    quick = Kernel("fbgemm", reduced, speeds(lambda x: int8_product(x, [packed], reduced)))
-    return plain if average(plain.speed) > MARGIN * average(quick.speed) else quick
+    fbgemm = Kernel("fbgemm", reduced, speeds(lambda x: int8_product(x, [packed], reduced)))
+    return int_mm if average(int_mm.speed) > MARGIN * average(fbgemm.speed) else fbgemm
 
 
 def int8_pack(values: Tensor, scales: Tensor) -> Any:
-    """A matrix [M, K] of int8 with a scale for each row, in the order of FBGEMM's kernel."""
-    with _quietly():
-        # The type of quantised tensors is on its way out of PyTorch, and nothing else hands over a scale a row.
+    """The int8 matrix `values` [M, K] with `scales` [M] in the order of FBGEMM's kernel."""
+    with _no_warnings():
+        # PyTorch deprecates quantised tensors, but nothing else passes a scale for each row to the kernel.
         zeros = torch.zeros(len(values), dtype=torch.int64)
         matrix = torch._make_per_channel_quantized_tensor(values.contiguous(), scales.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(matrix, None)
 
 
 def int8_unpack(packed: Any) -> tuple[Tensor, Tensor]:
-    """A copy of what `int8_pack` was given."""
-    with _quietly():
+    """Copies of the values [M, K] and the scales [M] of a matrix that `int8_pack` has packed."""
+    with _no_warnings():
         values, _ = torch.ops.quantized.linear_unpack(packed)
         return values.int_repr(), values.q_per_channel_scales().float()
 
 
 def int8_product(x: Tensor, pieces: list[Any], reduced: bool) -> Tensor:
-    """Rows `x` [N, K] times the transposes of packed matrices, side by side; of the dtype of `x`.
+    """Rows `x` [N, K] times the transposes of packed matrices, side by side: [N, M], of the dtype of `x`.
 
-    FBGEMM quantises all rows by one scale, from the least and the largest number among them: one row that is large
-    would leave no bits to the others. So each row is divided by its own largest magnitude before, and multiplied after.
-    A row of 1 and -1 is put below them: with it the scale is always the same, and no row's bits depend on the others.
+    FBGEMM quantises all rows by one scale, from the least and the largest number in them, so a row of large numbers
+    would leave few bits to the others. Each row is therefore divided by its largest magnitude first, and multiplied by
+    it afterwards. A row with 1 and -1 is appended: it makes the scale constant, so no row depends on the others.
     """
     numbers = x.float()
     largest = numbers.abs().amax(dim=-1, keepdim=True).clamp_min_(TINY)
-    # What is not finite would reach all rows by the scale; its own row is told of it by `largest`.
-    rows = torch.cat((torch.div(numbers, largest).nan_to_num_(), _ends(x.shape[1])))
+    # NaN and infinities would reach all rows through the scale; `largest` brings them back into their own row.
+    rows = torch.cat((torch.div(numbers, largest).nan_to_num_(), _range_row(x.shape[1])))
     out = [torch.ops.quantized.linear_dynamic(rows, piece, reduced)[:-1] for piece in pieces]
     return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).mul_(largest).to(x.dtype)
 
 
 @cache
-def _ends(columns: int) -> Tensor:
-    with torch.inference_mode(False):  # so that products outside it take it too
+def _range_row(columns: int) -> Tensor:
+    with torch.inference_mode(False):  # it is cached, and used outside of inference mode too
         row = torch.zeros((1, columns))
         row[0, 0], row[0, 1] = 1, -1
         return row
 
 
-def whole_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [N, K] as whole numbers of int8 that `torch._int_mm` multiplies without overflow, and their scales [N, 1].
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [N, K] as int8 that `torch._int_mm` multiplies without overflow, and their scales [N, 1].
 
-    What is not finite in a row is told by its scale.
+    The scale of a row with NaN or infinities is not finite either.
     """
-    limit, numbers = int_mm_limit(), x.float()
-    scales = (numbers.abs().amax(dim=-1, keepdim=True) / limit).clamp_min_(TINY)
+    numbers = x.float()
+    scales = (numbers.abs().amax(dim=-1, keepdim=True) / int_mm_limit()).clamp_min_(TINY)
     return (numbers / scales).round_().to(torch.int8), scales
 
 
 def int_mm_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
-    """Rows `x` [N, K] times the transpose of `values` [M, K] of int8 with a scale for each row, by `torch._int_mm`."""
-    rows, by = whole_rows(x)
-    # With the matrix first few rows take half the time.
-    return (torch._int_mm(values, rows.t()).t().contiguous() * by).mul_(scales).to(x.dtype)
+    """Rows `x` [N, K] times the transpose of int8 `values` [M, K] with `scales` [M], by `torch._int_mm`: [N, M]."""
+    rows, row_scales = quantize_rows(x)
+    # With the matrix as the first factor, a product of few rows takes half the time.
+    return (torch._int_mm(values, rows.t()).t().contiguous() * row_scales).mul_(scales).to(x.dtype)
 
 
 @cache
 def int_mm_limit() -> int:
-    """The largest magnitude of rows that `torch._int_mm` multiplies with a matrix of int8 without overflow.
+    """The largest magnitude in rows that `torch._int_mm` multiplies with an int8 matrix without overflow: 127 or 63.
 
     Without VNNI, oneDNN adds two products of a number from 0 to 255 and a signed one in sixteen bits.
     """
@@ -166,31 +168,30 @@ def int_mm_limit() -> int:
     return 127 if int(torch._int_mm(largest, largest[:1].t())[0, 0]) == 127 * 127 * 64 else 63
 
 
-def reduced_rows() -> bool | None:
-    """Whether FBGEMM needs rows of seven bits; None where there is no FBGEMM.
+def needs_reduced_rows() -> bool | None:
+    """Whether FBGEMM needs rows of seven bits. Returns None if PyTorch has no FBGEMM.
 
-    Without VNNI it adds two products in sixteen bits, which overflow where neighbours are large. With seven bits they
-    never do.
+    Without VNNI it adds two products in sixteen bits, which may overflow with eight bits and cannot with seven.
     """
     if torch.backends.quantized.engine not in ("fbgemm", "x86"):
         return None
     try:
-        largest = int8_pack(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
-        sums = int8_product(torch.ones((1, 64)), [largest], False)
+        packed = int8_pack(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
+        sums = int8_product(torch.ones((1, 64)), [packed], False)
     except (RuntimeError, AttributeError):
         return None
     return float(sums[0, 0]) < 0.9 * 127 * 64
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
-_LARGEST = 126  # of a number in its row's unit: one less than 127, as steps and offsets are rounded
-# What zero is unpacked as. The low byte of what is left without its fraction is the nearest whole number around zero.
+_LARGEST = 126  # largest magnitude in units of a row: below 127, as steps and offsets are rounded
+# Added to all numbers: the low byte of the sum without its fraction is the number rounded to the nearest whole one.
 _MIDDLE = 256.5
 _TOLERANCE = 0.1  # of a product whose rows are rounded to seven bits
 # PyTorch's function for tables of embeddings, whose rows our groups are; it returns float32.
@@ -198,36 +199,37 @@ _UNPACK = torch.ops.quantized.embedding_bag_4bit_unpack.default
 
 
 def int4_pack(values: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
-    """The groups [m, K / 32 x `GROUP_BYTES`] of codes [m, K], and the unit of each row.
+    """Pack codes `values` [m, K] into groups [m, K / 32 x `GROUP_BYTES`]. Returns these and each row's unit [m].
 
-    The number of a code is (code - 8) x scale + zero. Codes of a group are counted from its least one, so that its
-    offset is one of its numbers.
+    The number of a code is (code - 8) x scale + zero, with `scales` and `zeros` [m, K / 32]. Packed codes are counted
+    from the group's least code, so that the group's offset is one of its numbers.
     """
-    grouped = values.view(len(values), -1, GROUP)
-    low, high = grouped.aminmax(dim=-1)
+    codes = values.view(len(values), -1, GROUP)
+    low, high = codes.aminmax(dim=-1)
     first, last = (zeros + (code.float() - 8) * scales for code in (low, high))
     units = (torch.maximum(first.abs(), last.abs()).amax(dim=-1) / _LARGEST).clamp_min(TINY)
-    # A group of one number may have any step.
+    # The step does not matter if all numbers of a group are equal.
     steps = torch.where(high > low, scales / units[:, None], 0.0)
     offsets = first / units[:, None] + _MIDDLE
     constants = torch.stack((steps, offsets), dim=-1).half().view(torch.uint8)
-    codes = grouped - low[..., None]
+    codes = codes - low[..., None]
     return torch.cat((codes[..., ::2] | (codes[..., 1::2] << 4), constants), dim=-1).flatten(1), units
 
 
-def int4_product(x: Tensor, groups: Tensor, units: Tensor, by: str) -> Tensor:
-    """Rows `x` [N, K] times the transpose of a packed matrix [M, K]; of the dtype of `x`.
+def int4_product(x: Tensor, groups: Tensor, units: Tensor, kernel: str) -> Tensor:
+    """Rows `x` [N, K] times the transpose of a packed matrix [M, K]: [N, M], of the dtype of `x`.
 
-    With `int_mm` each row is rounded to whole numbers by a scale of its own, and has the same bits in any company.
+    The kernel `int_mm` rounds each row to whole numbers by a scale of its own, so no row depends on the others;
+    `float32` rounds no row.
     """
     columns = x.shape[1]
-    step = -(-len(groups) // max(1, round(len(groups) * columns / TILE)))  # rows of a tile, which are all alike
+    step = -(-len(groups) // max(1, round(len(groups) * columns / TILE)))  # rows of a tile, of about equal size
     parts = torch.split(groups.view(-1, GROUP_BYTES), step * (columns // GROUP))
-    if by == "float32":
+    if kernel == "float32":
         rows = x.float()
         products = [F.linear(rows, _UNPACK(part).sub_(_MIDDLE).view(-1, columns)) for part in parts]
         return torch.cat(products, dim=1).mul_(units).to(x.dtype)
-    rows, scales = whole_rows(x)
+    rows, scales = quantize_rows(x)
     sums = torch.empty((len(groups), len(x)), dtype=torch.int32)
     tile = torch.empty((step, columns), dtype=torch.int8)
     for part, out in zip(parts, torch.split(sums, step), strict=True):
@@ -239,19 +241,19 @@ def int4_product(x: Tensor, groups: Tensor, units: Tensor, by: str) -> Tensor:
 
 @cache
 def int4_kernel() -> Kernel:
-    """The kernel of this process. The first call measures, which takes about two tenths of a second.
+    """The kernel for int4 in this process. The first call measures kernels, for about 0.2 seconds.
 
-    Rows stay float32 where `torch._int_mm` is slow, or where a number beyond 127 does not become its low byte, which
-    no rule says.
+    It is `float32` if `torch._int_mm` is slow, or if the conversion to int8 does not take the low byte of a number
+    beyond 127, which C++ leaves undefined.
     """
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (SIDE, SIDE), dtype=torch.uint8, generator=generator)
     constants = torch.ones((SIDE, SIDE // GROUP))
     groups, units = int4_pack(codes, constants, constants)
-    wide = Kernel("float32", speed=speeds(lambda x: int4_product(x, groups, units, "float32")))
+    float32 = Kernel("float32", speed=speeds(lambda x: int4_product(x, groups, units, "float32")))
     x = torch.randn((1, SIDE), generator=generator)
-    exact, rounded = (int4_product(x, groups, units, by) for by in ("float32", "int_mm"))
+    exact, rounded = (int4_product(x, groups, units, kernel) for kernel in ("float32", "int_mm"))
     if float((rounded - exact).norm()) > _TOLERANCE * float(exact.norm()):
-        return wide
-    whole = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int4_product(x, groups, units, "int_mm")))
-    return wide if average(wide.speed) > MARGIN * average(whole.speed) else whole
+        return float32
+    int_mm = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int4_product(x, groups, units, "int_mm")))
+    return float32 if average(float32.speed) > MARGIN * average(int_mm.speed) else int_mm

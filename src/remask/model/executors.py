@@ -11,7 +11,7 @@ from remask.errors import ConfigError
 from remask.model.attention import Attention, NumpyAttention
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
-from remask.model.graphs import Graphs, capture_on, most_rows
+from remask.model.graphs import Graphs, capture_on, max_rows
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 
@@ -23,9 +23,9 @@ LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """A way of computing by its name, which is never "auto", and the reason for the choice in words."""
+    """A way of computing, and the reason for its choice in words."""
 
-    name: AttentionName
+    name: AttentionName  # never "auto"
     why: str
 
     def attention(self, config: ModelConfig) -> Attention:
@@ -34,32 +34,34 @@ class Executor:
             from remask.model.attention_triton import TritonAttention
 
             return TritonAttention(config.score_cap)
-        return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
+        return NumpyAttention(config.score_cap) if self.name == "numpy" else TorchAttention(config.score_cap)
 
     def kernels(self, model: Transformer) -> "TritonLayer | None":
-        """The kernels between the products of `model`; None: PyTorch's own operations."""
+        """The kernels between the products of `model`. Returns None if PyTorch's own operations compute there."""
         # A norm of all ranks' heads together is a sum over ranks.
         if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
             return None
-        if model.config.value_norm or model.config.tied_values or not _alike(model):
-            return None  # the kernel of heads reads values of their own, norms none, and has one shape for all layers
+        # The kernel for heads neither ties nor norms values, and has one shape for all layers.
+        if model.config.value_norm or model.config.tied_values or not _has_one_head_shape(model):
+            return None
         from remask.model.layer_triton import TritonLayer
 
         return TritonLayer(model.part)
 
 
-def attend(model: Transformer, executor: Executor) -> None:
-    """Let `model` compute by `executor`, in place."""
-    model.attention, model.kernels = executor.attention(model.config), executor.kernels(model)
+def set_executor(model: Transformer, executor: Executor) -> None:
+    """Make `model` compute by `executor`, in place."""
+    model.attention = executor.attention(model.config)
+    model.kernels = executor.kernels(model)
 
 
-def _alike(model: Transformer) -> bool:
-    """Whether the heads of all layers are."""
+def _has_one_head_shape(model: Transformer) -> bool:
+    """Whether K/V heads are equally many and equally wide in all layers."""
     return len({(part.kv_heads, part.head_dim) for part in model.parts}) == 1
 
 
-def check_graphs(model: Transformer) -> str | None:
-    """Why the layers of `model` cannot be repeated; None: they can."""
+def graphs_obstacle(model: Transformer) -> str | None:
+    """The reason why graphs cannot run the layers of `model`, in words. Returns None if they can."""
     if model.ranks.several:
         return (
             f"graphs=True needs a model on one device, and this one is on {model.ranks.shard.size}: sums over ranks "
@@ -70,41 +72,41 @@ def check_graphs(model: Transformer) -> str | None:
             "graphs=True needs a dense model: how many rows each expert computes is known on the device alone; leave "
             "graphs out"
         )
-    if model.config.self_conditioning or not _alike(model):
+    if model.config.self_conditioning or not _has_one_head_shape(model):
         return "graphs=True needs rows and layers that are all computed alike; leave graphs out"
     return None
 
 
 def make_graphs(model: Transformer, pool: Pool) -> Graphs:
-    """Graphs that repeat the layers of `model` over `pool`. Raises `ConfigError` where that is impossible."""
-    hindrance = check_graphs(model)
-    if hindrance is not None:
-        raise ConfigError(hindrance)
-    return Graphs(pool, capture_on(model.device), model.attention, most_rows(model.config))
+    """Graphs that run the layers of `model` over `pool`. Raises `ConfigError` if model or device do not allow it."""
+    obstacle = graphs_obstacle(model)
+    if obstacle is not None:
+        raise ConfigError(obstacle)
+    return Graphs(pool, capture_on(model.device), model.attention, max_rows(model.config))
 
 
 def resolve_executor(
     name: AttentionName, config: ModelConfig, device: torch.device, *, batch_invariant: bool = False
 ) -> Executor:
-    """Return how a model of the shape `config` computes attention on `device`.
+    """The executor called `name` for a model of the shape `config` on `device`.
 
-    `auto` is "triton" on CUDA devices where it can run, and "torch" everywhere else. Raises `ConfigError` where what is
-    asked for by name cannot run, or cannot be `batch_invariant`.
+    "auto" is "triton" on CUDA devices if it can run there, and "torch" otherwise. Raises `ConfigError` if `name` is
+    "triton" and it cannot run, or not `batch_invariant`.
     """
     if name not in ("auto", "triton"):
         return Executor(name, "as asked")
     if name == "auto" and device.type != "cuda":
         return Executor("torch", f"auto: device {device.type}")
-    hindrance = _hindrance(config, device, batch_invariant)
+    obstacle = _triton_obstacle(config, device, batch_invariant)
     if name == "triton":
-        if hindrance is not None:
-            raise ConfigError(f"attention='triton' cannot run: {hindrance}. Use 'auto' or 'torch'")
+        if obstacle is not None:
+            raise ConfigError(f"attention='triton' cannot run: {obstacle}. Use 'auto' or 'torch'")
         return Executor("triton", "as asked")
-    return Executor("triton", "auto: device cuda") if hindrance is None else Executor("torch", f"auto: {hindrance}")
+    return Executor("triton", "auto: device cuda") if obstacle is None else Executor("torch", f"auto: {obstacle}")
 
 
-def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool) -> str | None:
-    """Why the Triton kernels cannot compute a model's attention; None: they can."""
+def _triton_obstacle(config: ModelConfig, device: torch.device, batch_invariant: bool) -> str | None:
+    """The reason why the Triton kernels cannot compute a model's attention. Returns None if they can."""
     if batch_invariant:
         return "batch_invariant=True, and it is not shown that its kernels give a row the same bits at every place"
     widest = max(shape.head_dim for shape in config.shapes)

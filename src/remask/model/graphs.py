@@ -24,28 +24,32 @@ from remask.model.stage import Rows, Stage
 from remask.model.work_list import WorkList
 
 Work: TypeAlias = Callable[[], None]
-# Runs work, and returns what runs its operations again, on the memory that they had the first time, which the caller
-# keeps. What work does on the host is not repeated, and it must not wait for the device.
+# Runs `work`, and returns a function that runs its operations again on the same memory, which the caller keeps. What
+# `work` does on the host is not repeated, and it must not wait for the device.
 Capture: TypeAlias = Callable[[Work], Work]
 
 
 def capture_on(device: torch.device) -> Capture:
-    """What captures on `device`. Raises `ConfigError` where nothing does."""
+    """The capture for `device`. Raises `ConfigError` if it is no CUDA device."""
     if device.type == "cuda":
         return CudaCapture(device)
     raise ConfigError(f"graphs=True needs a CUDA device, and the device is {device}; leave graphs out")
 
 
 class CudaCapture:
-    """CUDA graphs, which share one pool of memory: they run one after another, and keep nothing between them there."""
+    """CUDA graphs that share one pool of memory: they run one after another, and no result stays in it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._memory = device, torch.cuda.graph_pool_handle()
+        self._device = device
+        self._memory = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
-        """See `Capture`. The host waits until the device is idle."""
-        work()  # kernels are compiled, and libraries allocate what they need, before anything is captured
+        """See `Capture`. The host waits until the device is idle.
+
+        `work` runs once on the current stream, and its second run is captured on another one.
+        """
+        work()  # the result of this pass; it also compiles kernels, which a capture cannot
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream), _no_garbage_collection():
@@ -59,7 +63,7 @@ class CudaCapture:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A graph of an engine that is gone must not be freed during a capture, which would end with an error."""
+    """Keep graphs of a dropped engine from being freed during a capture, which would fail."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -69,12 +73,12 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-# Stages whose layers compute for long need no graphs: so many products of a weight with a row take an H100 0.8 ms, and
-# the eleven launches of a layer took the host beside it 0.4 ms.
-MOST_WORK, MOST_ROWS = 3 * 10**11, 4096
-MOST_SHAPES = 48  # shapes of stages whose graphs are kept, the last ones used
+# Stages whose layers compute for long need no graphs: this number of products of a weight with a row takes an H100
+# 0.8 ms, and the eleven launches of a layer took its host 0.4 ms.
+MAX_WORK, MAX_ROWS = 3 * 10**11, 4096
+MAX_SHAPES = 48  # shapes of stages whose graphs are kept, the last used ones
 
-# Rows, whether outputs are kept, and the sizes of the work lists where a graph holds attention too.
+# Rows, whether outputs are cached, and the sizes of the work lists if graphs hold attention too.
 Shape: TypeAlias = tuple[int, bool, tuple[ListSize, ...]]
 
 
@@ -82,9 +86,9 @@ class Layers(Protocol):
     """The parts of a transformer that graphs repeat; see `Transformer`."""
 
     part: ModelConfig
-    turns: tuple[tuple[Tensor, Tensor], ...]
-    slides: tuple[bool, ...]
-    growth: Tensor | None
+    rope_tables: tuple[tuple[Tensor, Tensor], ...]
+    is_sliding: tuple[bool, ...]
+    query_scales: Tensor | None
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor: ...
 
@@ -98,106 +102,112 @@ class Layers(Protocol):
 class Graphs:
     """Repeats stages in which all rows are computed, over one pool.
 
-    Where attention launches the same for all lists of a size, a graph holds a layer, or all layers where a stage has
-    them. Otherwise there are two graphs for each layer, and attention is launched between them as usual. `stages`
-    counts the stages that were run, and `captured` the graphs that were made.
+    With `SizedAttention` a graph holds a layer, or all layers of a stage that has all of them. Otherwise there are two
+    graphs for each layer, and attention is launched between them.
+
+    Attributes:
+        stages: number of stages that were run.
+        captured: number of graphs that were captured.
     """
 
-    def __init__(self, pool: Pool, capture: Capture, attention: Attention, rows: int = MOST_ROWS) -> None:
+    def __init__(self, pool: Pool, capture: Capture, attention: Attention, rows: int = MAX_ROWS) -> None:
         """For layers that attend by `attention`, and stages of at most `rows` rows."""
-        self._pool, self._capture, self._rows = pool, capture, rows
+        self._pool = pool
+        self._capture = capture
+        self._rows = rows
         self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
         self._by_shape: OrderedDict[Shape, _ShapeGraphs] = OrderedDict()
         self.stages = self.captured = 0
 
-    def serve(self, stage: Stage, pool: Pool) -> bool:
-        """Whether `stage` can be repeated over `pool`. A stage with rows that adapters change cannot."""
-        rows, plain = len(stage.positions), stage.partial is None and not stage.adapters.runs
-        return pool is self._pool and plain and bool(len(stage.layers)) and 0 < rows <= self._rows
+    def can_repeat(self, stage: Stage, pool: Pool) -> bool:
+        """Whether graphs can run `stage` over `pool`: not if some rows are not computed, or adapters change some."""
+        if stage.partial is not None or stage.adapters.runs or not len(stage.layers):
+            return False
+        return pool is self._pool and 0 < len(stage.positions) <= self._rows
 
     def run(self, model: Layers, stage: Stage, h: Tensor) -> Tensor:
-        """The output of `stage`, [N, D], in new memory. Its rows enter it as `h`, which stays as it is."""
-        room = round_up(len(h))
-        if room not in self._buffers:
-            self._buffers[room] = _Buffers.of(model, room, h)
-        buffers = self._buffers[room]
-        buffers.enter(model, stage, h, self._pool.spare)
-        slots, growth = buffers.slots, buffers.growth
-        rows = [Rows(cos, sin, slots, None, stage.outputs, growth=growth) for cos, sin in buffers.turns]
+        """The output of `stage`, [N, D], in new memory, from the input `h` [N, D] of its first layer."""
+        size = round_up(len(h))
+        if size not in self._buffers:
+            self._buffers[size] = _Buffers.of(model, size, h)
+        buffers = self._buffers[size]
+        buffers.fill(model, stage, h, self._pool.spare)
+        scale = buffers.query_scale
+        rows = [Rows(cos, sin, buffers.slots, None, stage.outputs, query_scale=scale) for cos, sin in buffers.cos_sin]
         if self._attention is not None:
-            self._run_whole(model, self._attention, stage, buffers.h, rows)
+            self._run_with_attention(model, self._attention, stage, buffers.h, rows)
         else:
-            self._run_apart(model, stage, buffers, rows)
+            self._run_without_attention(model, stage, buffers, rows)
         self.stages += 1
         return buffers.h[: len(h)].clone()
 
-    def _run_whole(
+    def _run_with_attention(
         self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Sequence[Rows]
     ) -> None:
-        """With attention in the graphs."""
         heads, groups, sink = model.part.heads, model.part.kv_heads, model.part.sink is not None
-        lists = [stage.work] if stage.near is None else [stage.work, stage.near]
-        sizes = [attention.size(work, heads, groups, sink=sink).rounded_up(len(h)) for work in lists]
-        own = self._of((len(h), stage.outputs, tuple(sizes)))
-        if not own.numbers:
-            own.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
-        if own.work is not stage.work or own.near is not stage.near:
-            for numbers, work, size in zip(own.numbers, lists, sizes, strict=True):
-                numbers.copy_(work.once(self._sent, heads, groups, size, h.device))
-            own.work, own.near = stage.work, stage.near
-        kinds = list(zip(rows, own.numbers, sizes, strict=False))
-        every = len(stage.layers) == len(self._pool.k)
-        for layers in [stage.layers] if every else [range(layer, layer + 1) for layer in stage.layers]:
-            run = partial(_run_layers, model, attention, layers, h, kinds, self._pool)
-            self._repeat(own, (layers.start, layers.stop), run)
+        lists = [stage.work] if stage.sliding_work is None else [stage.work, stage.sliding_work]
+        sizes = [attention.size(work, heads, groups, sink=sink).round_up(len(h)) for work in lists]
+        graphs = self._graphs_of((len(h), stage.outputs, tuple(sizes)))
+        if not graphs.numbers:
+            graphs.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
+        if graphs.work is not stage.work or graphs.sliding_work is not stage.sliding_work:
+            for numbers, work, size in zip(graphs.numbers, lists, sizes, strict=True):
+                numbers.copy_(work.derive(self._device_numbers, heads, groups, size, h.device))
+            graphs.work, graphs.sliding_work = stage.work, stage.sliding_work
+        full_and_sliding = list(zip(rows, graphs.numbers, sizes, strict=False))
+        has_all_layers = len(stage.layers) == len(self._pool.k)
+        for layers in [stage.layers] if has_all_layers else [range(layer, layer + 1) for layer in stage.layers]:
+            run = partial(_run_layers, model, attention, layers, h, full_and_sliding, self._pool)
+            self._replay(graphs, (layers.start, layers.stop), run)
 
-    def _sent(self, work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
-        """The list on the device, where it stays: batches that are alike have the same one."""
+    def _device_numbers(self, work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
+        """The integers of `work` on `device`. They stay there with the list, which batches of one layout share."""
         assert self._attention is not None
         return send(self._attention.numbers(work, heads, groups, size), device)
 
-    def _run_apart(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
-        """With attention between the graphs."""
-        own, pool, count = self._of((len(buffers.h), stage.outputs, ())), self._pool, len(stage.positions)
+    def _run_without_attention(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
+        graphs = self._graphs_of((len(buffers.h), stage.outputs, ()))
+        pool = self._pool
+        count = len(stage.positions)
 
         def project(layer: int) -> None:
-            buffers.q.copy_(model.project(buffers.h, layer, rows[model.slides[layer]], pool))
+            buffers.q.copy_(model.project(buffers.h, layer, rows[model.is_sliding[layer]], pool))
 
         def finish(layer: int) -> None:
-            model.finish(buffers.h, buffers.attended, layer, rows[model.slides[layer]], pool)
+            model.finish(buffers.h, buffers.attended, layer, rows[model.is_sliding[layer]], pool)
 
         for layer in stage.layers:
-            self._repeat(own, (layer, "project"), partial(project, layer))
-            work = stage.near if model.slides[layer] else stage.work
+            self._replay(graphs, (layer, "project"), partial(project, layer))
+            work = stage.sliding_work if model.is_sliding[layer] else stage.work
             assert work is not None
             buffers.attended[:count] = model.attend(buffers.q[:count], layer, work, pool)
-            self._repeat(own, (layer, "finish"), partial(finish, layer))
+            self._replay(graphs, (layer, "finish"), partial(finish, layer))
 
-    def _of(self, shape: Shape) -> "_ShapeGraphs":
-        """The graphs of stages of `shape`. The least recently used ones are dropped where there are too many."""
+    def _graphs_of(self, shape: Shape) -> "_ShapeGraphs":
+        """The graphs of stages of `shape`. Drops those of the least recently used shape if there are too many."""
         graphs = self._by_shape.setdefault(shape, _ShapeGraphs())
         self._by_shape.move_to_end(shape)
-        if len(self._by_shape) > MOST_SHAPES:
+        if len(self._by_shape) > MAX_SHAPES:
             self._by_shape.popitem(last=False)
         return graphs
 
-    def _repeat(self, own: "_ShapeGraphs", name: tuple[int, int | str], work: Work) -> None:
-        if name in own.graphs:
-            own.graphs[name]()
+    def _replay(self, graphs: "_ShapeGraphs", name: tuple[int, int | str], work: Work) -> None:
+        if name in graphs.by_name:
+            graphs.by_name[name]()
         else:
-            own.graphs[name] = self._capture(work)
+            graphs.by_name[name] = self._capture(work)
             self.captured += 1
 
 
 @dataclass(slots=True)
 class _ShapeGraphs:
-    """The graphs of one shape, and the lists that they read: those of `work` and `near`."""
+    """The graphs of one shape, and the integers of the work lists that they read."""
 
-    graphs: dict[tuple[int, int | str], Work] = field(default_factory=dict)
-    numbers: list[Tensor] = field(default_factory=list)
+    by_name: dict[tuple[int, int | str], Work] = field(default_factory=dict)
+    numbers: list[Tensor] = field(default_factory=list)  # of `work` and, if there is one, of `sliding_work`
     work: WorkList | None = None
-    near: WorkList | None = None
+    sliding_work: WorkList | None = None
 
 
 @dataclass(slots=True)
@@ -206,66 +216,65 @@ class _Buffers:
 
     h: Tensor  # hidden states, [B, D]
     q: Tensor  # queries, [B, heads, Dh]
-    attended: Tensor  # what they have found, [B, heads * Dh]
-    # cos and sin for RoPE, [B, 1, R / 2], of layers that do not slide, and of those that do
-    turns: Sequence[Sequence[Tensor]]
+    attended: Tensor  # results of attention, [B, heads * Dh]
+    cos_sin: Sequence[Sequence[Tensor]]  # for RoPE, [B, 1, R / 2] each, in full layers and in sliding ones
     slots: Tensor  # int64 [B]
-    growth: Tensor | None = None  # what queries are multiplied by, [B, 1, 1]; None: nothing
-    turned: Tensor | None = None  # the positions of which `turns` are
-    placed: tuple[Tensor | None, Tensor | None] = (None, None)  # the slots and written rows of which `slots` are
+    query_scale: Tensor | None = None  # factor of queries, [B, 1, 1]; None: 1
+    positions: Tensor | None = None  # the stage's positions that `cos_sin` and `query_scale` were made of
+    written: tuple[Tensor | None, Tensor | None] = (None, None)  # the stage's slots and rows that `slots` was made of
 
     @classmethod
     def of(cls, model: Layers, rows: int, h: Tensor) -> "_Buffers":
-        """For `rows` rows of `model`, whose hidden states are like `h`."""
+        """Buffers for `rows` rows of `model`, of the width, dtype and device of `h`."""
         heads, channels = model.part.heads, model.part.head_dim
         return cls(
             h=h.new_full((rows, h.shape[1]), torch.nan),
             q=h.new_full((rows, heads, channels), torch.nan),
             attended=h.new_full((rows, heads * channels), torch.nan),
-            turns=[[table.new_zeros((rows, *table.shape[1:])) for table in tables] for tables in model.turns],
+            cos_sin=[[table.new_zeros((rows, *table.shape[1:])) for table in tables] for tables in model.rope_tables],
             slots=torch.zeros(rows, dtype=torch.int64, device=h.device),
-            growth=None if model.growth is None else model.growth.new_zeros((rows, 1, 1)),
+            query_scale=None if model.query_scales is None else model.query_scales.new_zeros((rows, 1, 1)),
         )
 
-    def enter(self, model: Layers, stage: Stage, h: Tensor, spare: int) -> None:
-        """Take in the rows of `stage`, which enter it as `h`. Rows that write nothing write to the slot `spare`."""
+    def fill(self, model: Layers, stage: Stage, h: Tensor, spare: int) -> None:
+        """Copy `h` [N, D] and what `stage` says of its rows. Rows that are not written get the slot `spare`."""
         count = len(h)
         self.h[:count] = h
-        if self.turned is not stage.positions:
-            for tables, turns in zip(model.turns, self.turns, strict=True):
-                for table, buffer in zip(tables, turns, strict=True):
+        if self.positions is not stage.positions:
+            for tables, buffers in zip(model.rope_tables, self.cos_sin, strict=True):
+                for table, buffer in zip(tables, buffers, strict=True):
                     torch.index_select(table, 0, stage.positions, out=buffer[:count])
-            if self.growth is not None and model.growth is not None:
-                torch.index_select(model.growth, 0, stage.positions, out=self.growth[:count])
-            self.turned = stage.positions
-        if self.placed[0] is not stage.slots or self.placed[1] is not stage.written:
+            if self.query_scale is not None and model.query_scales is not None:
+                torch.index_select(model.query_scales, 0, stage.positions, out=self.query_scale[:count])
+            self.positions = stage.positions
+        if self.written[0] is not stage.slots or self.written[1] is not stage.written:
             self.slots.fill_(spare)
             if stage.written is None:
                 self.slots[:count] = stage.slots
             else:
                 self.slots.index_copy_(0, stage.written, stage.slots)
-            self.placed = stage.slots, stage.written
+            self.written = stage.slots, stage.written
 
 
 def round_up(rows: int) -> int:
-    """The rows of the buffers for `rows` >= 1: a power of two or three quarters of one; above 256 eighths of one too.
+    """The size of the buffers for `rows` >= 1: a power of two or 3/4 of one; above 256 also 5/8 or 7/8 of one.
 
-    There spare rows take as long as others, and below the time is that of reading the weights.
+    The steps are finer there because spare rows cost time; below, the time is that of reading the weights.
     """
     power = 1 << (rows - 1).bit_length()
     step = max(1, power // (8 if power > 256 else 4))
     return -(-rows // step) * step
 
 
-def most_rows(config: ModelConfig) -> int:
-    """The most rows of a stage that is repeated: those of buffers, and few where a layer of the model computes long."""
-    bound = min(MOST_ROWS, max(1, MOST_WORK * config.layers // config.parameters))
+def max_rows(config: ModelConfig) -> int:
+    """The most rows of a stage that graphs run, a size of buffers: the fewer, the longer a layer computes."""
+    bound = min(MAX_ROWS, max(1, MAX_WORK * config.layers // config.parameters))
     return next(rows for rows in range(bound, 0, -1) if round_up(rows) == rows)
 
 
 def graph_bytes(config: ModelConfig, item: int) -> int:
-    """Bytes of the buffers for stages of all sizes, with `item` bytes a number."""
-    sizes = {round_up(rows) for rows in range(1, most_rows(config) + 1)}
+    """Bytes of the buffers of all sizes, with `item` bytes a number."""
+    sizes = {round_up(rows) for rows in range(1, max_rows(config) + 1)}
     channels = config.hidden + 2 * config.heads * config.head_dim
     channels += len(config.shapes) * (config.rotary_dim or config.head_dim)
     return sum(sizes) * (channels * item + 8)
@@ -276,11 +285,11 @@ def _run_layers(
     attention: SizedAttention,
     layers: range,
     h: Tensor,
-    kinds: Sequence[tuple[Rows, Tensor, ListSize]],
+    full_and_sliding: Sequence[tuple[Rows, Tensor, ListSize]],
     pool: Pool,
 ) -> None:
     for layer in layers:
-        rows, numbers, size = kinds[model.slides[layer]]
+        rows, numbers, size = full_and_sliding[model.is_sliding[layer]]
         q = model.project(h, layer, rows, pool)
         attended = attention.run(q, pool.k[layer], pool.v[layer], numbers, size, model.sink(layer))
         model.finish(h, attended, layer, rows, pool)

@@ -17,20 +17,20 @@ from remask.model.config import ModelConfig
 from remask.model.weights import LayerWeights
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # kernels run in Triton's interpreter, on any device
-# What every kernel is compiled with: products and sums are one operation where the device has one.
+# Options of every kernel: a product and a sum are one operation if the device has one.
 OPTIONS: Mapping[str, Any] = MappingProxyType({"enable_fp_fusion": True})
 BLOCK = 1024  # numbers that a program of an elementwise kernel computes
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch `kernel` on the device of the first argument, a tensor, and say whether it is `EMULATED`."""
+    """Launch `kernel` on the device of the first argument, a tensor; its `EMULATED` is whether it is interpreted."""
     with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
         kernel[grid](*arguments, EMULATED=INTERPRETED, **constants, **OPTIONS)
 
 
 @triton.jit
-def rounded(x, dtype: tl.constexpr, EMULATED: tl.constexpr):
-    """`x`, float32, to the nearest of `dtype`. The interpreter cuts digits off where bfloat16 has none for them."""
+def round_to(x, dtype: tl.constexpr, EMULATED: tl.constexpr):
+    """`x`, float32, rounded to the nearest number of `dtype`. The interpreter alone would truncate to bfloat16."""
     if EMULATED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
@@ -41,7 +41,9 @@ class TritonLayer:
     """The operations between products, each in one launch for any batch, of a model or a rank's part of one."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.heads_of_q, self.head_dim, self.eps = config.heads, config.head_dim, config.norm_eps
+        self.query_heads = config.heads
+        self.head_dim = config.head_dim
+        self.eps = config.norm_eps
         self._centred = config.norm == "layer"
         self._heads_options = heads_options(config)
 
@@ -52,9 +54,9 @@ class TritonLayer:
     def add(
         self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None = None, slots: Tensor | None = None
     ) -> Tensor:
-        """Add `new` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` without one.
+        """Add `new` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` if there is none.
 
-        Rows of `new` are also copied to their `slots`, int64 [N], of `cache` [any, D]; -1 stands for none.
+        Rows of `new` are also copied to their `slots`, int64 [N], of `cache` [any, D], if these are not -1.
         """
         return self._launch(h, new.contiguous(), weight, cache, slots)
 
@@ -63,10 +65,10 @@ class TritonLayer:
     ) -> Tensor:
         """The queries after norm and RoPE, [N, heads, Dh], of the fused projection `qkv` [N, (heads + 2 groups) Dh].
 
-        K after norm and RoPE, and V, are written to the rows' `slots`, int64 [N], of `k` and `v` [any, groups, Dh]; -1
-        stands for none. `cos` and `sin` are [N, 1, R / 2].
+        K after norm and RoPE, and V, are written to the rows' `slots`, int64 [N], of `k` and `v` [any, groups, Dh], if
+        these are not -1. `cos` and `sin` are [N, 1, R / 2].
         """
-        q = qkv.new_empty((len(qkv), self.heads_of_q, self.head_dim))
+        q = qkv.new_empty((len(qkv), self.query_heads, self.head_dim))
         if len(qkv):
             launch(
                 _heads, (len(qkv),),
@@ -76,7 +78,7 @@ class TritonLayer:
         return q
 
     def gate(self, x: Tensor, *, gelu: bool = False) -> Tensor:
-        """silu(gate) * up, or with GELU, [N, F], of `x` [N, 2 F], which has the gates first."""
+        """silu(gate) * up, or gelu(gate) * up, [N, F], of `x` [N, 2 F], whose first half is the gate."""
         out = x.new_empty((len(x), x.shape[1] // 2))
         if out.numel():
             grid = (triton.cdiv(out.numel(), BLOCK),)
@@ -88,7 +90,7 @@ class TritonLayer:
     ) -> Tensor:
         out = h if weight is None else torch.empty_like(h)
         if len(h):
-            # Arguments that a kernel does not read must be given all the same.
+            # `h` stands for arguments that the kernel does not read: there is no null pointer.
             launch(
                 _sum_and_norm, (len(h),),
                 h, h if new is None else new, h if weight is None else weight, out,
@@ -115,14 +117,14 @@ def heads_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def sum_options(size: int, *, add: bool, norm: bool, keep: bool, centred: bool = False) -> dict[str, Any]:
-    """The constants of `_sum_and_norm` for rows of `size` channels; `centred`: the norm is LayerNorm."""
+    """The constants of `_sum_and_norm` for rows of `size` channels; with `centred` the norm is LayerNorm."""
     width = triton.next_power_of_2(size)
     return {"SIZE": size, "WIDTH": width, "ADD": add, "NORM": norm, "KEEP": keep, "CENTRED": centred}
 
 
 @triton.jit
 def _sum_and_norm(
-    h, new, weight, out, kept, slots, eps,
+    h, new, weight, out, cache, slots, eps,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
     CENTRED: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
@@ -133,54 +135,55 @@ def _sum_and_norm(
     x = tl.load(h + row * SIZE + channel, mask=live, other=0.0).to(tl.float32)
     if ADD:
         added = tl.load(new + row * SIZE + channel, mask=live, other=0.0)
-        total = rounded(x + added.to(tl.float32), h.dtype.element_ty, EMULATED)
+        total = round_to(x + added.to(tl.float32), h.dtype.element_ty, EMULATED)
         tl.store(h + row * SIZE + channel, total, mask=live)
         x = total.to(tl.float32)
         if KEEP:
             slot = tl.load(slots + row)
             if slot >= 0:
-                tl.store(kept + slot * SIZE + channel, added, mask=live)
+                tl.store(cache + slot * SIZE + channel, added, mask=live)
     if NORM:
         if CENTRED:
             x = tl.where(live, x - tl.sum(x, 0) / SIZE, 0.0)
         scale = 1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
         w = tl.load(weight + channel, mask=live, other=0.0).to(tl.float32)
-        tl.store(out + row * SIZE + channel, rounded(x * scale * w, out.dtype.element_ty, EMULATED), mask=live)
+        tl.store(out + row * SIZE + channel, round_to(x * scale * w, out.dtype.element_ty, EMULATED), mask=live)
 
 
 @triton.jit
-def _turned(
+def _norm_and_rotate(
     x, weight, cos, sin, eps,
     COUNT: tl.constexpr, TALL: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     NORMED: tl.constexpr, WHOLE: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """`COUNT` heads after norm and RoPE, float32 [TALL, WIDTH]. `cos` and `sin` point to the row's."""
+    """`COUNT` heads at `x` after norm and RoPE, float32 [TALL, WIDTH]. `cos` and `sin` point to those of the row."""
     head, channel = tl.arange(0, TALL), tl.arange(0, WIDTH)
-    # Channel c < HALF is turned together with channel c + HALF. Channels from 2 HALF on stay.
-    turns = channel < 2 * HALF
-    other = tl.where(channel < HALF, channel + HALF, tl.where(turns, channel - HALF, channel))
+    # Channel c < HALF is paired with channel c + HALF. Channels from 2 HALF on are not rotated.
+    rotary = channel < 2 * HALF
+    partner = tl.where(channel < HALF, channel + HALF, tl.where(rotary, channel - HALF, channel))
     live = (head < COUNT)[:, None] & (channel < DIM)[None, :]
-    at, across = head[:, None] * DIM + channel[None, :], head[:, None] * DIM + other[None, :]
-    own = tl.load(x + at, mask=live, other=0.0)
-    pair = tl.load(x + across, mask=live, other=0.0)
-    dtype: tl.constexpr = own.dtype
-    own, pair = own.to(tl.float32), pair.to(tl.float32)
+    offset, partner_offset = head[:, None] * DIM + channel[None, :], head[:, None] * DIM + partner[None, :]
+    values = tl.load(x + offset, mask=live, other=0.0)
+    partners = tl.load(x + partner_offset, mask=live, other=0.0)
+    dtype: tl.constexpr = values.dtype
+    values, partners = values.to(tl.float32), partners.to(tl.float32)
     if NORMED:
-        squares = tl.sum(own * own, 1)
+        squares = tl.sum(values * values, 1)
         if WHOLE:
             scale = tl.zeros((TALL,), tl.float32) + 1 / tl.sqrt(tl.sum(squares, 0) / (COUNT * DIM) + eps)
-            w, w_pair = tl.load(weight + at, mask=live, other=0.0), tl.load(weight + across, mask=live, other=0.0)
+            w = tl.load(weight + offset, mask=live, other=0.0)
+            w_partner = tl.load(weight + partner_offset, mask=live, other=0.0)
         else:
             scale = 1 / tl.sqrt(squares / DIM + eps)
             wide = (channel < DIM)[None, :]
             w = tl.load(weight + channel[None, :], mask=wide, other=0.0)
-            w_pair = tl.load(weight + other[None, :], mask=wide, other=0.0)
-        own = rounded(own * scale[:, None] * w.to(tl.float32), dtype, EMULATED).to(tl.float32)
-        pair = rounded(pair * scale[:, None] * w_pair.to(tl.float32), dtype, EMULATED).to(tl.float32)
+            w_partner = tl.load(weight + partner[None, :], mask=wide, other=0.0)
+        values = round_to(values * scale[:, None] * w.to(tl.float32), dtype, EMULATED).to(tl.float32)
+        partners = round_to(partners * scale[:, None] * w_partner.to(tl.float32), dtype, EMULATED).to(tl.float32)
     angle = tl.where(channel < HALF, channel, channel - HALF)
-    c = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
-    return own * c[None, :] + pair * tl.where(channel < HALF, -s, s)[None, :]
+    c = tl.load(cos + angle, mask=rotary, other=1.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=rotary, other=0.0).to(tl.float32)
+    return values * c[None, :] + partners * tl.where(channel < HALF, -s, s)[None, :]
 
 
 @triton.jit
@@ -189,36 +192,38 @@ def _heads(
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, TALL: tl.constexpr,
     LOW: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr, WHOLE: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """One row: all its heads."""
+    """One row: stores its queries, and its K and V if it has a slot."""
     row = tl.program_id(0).to(tl.int64)
     x = qkv + row * (HEADS + 2 * GROUPS) * DIM
     cos, sin = cos + row * HALF, sin + row * HALF
     channel, head, group = tl.arange(0, WIDTH), tl.arange(0, TALL), tl.arange(0, LOW)
     wide = (channel < DIM)[None, :]
-    Q = _turned(x, q_norm, cos, sin, eps, HEADS, TALL, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)
-    at_q = head[:, None] * DIM + channel[None, :]
+    Q = _norm_and_rotate(x, q_norm, cos, sin, eps, HEADS, TALL, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)
+    q_offset = head[:, None] * DIM + channel[None, :]
     live_q = (head < HEADS)[:, None] & wide
-    tl.store(q + row * HEADS * DIM + at_q, rounded(Q, q.dtype.element_ty, EMULATED), mask=live_q)
+    tl.store(q + row * HEADS * DIM + q_offset, round_to(Q, q.dtype.element_ty, EMULATED), mask=live_q)
     slot = tl.load(slots + row)
     if slot >= 0:
-        K = _turned(x + HEADS * DIM, k_norm, cos, sin, eps, GROUPS, LOW, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)
-        at = group[:, None] * DIM + channel[None, :]
+        K = _norm_and_rotate(
+            x + HEADS * DIM, k_norm, cos, sin, eps, GROUPS, LOW, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED
+        )
+        offset = group[:, None] * DIM + channel[None, :]
         live = (group < GROUPS)[:, None] & wide
-        V = tl.load(x + (HEADS + GROUPS) * DIM + at, mask=live, other=0.0)
-        tl.store(k + slot * GROUPS * DIM + at, rounded(K, k.dtype.element_ty, EMULATED), mask=live)
-        tl.store(v + slot * GROUPS * DIM + at, V, mask=live)
+        V = tl.load(x + (HEADS + GROUPS) * DIM + offset, mask=live, other=0.0)
+        tl.store(k + slot * GROUPS * DIM + offset, round_to(K, k.dtype.element_ty, EMULATED), mask=live)
+        tl.store(v + slot * GROUPS * DIM + offset, V, mask=live)
 
 
 @triton.jit
 def _gate(x, out, total, SIZE, BLOCK: tl.constexpr, GELU: tl.constexpr, EMULATED: tl.constexpr):
-    """`BLOCK` numbers of the output, row after row."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = at < total
-    gate_at = at // SIZE * 2 * SIZE + at % SIZE
-    gate = tl.load(x + gate_at, mask=live, other=0.0)
-    up = tl.load(x + gate_at + SIZE, mask=live, other=0.0).to(tl.float32)
+    """`BLOCK` numbers of the output, of `total` in rows of `SIZE`."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = offset < total
+    gate_offset = offset // SIZE * 2 * SIZE + offset % SIZE
+    gate = tl.load(x + gate_offset, mask=live, other=0.0)
+    up = tl.load(x + gate_offset + SIZE, mask=live, other=0.0).to(tl.float32)
     dtype: tl.constexpr = gate.dtype
     gate = gate.to(tl.float32)
     gate = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476)) if GELU else gate / (1 + tl.exp(-gate))
-    gate = rounded(gate, dtype, EMULATED).to(tl.float32)
-    tl.store(out + at, rounded(gate * up, out.dtype.element_ty, EMULATED), mask=live)
+    gate = round_to(gate, dtype, EMULATED).to(tl.float32)
+    tl.store(out + offset, round_to(gate * up, out.dtype.element_ty, EMULATED), mask=live)

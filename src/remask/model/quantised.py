@@ -28,7 +28,7 @@ from remask.model.cpu_kernels import (
     int8_unpack,
     int_mm_product,
 )
-from remask.model.sizes import GROUP, GROUP_BYTES, MULTIPLIED, check_sizes
+from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_sizes
 
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
@@ -37,89 +37,87 @@ _ENCODED = 2**18  # numbers that are encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of quantized numbers, as checkpoints have them; those of all experts are [E, m, ...], not [m, ...]."""
+    """Rows of quantized numbers, as checkpoints store them; with all experts in one they are [E, m, ...]."""
 
     values: Tensor  # [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8
     scales: Tensor  # float32 [m], or [m, K / 32] of int4
-    zeros: Tensor | None = None  # float32 [m, K / 32] of int4: what the code 8 stands for
+    zeros: Tensor | None = None  # float32 [m, K / 32] of int4: the number that the code 8 stands for
 
     @property
     def constants(self) -> Tensor:
-        """Scales, and zeros beside them."""
+        """The scales; of int4 scales and zeros, [2, m, K / 32]."""
         return self.scales if self.zeros is None else torch.stack((self.scales, self.zeros))
 
     def experts(self) -> Iterator["Codes"]:
         """The codes of each expert."""
-        for number, values in enumerate(self.values):
-            yield Codes(values, self.scales[number], None if self.zeros is None else self.zeros[number])
+        for expert, values in enumerate(self.values):
+            yield Codes(values, self.scales[expert], None if self.zeros is None else self.zeros[expert])
 
-    def times(self, factor: float) -> "Codes":
-        """The codes of `factor` times the numbers."""
+    def multiply(self, factor: float) -> "Codes":
+        """The codes of the numbers times `factor`."""
         zeros = None if self.zeros is None else self.zeros * factor
         return Codes(self.values, self.scales * factor, zeros)
 
 
 def encode(kind: Quantization, values: Tensor) -> Codes:
-    """The codes of `values` [m, K], the nearest that there are.
-
-    Some rows are encoded at a time: what stands between numbers and codes is small, and stays in a cache.
-    """
-    parts = [_encoded(kind, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
+    """The nearest codes to `values` [m, K]. Few rows are encoded at a time, so that temporaries stay in a cache."""
+    parts = [_encode_part(kind, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
     if len(parts) == 1:
         return parts[0]
     zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
     return Codes(torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts]), zeros)
 
 
-def _encoded(kind: Quantization, values: Tensor) -> Codes:
-    values = values.float()
-    if kind == "int4":
-        grouped = values.view(len(values), -1, GROUP)
-        low, high = grouped.aminmax(dim=-1)
-        steps = ((high - low) / 15).clamp_min(TINY)
-        zeros = low + 8 * steps
-        codes = ((grouped - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
-        return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
-    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, FP8_LARGEST)))
+def _encode_part(kind: Quantization, values: Tensor) -> Codes:
+    if kind == "int8":
+        return _quantize_rows(values, torch.int8, 127.0)
+    if kind == "fp8":
+        return _quantize_rows(values, FP8, FP8_LARGEST)
+    groups = values.float().view(len(values), -1, GROUP)
+    low, high = groups.aminmax(dim=-1)
+    steps = ((high - low) / 15).clamp_min(TINY)
+    zeros = low + 8 * steps
+    codes = ((groups - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
+    return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
 
 
-def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
-    """A scale for each row of `x` [n, K], and the rows in eight bits."""
-    x = x.float()
-    scales = (x.abs().amax(dim=-1) / largest).clamp_min(TINY)
-    scaled = x / scales[:, None]
-    return Codes((scaled if bits.is_floating_point else scaled.round()).to(bits), scales)
+def _quantize_rows(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
+    """Codes of the dtype `bits` of the rows of `x` [n, K], scaled so that each row's largest magnitude is `largest`."""
+    numbers = x.float()
+    scales = (numbers.abs().amax(dim=-1) / largest).clamp_min(TINY)
+    quotients = numbers / scales[:, None]
+    return Codes((quotients if bits.is_floating_point else quotients.round()).to(bits), scales)
 
 
 class QuantisedMatrix(Tensor):
-    """A matrix [M, K], or one of each expert [E, M, K], as `torch.nn.functional.linear` takes it.
+    """A matrix [M, K], or one of each expert [E, M, K], that `torch.nn.functional.linear` takes as a weight.
 
-    It is no tensor of numbers: it can be multiplied with rows, cut by rows or by experts, and written. `dtype` is that
-    of what it stands for.
+    It supports no other operation of tensors than `linear` and indexing by rows or experts. `dtype` is that of the
+    model.
     """
 
     kind: ClassVar[Quantization]
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantisedMatrix":
-        """Of a shape; what it holds comes with `__init__`."""
+        """A wrapper of this shape; `__init__` sets the contents."""
         matrix: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         return matrix
 
     def parts(self) -> Mapping[str, Tensor]:
-        """What it holds in memory, by name."""
+        """The tensors that it consists of, by name."""
         raise NotImplementedError
 
     def restore(self, parts: Mapping[str, Tensor]) -> None:
-        """Hold what `parts` of a matrix of the same kind and shape were. Raises `ConfigError` where they are not."""
+        """Copy the `parts` of another matrix. Raises `ConfigError` if it was of another kind or shape."""
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
-        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`. The rows are quantised too, as a rule."""
+        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`. Kernels may quantise the rows as well."""
         raise NotImplementedError
 
     def unrounded_product(self, x: Tensor) -> Tensor:
-        """As `product`, with the rows as they are: slower, and free of what rounding them adds."""
+        """As `product`, but the rows are not quantised: slower, and without their rounding errors."""
         raise NotImplementedError
 
     def rows(self, part: slice) -> "QuantisedMatrix":
@@ -131,7 +129,7 @@ class QuantisedMatrix(Tensor):
         raise NotImplementedError
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """Take `codes` [m, K] as `rows` of a matrix [M, K]."""
+        """Set `rows` of a matrix [M, K] to `codes` [m, K]."""
         raise NotImplementedError
 
     def write(self, rows: slice, values: Tensor) -> None:
@@ -144,7 +142,7 @@ class QuantisedMatrix(Tensor):
         return sum(part.nbytes for part in self.parts().values())
 
     def __iter__(self) -> Iterator["QuantisedMatrix"]:
-        return (self.expert(number) for number in range(len(self)))
+        return map(self.expert, range(len(self)))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, {self.device})"
@@ -153,12 +151,12 @@ class QuantisedMatrix(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`linear` and cuts by rows or experts, what a tensor says of itself, and nothing else."""
+        """Run `linear`, indexing, and properties of a tensor; any other operation fails in `__torch_dispatch__`."""
         if func is F.linear:
             return _linear(*args, **(kwargs or {}))
         if func is Tensor.__getitem__:
-            matrix, place = args
-            return matrix.rows(place) if isinstance(place, slice) else matrix.expert(place)
+            matrix, index = args
+            return matrix.rows(index) if isinstance(index, slice) else matrix.expert(index)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -166,12 +164,12 @@ class QuantisedMatrix(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Raise: there are no numbers for any other operation."""
+        """Raise `NotImplementedError`: there are no numbers for any other operation."""
         raise NotImplementedError(f"{func} of a quantised matrix")
 
 
 class _Scaled(QuantisedMatrix):
-    """Numbers of few bits, and a scale for each row."""
+    """Numbers of eight bits or fewer, and a scale for each row."""
 
     bits: ClassVar[torch.dtype]
 
@@ -184,13 +182,13 @@ class _Scaled(QuantisedMatrix):
         scales: Tensor | None = None,
     ) -> None:
         rows = tuple(shape[:-1])
-        stored = (*rows, self.width(shape[-1]))
-        self.numbers = torch.empty(stored, dtype=self.bits, device=device) if values is None else values
+        size = (*rows, self.width(shape[-1]))
+        self.numbers = torch.empty(size, dtype=self.bits, device=device) if values is None else values
         self.scales = torch.empty(rows, device=device) if scales is None else scales
 
     @staticmethod
     def width(columns: int) -> int:
-        """How many of `bits` hold a row."""
+        """Numbers of the dtype `bits` that store a row of `columns` columns."""
         return columns
 
     def parts(self) -> Mapping[str, Tensor]:
@@ -218,10 +216,7 @@ class _Scaled(QuantisedMatrix):
 
 
 class Int8Matrix(_Scaled):
-    """Whole numbers from -127 to 127. Rows are quantised alike, each with a scale of its own, for the product.
-
-    Sums are exact, as they are of whole numbers.
-    """
+    """Whole numbers from -127 to 127. Rows are quantised alike for a product, whose sums are exact."""
 
     kind, bits = "int8", torch.int8
 
@@ -230,14 +225,16 @@ class Int8Matrix(_Scaled):
 
 
 class Fp8Matrix(_Scaled):
-    """Numbers of four bits of exponent and three of mantissa, for devices that multiply them."""
+    """Numbers with four bits of exponent and three of mantissa (e4m3), for devices that multiply them."""
 
     kind, bits = "fp8", FP8
 
     def product(self, x: Tensor) -> Tensor:
-        rows = _scaled(x, self.bits, FP8_LARGEST)
-        by, scales = rows.scales[:, None], self.scales[None]
-        out = torch._scaled_mm(rows.values, self.numbers.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
+        rows = _quantize_rows(x, self.bits, FP8_LARGEST)
+        scale_a, scale_b = rows.scales[:, None], self.scales[None]
+        out = torch._scaled_mm(
+            rows.values, self.numbers.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16
+        )
         return out.to(x.dtype)
 
 
@@ -252,7 +249,8 @@ class Int4Matrix(_Scaled):
 
     def store(self, rows: slice, codes: Codes) -> None:
         assert codes.zeros is not None
-        numbers, scales, step = self.numbers[rows], self.scales[rows], max(1, _ENCODED // self.shape[-1])
+        numbers, scales = self.numbers[rows], self.scales[rows]
+        step = max(1, _ENCODED // self.shape[-1])
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
             numbers[part], scales[part] = int4_pack(codes.values[part], codes.scales[part], codes.zeros[part])
@@ -265,25 +263,25 @@ class Int4Matrix(_Scaled):
 
 
 def _check_parts(parts: Mapping[str, Tensor], layout: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
-    """Raise `ConfigError` where `parts` are others, or of other shapes and types."""
-    got = {name: (part.shape, part.dtype) for name, part in parts.items()}
-    if got != layout:
-        raise ConfigError(f"a quantised matrix is made of {layout}, got {got}")
+    """Raise `ConfigError` if the names, shapes and dtypes of `parts` are not those of `layout`."""
+    actual = {name: (part.shape, part.dtype) for name, part in parts.items()}
+    if actual != layout:
+        raise ConfigError(f"a quantised matrix is made of {layout}, got {actual}")
 
 
 def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """Rows `x` [N, K] times the transpose of `values` [M, K] with a scale for each row: [N, M], of the dtype of `x`.
 
-    Numbers of eight bits are the same in bfloat16, and products are added in float32.
+    bfloat16 holds numbers of eight bits exactly, and products are added in float32.
     """
-    wide = torch.float32 if x.dtype == torch.float16 else x.dtype
-    return F.linear(x.to(wide), values.to(wide)).float().mul_(scales).to(x.dtype)
+    dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+    return F.linear(x.to(dtype), values.to(dtype)).float().mul_(scales).to(x.dtype)
 
 
 class UnroundedArithmetic(Arithmetic):
-    """Multiplies rows with quantized matrices without rounding the rows, so that two passes differ by what they read.
+    """Multiplies quantized matrices with rows that are not rounded.
 
-    Rounded rows differ from pass to pass as soon as anything does, however little, and that moves predictions.
+    Rounding turns the smallest differences between two passes into larger ones, which move predictions.
     """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -292,22 +290,19 @@ class UnroundedArithmetic(Arithmetic):
         out = weight.unrounded_product(x)
         return out if bias is None else out.add_(bias)
 
-    def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        return self.by_group(x, weights, ends)
+    def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        return self.linear_by_group(x, weights, ends)
 
 
 @dataclass(slots=True)
 class _Packed:
-    """A piece in the order of FBGEMM's kernel, once it is written."""
+    """A piece of a matrix in the order of FBGEMM's kernel."""
 
-    matrix: Any = None
+    matrix: Any = None  # None: it was not written yet
 
 
 class PackedInt8Matrix(QuantisedMatrix):
-    """The numbers of an `Int8Matrix`, by FBGEMM's kernel.
-
-    It keeps rows in an order of its own, so a matrix is made of pieces, and cut between them.
-    """
+    """An `Int8Matrix` in the order of FBGEMM's kernel, which consists of pieces and is cut only between them."""
 
     kind = "int8"
 
@@ -324,9 +319,9 @@ class PackedInt8Matrix(QuantisedMatrix):
         self.packed = packed or [_Packed() for _ in range(experts * len(self.pieces))]
 
     def rows(self, part: slice) -> QuantisedMatrix:
-        """Cuts are between pieces only."""
-        chosen = self._within(part)
-        pieces, packed = self.pieces[chosen], self.packed[chosen]
+        """Some of the rows. Raises `NotImplementedError` if `part` begins or ends within a piece."""
+        index = self._pieces_in(part)
+        pieces, packed = self.pieces[index], self.packed[index]
         return type(self)((sum(pieces), self.shape[-1]), self.dtype, self.device, pieces, packed)
 
     def expert(self, number: int) -> QuantisedMatrix:
@@ -338,15 +333,15 @@ class PackedInt8Matrix(QuantisedMatrix):
         return type(self)(shape, self.dtype, self.device, self.pieces, packed)
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """Whole pieces are written."""
-        chosen = self._within(rows)
-        sizes = list(self.pieces[chosen])
-        parts = zip(torch.split(codes.values, sizes), torch.split(codes.scales, sizes), strict=True)
-        for piece, part in zip(self.packed[chosen], parts, strict=True):
-            piece.matrix = int8_pack(*part)
+        """Set `rows`, which are whole pieces, to `codes`."""
+        index = self._pieces_in(rows)
+        sizes = list(self.pieces[index])
+        values, scales = torch.split(codes.values, sizes), torch.split(codes.scales, sizes)
+        for piece, piece_values, piece_scales in zip(self.packed[index], values, scales, strict=True):
+            piece.matrix = int8_pack(piece_values, piece_scales)
 
     def parts(self) -> Mapping[str, Tensor]:
-        """Copies of what it holds: the numbers are in the kernel's order in memory."""
+        """Copies of values and scales, as the kernel has its own order in memory."""
         pairs = [int8_unpack(piece.matrix) for piece in self.packed]
         values, scales = map(torch.cat, zip(*pairs, strict=True))
         return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
@@ -356,8 +351,8 @@ class PackedInt8Matrix(QuantisedMatrix):
         _check_parts(parts, {"values": (self.shape, torch.int8), "scales": (rows, torch.float32)})
         values = parts["values"].reshape(-1, sum(self.pieces), self.shape[-1])
         scales = parts["scales"].reshape(len(values), -1)
-        for number, codes in enumerate(map(Codes, values, scales)):
-            self._of_expert(number, self.shape[-2:]).store(slice(None), codes)
+        for expert, codes in enumerate(map(Codes, values, scales)):
+            self._of_expert(expert, self.shape[-2:]).store(slice(None), codes)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -371,8 +366,8 @@ class PackedInt8Matrix(QuantisedMatrix):
         parts = [_wide_product(x, *int8_unpack(piece.matrix)) for piece in self.packed]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _within(self, part: slice) -> slice:
-        """The pieces that `part` of the rows is made of."""
+    def _pieces_in(self, part: slice) -> slice:
+        """The indices of the pieces that `part` of the rows consists of."""
         edges = [0, *accumulate(self.pieces)]
         start, stop, _ = part.indices(edges[-1])
         try:
@@ -382,9 +377,9 @@ class PackedInt8Matrix(QuantisedMatrix):
 
 
 def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
-    """Raise where the matrices of `config` cannot be quantised so on `device`: `UnknownNameError` or `ConfigError`.
+    """Check that matrices of the sizes in `config`, those of one rank, can be quantised as `kind` on `device`.
 
-    `config` has the sizes of one rank.
+    Raises `UnknownNameError` if there is no such kind, and `ConfigError` if device or sizes do not allow it.
     """
     if kind is None:
         return
@@ -408,27 +403,27 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
 def empty_matrix(
     kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pieces: Sequence[int]
 ) -> QuantisedMatrix:
-    """An unwritten matrix [M, K], or [E, M, K], whose rows are made of `pieces`."""
+    """An unwritten matrix [M, K], or [E, M, K]. `pieces` are the numbers of rows between which it will be cut."""
     if kind == "int4":
         return Int4Matrix(shape, dtype, device)
-    # FBGEMM's kernel needs two columns, one for each of the ends of the numbers.
+    # FBGEMM's kernel needs two columns, for the least and the largest number of `cpu_kernels.int8_product`.
     if kind == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
         return PackedInt8Matrix(shape, dtype, device, pieces)
-    return (Int8Matrix if kind == "int8" else Fp8Matrix)(shape, dtype, device)
+    return Int8Matrix(shape, dtype, device) if kind == "int8" else Fp8Matrix(shape, dtype, device)
 
 
-def described(kind: Quantization | None, device: torch.device) -> str:
-    """A kind for the log, with the kernel that was chosen for it."""
+def kernel_description(kind: Quantization | None, device: torch.device) -> str:
+    """`kind` with the kernel that this machine uses for it, for the log."""
     if device.type != "cpu" or kind is None:
         return str(kind)
     return f"{kind} ({int4_kernel() if kind == 'int4' else int8_kernel()})"
 
 
 def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:
-    if 0 < len(x) <= MULTIPLIED:
+    if 0 < len(x) <= PRODUCT_ROWS:
         out = matrix.product(x)
     else:
         out = x.new_empty((len(x), matrix.shape[0]))
-        for start in range(0, len(x), MULTIPLIED):
-            out[start : start + MULTIPLIED] = matrix.product(x[start : start + MULTIPLIED])
+        for start in range(0, len(x), PRODUCT_ROWS):
+            out[start : start + PRODUCT_ROWS] = matrix.product(x[start : start + PRODUCT_ROWS])
     return out if bias is None else out.add_(bias)

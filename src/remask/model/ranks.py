@@ -1,4 +1,4 @@
-"""The processes that compute one model together: which part each of them has, and how parts become a whole."""
+"""The processes that compute one model together: which part each of them has, and how results are combined."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ class Shard:
 
     Attention is cut by heads, a dense feed-forward and the MLP of self-conditioning by columns (Megatron-LM, arXiv
     1909.08053, section 3), a mixture by whole experts, and the output matrix by tokens of the vocabulary. Everything
-    else, the embedding and the router among it, is on every rank. Ranges of columns and tokens may differ by one.
+    else, such as the embedding and the router, is on every rank. Ranges of columns and tokens may differ by one.
     """
 
     rank: int = 0
     size: int = 1
 
     def check(self, config: ModelConfig) -> None:
-        """Raise one `ConfigError` that names every size of `config` which cannot be cut for `size` ranks."""
+        """Raise a `ConfigError` that names every size of `config` that cannot be cut for `size` ranks."""
         faults = _faults(config, self.size)
         if faults:
             sizes = [str(size) for size in range(1, config.heads + 1) if Shard(0, size).fits(config)]
@@ -40,21 +40,21 @@ class Shard:
         return not _faults(config, self.size)
 
     def part(self, config: ModelConfig) -> ModelConfig:
-        """`config` with the sizes of this rank's matrices. The experts that a router chooses from stay all of them."""
+        """`config` with the sizes of this rank's matrices. The number of experts is that of all ranks."""
         if self.size == 1:
             return config
-        mixture, near = config.mixture, config.sliding
+        mixture, sliding = config.mixture, config.sliding
         if mixture is not None and mixture.shared:
             mixture = replace(mixture, shared=len(self.share(mixture.shared)))
-        if near is not None and near.kv_heads is not None:
-            near = replace(near, kv_heads=len(self.kv_heads(config.shapes[-1])))
+        if sliding is not None and sliding.kv_heads is not None:
+            sliding = replace(sliding, kv_heads=len(self.kv_heads(config.shapes[-1])))
         return replace(
             config,
             heads=len(self.heads(config)),
             kv_heads=len(self.kv_heads(config)),
             intermediate=len(self.share(config.intermediate)),
             mixture=mixture,
-            sliding=near,
+            sliding=sliding,
         )
 
     def share(self, count: int) -> range:
@@ -66,7 +66,7 @@ class Shard:
         return self.share(config.heads)
 
     def kv_heads(self, config: ModelConfig) -> range:
-        """The K/V heads of this rank. Where there are fewer than ranks, several ranks have the same one."""
+        """The K/V heads of this rank. If there are fewer heads than ranks, several ranks have the same one."""
         if config.kv_heads >= self.size:
             return self.share(config.kv_heads)
         first = self.rank * config.kv_heads // self.size
@@ -78,17 +78,17 @@ class Shard:
 
 
 class RankLocal:
-    """An object of which every rank has its own, with contents of its own. It is made without arguments.
+    """An object that exists on every rank with contents of its own. Its class takes no arguments.
 
-    Where it is first an argument of `Ranks.everywhere`, the other ranks make theirs, and keep it while rank 0 does.
+    When `Ranks.everywhere` first gets it, the other ranks construct theirs, and keep it as long as rank 0 does.
     """
 
 
 class Ranks:
-    """The ranks of one model, as one of them sees them. This one is alone, and passes everything through."""
+    """The ranks of one model, as seen by one of them. This class is for a single rank: it returns its arguments."""
 
     shard = Shard()
-    lost: RankLostError | None = None  # why nothing more can be computed, where a rank has ended
+    lost: RankLostError | None = None  # the reason why nothing more can be computed; None: no rank has ended
 
     @property
     def several(self) -> bool:
@@ -96,7 +96,7 @@ class Ranks:
         return self.shard.size > 1
 
     def sum(self, x: "Tensor") -> "Tensor":
-        """The sum of every rank's `x`, the same bits on all of them. `x` may be overwritten."""
+        """The sum of every rank's `x`, with the same bits on all ranks. `x` may be overwritten."""
         return x
 
     def gather(self, x: "Tensor") -> "Tensor":
@@ -104,22 +104,22 @@ class Ranks:
         return x[None]
 
     def everywhere(self, act: Callable[..., T], *args: Any) -> T:
-        """Call `act(*args)` on every rank, and return its result of this rank.
+        """Call `act(*args)` on every rank, and return this rank's result.
 
-        A model among `args` is replaced by each rank's own. So is every tensor or pool that such a call has returned,
-        and views of these: they are not sent. Other tensors are sent with their contents.
+        A model in `args` is replaced by each rank's own. So is every tensor or pool that an earlier call has returned,
+        and views of these, without being sent. Other tensors are sent with their contents.
         """
         return act(*args)
 
     def check(self) -> None:
-        """Raise `RankLostError` where a rank has ended, or is out of step."""
+        """Raise `RankLostError` if a rank has ended or is out of step."""
 
     def close(self) -> None:
         """End the other ranks."""
 
 
 def _faults(config: ModelConfig, size: int) -> list[str]:
-    """Every size of `config` that cannot be cut for `size` ranks, in words."""
+    """The sizes of `config` that cannot be cut for `size` ranks, in words."""
     heads, mixture = config.heads, config.mixture
     faults = []
     if heads % size:
@@ -131,8 +131,8 @@ def _faults(config: ModelConfig, size: int) -> list[str]:
     ]
     if mixture is not None and mixture.experts % size:
         faults.append(f"its {mixture.experts} experts are no multiple of {size}")
-    widths = {config.feed(layer).intermediate for layer in range(config.layers)} - {0}
-    narrow = min(widths, default=size)
-    if narrow < size:
-        faults.append(f"its feed-forward is {narrow} wide")
+    widths = {config.feed_forward(layer).intermediate for layer in range(config.layers)} - {0}
+    width = min(widths, default=size)
+    if width < size:
+        faults.append(f"its feed-forward is {width} wide")
     return faults

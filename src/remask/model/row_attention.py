@@ -1,4 +1,4 @@
-"""The attention of single rows over a canvas, computed again from the inputs to their layer."""
+"""The attention of single rows over a canvas, computed once more from the inputs to their layer."""
 
 import math
 from collections.abc import Sequence
@@ -18,69 +18,76 @@ from remask.model.transformer import Transformer
 def attention_rows(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
     """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [heads, N, T].
 
-    With `seen`, bool [N, T], -inf where a row does not see a key.
+    They are -inf for keys that a row does not see, by `seen`, bool [N, T]; None: each row sees all keys.
     """
     rows, heads, dim = q.shape
     groups = k.shape[1]
-    # Query heads that share a key head are treated as more rows of one head.
-    q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
-    scores = (q @ k.permute(1, 2, 0)).float().view(groups, rows, heads // groups, -1)
+    # Query heads that share a key head become further rows of that head.
+    queries = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim)
+    scores = (queries * (1 / math.sqrt(dim)) @ k.permute(1, 2, 0)).float().view(groups, rows, heads // groups, -1)
     if seen is None:
         attention = scores.log_softmax(-1)
-    else:  # a row that sees none of the keys would be NaN
+    else:
         unseen = ~seen[:, None]
+        # Filled twice, as a row that sees none of the keys is NaN in between.
         attention = scores.masked_fill(unseen, -math.inf).log_softmax(-1).masked_fill(unseen, -math.inf)
     return attention.transpose(1, 2).reshape(heads, rows, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRows:
-    """Rows of a canvas whose attention in one layer is wanted."""
+class RowQuery:
+    """Rows of a canvas whose attention in one layer is to be computed."""
 
-    # What entered the layer when the canvas' rows were last computed, [T, D]; None: the embedding
+    # The inputs of the layer when the canvas' rows were last computed, [T, D]; None: the embedding
     states: Tensor | None
-    rows: Tensor  # int64 [N], positions among `states`; without these, tokens
-    slots: Run | Tensor  # those of the canvas' K in the layer, or of those that are looked at
+    rows: Tensor  # int64 [N], indices into `states`; without `states`, tokens
+    slots: Run | Tensor  # of the keys in the layer
     positions: Index  # canvas positions of the rows, int64 [N]
-    window: int  # of how many leading rows only the mass is wanted
-    adapter: str | None  # that of the canvas' request, if it has one
-    among: Index | None = None  # canvas positions of these; None: all
+    summed: int  # number of leading rows whose attention is summed
+    adapter: str | None  # of the canvas' request, if it has one
+    key_positions: Index | None = None  # canvas positions of the keys, int64; None: all of the canvas
 
 
-Looked: TypeAlias = tuple[Tensor, Tensor]
-"""Mass of the window's attention, float32 [T], and `attention_rows` of the rows after it."""
+RowAttention: TypeAlias = tuple[Tensor, Tensor]
+"""The attention of the summed rows, summed over rows and heads, float32 [T], and `attention_rows` of the others."""
 
 
-def look(model: Transformer, pool: Pool, layer: int, canvases: Sequence[AskedRows]) -> list[Looked]:
-    """The attention that is asked for, over each canvas. Queries are projected once for all of them."""
+def attention_of(model: Transformer, pool: Pool, layer: int, canvases: Sequence[RowQuery]) -> list[RowAttention]:
+    """The attention of the rows of each of `canvases` in `layer`. Queries are projected in one product."""
     if not canvases:
         return []
     positions = send(np.concatenate([canvas.positions for canvas in canvases]), model.device)
-    return model.ranks.everywhere(_look_here, model, pool, layer, canvases, positions)
+    return model.ranks.everywhere(_rank_attention_of, model, pool, layer, canvases, positions)
 
 
 @torch.inference_mode()
-def _look_here(
-    model: Transformer, pool: Pool, layer: int, canvases: Sequence[AskedRows], positions: Tensor
-) -> list[Looked]:
-    """As `look`, on every rank: its heads are read, and those of all ranks are returned."""
+def _rank_attention_of(
+    model: Transformer, pool: Pool, layer: int, canvases: Sequence[RowQuery], positions: Tensor
+) -> list[RowAttention]:
+    """As `attention_of`, on every rank: computes the heads of this rank, and returns those of all ranks."""
     h = torch.cat([model.embed(part.rows) if part.states is None else part.states[part.rows] for part in canvases])
     adapters = AdapterRows.of((canvas.adapter, len(canvas.rows)) for canvas in canvases)
-    counts, reach = [len(canvas.rows) for canvas in canvases], model.config.window(layer)
-    parts = torch.split(model.queries(h, layer, positions, adapters), counts)
-    results = []
-    for q, places, canvas in zip(parts, torch.split(positions, counts), canvases, strict=True):
-        k, seen = model.arithmetic.placed(pool.k[layer][canvas.slots].to(q.dtype)), None
+    counts = [len(canvas.rows) for canvas in canvases]
+    reach = model.config.reach(layer)
+    queries = torch.split(model.queries(h, layer, positions, adapters), counts)
+    sums, rows = list[Tensor](), list[Tensor]()
+    for q, q_positions, canvas in zip(queries, torch.split(positions, counts), canvases, strict=True):
+        k = model.arithmetic.aligned(pool.k[layer][canvas.slots].to(q.dtype))
+        seen = None
         if reach is not None:
-            keys = torch.arange(len(k), device=k.device) if canvas.among is None else send(canvas.among, model.device)
-            seen = (places[:, None] - keys).abs() <= reach
-        rows = attention_rows(q, k, seen)
-        results.append((rows[:, : canvas.window].exp().sum((0, 1)), rows[:, canvas.window :]))
+            index = canvas.key_positions
+            keys = torch.arange(len(k), device=k.device) if index is None else send(index, model.device)
+            seen = (q_positions[:, None] - keys).abs() <= reach
+        attention = attention_rows(q, k, seen)
+        sums.append(attention[:, : canvas.summed].exp().sum((0, 1)))
+        rows.append(attention[:, canvas.summed :])
     if not model.ranks.several:
-        return results
-    masses = model.ranks.sum(torch.cat([mass for mass, _ in results]))
-    heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in results]))
-    totals = torch.split(masses, [len(mass) for mass, _ in results])
-    flat = torch.split(heads, [rows.numel() for _, rows in results], dim=1)
-    shapes = [(len(heads), *rows.shape) for _, rows in results]
-    return [(mass, part.view(shape).flatten(0, 1)) for mass, part, shape in zip(totals, flat, shapes, strict=True)]
+        return list(zip(sums, rows, strict=True))
+    all_sums = torch.split(model.ranks.sum(torch.cat(sums)), list(map(len, sums)))
+    all_heads = model.ranks.gather(torch.cat([part.flatten() for part in rows]))
+    results = []
+    for total, flat, part in zip(
+        all_sums, torch.split(all_heads, [part.numel() for part in rows], 1), rows, strict=True
+    ):
+        results.append((total, flat.view(len(all_heads), *part.shape).flatten(0, 1)))
+    return results

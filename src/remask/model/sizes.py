@@ -1,4 +1,4 @@
-"""What decides how much memory a model takes, as far as its shape says it: nothing here imports PyTorch."""
+"""Sizes that decide how much memory a model of a shape takes. Nothing here imports PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,19 @@ from remask.checks import Quantization
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 
-GROUP = 32  # columns that have a step and an offset of their own, of int4
+GROUP = 32  # columns that have a step and an offset of their own in int4
 GROUP_BYTES = GROUP // 2 + 4  # bytes of a group: its codes, and step and offset in float16
 TILE = 2**18  # numbers of int4 that are unpacked at a time, or up to a half more
-TILE_BYTES = 5 * TILE * 3 // 2  # in float32, and in eight bits
-FP8_MULTIPLE = 16  # rows and columns of a product of fp8
-MULTIPLIED = 1024  # rows that are multiplied at a time, as what a product makes of each is several times the row
-GPU_SCORES = 2**25  # of a tile of attention on a GPU, which keep it busy
+TILE_BYTES = 5 * TILE * 3 // 2  # of such numbers in float32, and in eight bits
+FP8_MULTIPLE = 16  # divides the numbers of rows and columns in a product of fp8
+PRODUCT_ROWS = (
+    1024  # rows that are multiplied with a quantized matrix at a time, as a product needs several times their memory
+)
+GPU_SCORES = 2**25  # scores of a tile of attention that keep a GPU busy
 
 
 class NumberFormat(Protocol):
-    """A format of numbers: a `torch.dtype`, or what is known of one before PyTorch is imported."""
+    """A number format: a `torch.dtype`, or a `Format` before PyTorch is imported."""
 
     @property
     def itemsize(self) -> int:
@@ -28,7 +30,7 @@ class NumberFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of numbers by the name of its `torch.dtype`."""
+    """A number format by the name of its `torch.dtype`."""
 
     name: str
     itemsize: int
@@ -44,20 +46,21 @@ FORMATS: Mapping[str, Format] = {
 
 
 def matrix_bytes(kind: Quantization, shape: Sequence[int]) -> int:
-    """Bytes of a quantized matrix [M, K], or [E, M, K]: each row has a scale. FBGEMM's rows have two numbers more."""
+    """Bytes of a quantized matrix [M, K], or [E, M, K], with a scale for each row; FBGEMM's rows have 8 bytes more."""
     *outer, columns = shape
-    return prod(outer) * ((columns // GROUP * GROUP_BYTES if kind == "int4" else columns) + 4)
+    row_bytes = columns // GROUP * GROUP_BYTES if kind == "int4" else columns
+    return prod(outer) * (row_bytes + 4)
 
 
 def kv_item(dtype: NumberFormat, quantised: bool) -> int:
-    """Bytes of a number of K and V on a CPU, of a model of `dtype` whose matrices are quantized or not."""
+    """Bytes of a number of K and V on a CPU, of a model of `dtype` whose matrices are `quantised` or not."""
     return min(dtype.itemsize, 2) if quantised else dtype.itemsize
 
 
 def check_sizes(kind: Quantization, config: ModelConfig) -> None:
-    """Raise `ConfigError` where `kind` is not for such models, or a matrix has a size that its kernel does not take.
+    """Raise `ConfigError` if the kernels for `kind` do not support the model or the size of a matrix.
 
-    Every layer is looked at. A size that some layers have is named with the first of these, counted from 0.
+    The error lists the wrong sizes of all layers; layers count from 0.
     """
     if kind == "fp8" and config.mixture is not None:
         raise ConfigError(
@@ -66,25 +69,27 @@ def check_sizes(kind: Quantization, config: ModelConfig) -> None:
         )
     columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[kind]
     rows = FP8_MULTIPLE if kind == "fp8" else 1
-    faults = dict[tuple[str, int], list[int]]()  # what is no multiple of what, by layer
+    faults = dict[tuple[str, int], list[int]]()  # layers by size and divisor
     for layer in range(config.layers):
         shape, mixture = config.shape_of(layer), config.mixture_of(layer)
         inner = {"hidden": shape.hidden, "heads x head_dim": shape.heads * shape.head_dim}
         outer = {"K/V heads x head_dim": shape.kv_heads * shape.head_dim} | inner
         widths = (config.intermediate,) if mixture is None else (mixture.shared, mixture.intermediate)
-        odd = [(f"{name}={size}", columns) for name, size in inner.items() if size % columns]
-        odd += [(f"{name}={size}", rows) for name, size in outer.items() if size % rows]
-        odd += [(f"a feed-forward {width} wide", columns) for width in widths if width % columns]
-        for fault in dict.fromkeys(odd):
+        layer_faults = [(f"{name}={size}", columns) for name, size in inner.items() if size % columns]
+        layer_faults += [(f"{name}={size}", rows) for name, size in outer.items() if size % rows]
+        layer_faults += [(f"a feed-forward {width} wide", columns) for width in widths if width % columns]
+        for fault in dict.fromkeys(layer_faults):
             faults.setdefault(fault, []).append(layer)
     if faults:
-        texts = [f"{name}{_among(layers, config)} is no multiple of {by}" for (name, by), layers in faults.items()]
+        texts = []
+        for (size_text, divisor), layers in faults.items():
+            texts.append(f"{size_text}{_layers_in_words(layers, config)} is no multiple of {divisor}")
         way = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
         raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(texts)}. {way}")
 
 
-def _among(layers: Sequence[int], config: ModelConfig) -> str:
-    """Which layers something is said of, in words; empty: of all."""
+def _layers_in_words(layers: Sequence[int], config: ModelConfig) -> str:
+    """The first of `layers` and how many more there are, for an error; empty for all layers of the model."""
     if len(layers) == config.layers:
         return ""
     return f" in layer {layers[0]}" + (f" and {len(layers) - 1} more" if len(layers) > 1 else "")

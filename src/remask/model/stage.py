@@ -18,44 +18,49 @@ from remask.model.work_list import WorkList
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which rows of a pass the adapters change. All other rows cost nothing."""
+    """The rows of a pass that adapters change. All other rows cost nothing."""
 
     runs: tuple[tuple[str, slice], ...] = ()  # names of adapters with consecutive rows
-    chosen: Tensor | None = None  # int64 [n]: the rows that are multiplied, where only the device knows them; None: all
+    rows: Tensor | None = None  # int64 [n]: the rows that are computed, if only the device knows them; None: all
 
     @classmethod
     def of(cls, counts: Iterable[tuple[str | None, int]]) -> "AdapterRows":
-        """For canvases with so many rows each, one after the other, and the adapters of their requests."""
-        runs, at = list[tuple[str, slice]](), 0
+        """The rows of canvases that follow one another, by the adapter and the number of rows of each."""
+        runs = list[tuple[str, slice]]()
+        first = 0
         for name, count in counts:
             if name is not None and count:
-                joins = runs and runs[-1][0] == name and runs[-1][1].stop == at
-                start = runs.pop()[1].start if joins else at
-                runs.append((name, slice(start, at + count)))
-            at += count
+                continues = runs and runs[-1][0] == name and runs[-1][1].stop == first
+                start = runs.pop()[1].start if continues else first
+                runs.append((name, slice(start, first + count)))
+            first += count
         return cls(tuple(runs))
 
-    def among(self, rows: Tensor) -> "AdapterRows":
-        """The same for some of the rows, int64 [n]. The host does not wait."""
+    def subset(self, rows: Tensor) -> "AdapterRows":
+        """What this says of some `rows`, int64 [n]. The host does not wait."""
         if not self.runs:
             return self
-        return replace(self, chosen=rows if self.chosen is None else self.chosen[rows])
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
     def add(
         self, out: Tensor, x: Tensor, changes: Mapping[str, LowRank], arithmetic: Arithmetic, part: slice
     ) -> Tensor:
-        """`out` [N, M], the product of `x` [N, K] with `part` of a matrix' rows, with what `changes` add, in place."""
+        """Add the products of adapters to `out` [N, M], in place, and return it.
+
+        `out` is the product of `x` [N, K] with `part` of a matrix' rows, and `changes` has the low-rank changes of that
+        matrix by adapter.
+        """
         for name, run in self.runs:
             change = changes.get(name)
             if change is None:
                 continue
-            rows = x[run] if self.chosen is None else x
-            added = arithmetic.linear(arithmetic.linear(rows, change.down), change.up[part])
-            if self.chosen is None:
-                out[run] += added
+            product = arithmetic.linear(x[run] if self.rows is None else x, change.down)
+            product = arithmetic.linear(product, change.up[part])
+            if self.rows is None:
+                out[run] += product
             else:
-                inside = (self.chosen >= run.start) & (self.chosen < run.stop)
-                out += added.where(inside[:, None], 0)
+                inside = (self.rows >= run.start) & (self.rows < run.stop)
+                out += product.where(inside[:, None], 0)
         return out
 
 
@@ -70,7 +75,7 @@ class Restore:
 
     rows: slice | Tensor
     states: Tensor  # [P, D], of consecutive positions of the canvas
-    positions: slice | Tensor  # of the rows, among those
+    positions: slice | Tensor  # of the rows, in `states`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +92,30 @@ class Pick:
     """A rows of several canvases, of which the S rows that changed most are computed, a fixed number of each canvas.
 
     The A rows are in the order of the canvases. They are sorted by canvas and then by similarity, and the rows at
-    `order` are chosen. These take the places `target` among the computed rows. V is compared, and written for all A
-    rows; with `keys` it is K. `chosen` takes in what the layers of the stage choose, in their order: once V of a layer
-    is written, nothing else tells which rows had moved.
+    `order` are picked. V (with `keys` K) is compared, and written for all A rows.
 
-    Layer i of the stage chooses where `phase` + i is a multiple of `every`. The others take the rows that were chosen
-    last, and write their V with them.
+    Layer i of the stage picks rows if `phase` + i is a multiple of `every`. The other layers take the rows that were
+    picked last, and write V of these alone.
     """
 
-    rows: Tensor  # int64 [A], among the stage's rows
+    rows: Tensor  # int64 [A], rows of the stage
     owner: Tensor  # int64 [A], number of the canvas
-    order: Tensor  # int64 [S]
-    target: Tensor  # int64 [S]
+    order: Tensor  # int64 [S], into the sorted rows
+    target: Tensor  # int64 [S], places of the picked rows among the computed ones
     keys: bool
     every: int = 1
     phase: int = 0
-    chosen: list[Tensor] = field(default_factory=list)  # int64 [S] each, among the stage's rows
+    # int64 [S] each, the rows that each layer picked, in the order of the layers, written by the transformer: once V of
+    # a layer is written, nothing else tells which rows had changed
+    chosen: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where the neighbours of N rows have their K/V."""
+    """The K/V slots of what N rows of sliding layers may see."""
 
-    slots: Tensor  # int64 [S], those of whole canvases, one canvas after the other
-    # int64 [3, N], among `slots`: of each row's own position, of the first that its row may see, and of the first
-    # behind these
+    slots: Tensor  # int64 [S], of whole canvases, one canvas after the other
+    # int64 [3, N], indices into `slots`: of each row's own position, the first position that it may see, and the end
     places: Tensor
 
 
@@ -119,10 +123,10 @@ class Neighbours:
 class Partial:
     """A stage in which C of the rows are computed, in the order of the canvases. The others add cached outputs."""
 
-    computed: Tensor  # int64 [C], among the stage's rows; `picks` overwrite placeholders
+    computed: Tensor  # int64 [C], rows of the stage; each of `picks` overwrites the places of its `target`
     picks: tuple[Pick, ...]
     slots: Tensor  # int64 [N], of all rows of the stage
-    neighbours: Neighbours | None = None  # of the N rows, for layers that slide and choose rows on the device
+    neighbours: Neighbours | None = None  # of the N rows, for sliding layers whose rows are picked on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +136,26 @@ class Stage:
     layers: range
     positions: Tensor  # int64 [N], on the canvases, for RoPE
     slots: Tensor  # int64 [W], of the written rows' K/V in each of `layers`, if all rows are computed
-    written: Tensor | None  # int64 [W]: computed rows whose K/V are projected and, with outputs, kept; None: all
+    written: Tensor | None  # int64 [W]: computed rows whose K/V (and, with `outputs`, outputs) are written; None: all
     carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows
-    work: WorkList  # what its rows attend to, in layers that do not slide
-    near: WorkList | None = None  # and in those that do; None: there is none, or `partial` knows
+    work: WorkList  # the attention of its rows in layers with full attention
+    sliding_work: WorkList | None = None  # in sliding layers; None: there are none, or `partial.neighbours` is used
     restore: tuple[Restore, ...] = ()
     save: tuple[Save, ...] = ()
     outputs: bool = False  # attention and FFN outputs of computed rows are cached
-    partial: Partial | None = None  # None: all rows are computed. Else `work` counts the computed ones
-    adapters: AdapterRows = NO_ADAPTERS  # which of the N rows adapters change
-    roles: Tensor | None = None  # int64 [N]: 1 where a row is denoised, else 0; None: the model makes no difference
+    partial: Partial | None = None  # None: all rows are computed. Else rows of `work` are the computed ones
+    adapters: AdapterRows = NO_ADAPTERS
+    roles: Tensor | None = (
+        None  # int64 [N]: 1 for rows that are denoised, 0 for final ones; None: `layer_scales` is off
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Rows of the first stage that are denoised, on a model that takes in what was predicted of them."""
+    """The rows of the first stage that are denoised, on a model with self-conditioning."""
 
     rows: Tensor  # int64 [n]
-    slots: Tensor  # int64 [n], of `Pool.signals`; the spare one where nothing was predicted yet
+    slots: Tensor  # int64 [n], of `Pool.signals`; the spare one if nothing was predicted yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +175,22 @@ class Rows:
 
     cos: Tensor  # for RoPE, [N, 1, R / 2], of the model's dtype or wider (`ModelConfig.rope_float32`)
     sin: Tensor  # as `cos`
-    slots: Tensor  # int64 [W], where the K/V of the rows that are written go. For kernels [N], and -1 for none.
-    written: Tensor | None  # int64 [W], those rows; None: all
-    outputs: bool  # whether their attention and FFN outputs are kept, addressed like K and V
-    adapters: AdapterRows = NO_ADAPTERS  # which of them adapters change
-    growth: Tensor | None = None  # what their queries are multiplied by after RoPE, [N, 1, 1]; None: nothing
-    roles: Tensor | None = None  # as of `Stage`
+    slots: Tensor  # int64 [W], of the K/V of the rows that are written. For kernels [N], -1 for rows that are not.
+    written: Tensor | None  # int64 [W], the rows that are written; None: all
+    outputs: bool  # whether their attention and FFN outputs are cached, addressed like K and V
+    adapters: AdapterRows = NO_ADAPTERS
+    query_scale: Tensor | None = None  # factor of the queries after RoPE, [N, 1, 1]; None: 1
+    roles: Tensor | None = None  # see `Stage.roles`
 
 
 def runs(slots: Index) -> list[Run]:
-    """`slots` as runs of consecutive ones."""
+    """`slots` as runs of consecutive slots."""
     cuts = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
     edges = [0, *cuts.tolist(), len(slots)]
-    return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
+    return [slice(int(slots[start]), int(slots[stop - 1]) + 1) for start, stop in pairwise(edges)]
 
 
 def send_run(index: Index, device: torch.device) -> Run | Tensor:
-    """An index as a slice where it is one run, which is then read in place; else on the device."""
-    in_place = runs(index)
-    return in_place[0] if len(in_place) == 1 else send(index, device)
+    """`index` as a slice if it is one run, so that it is read in place; otherwise as a tensor on `device`."""
+    slices = runs(index)
+    return slices[0] if len(slices) == 1 else send(index, device)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.model.arithmetic import Arithmetic, query_growth, rope, rotate
-from remask.model.attention import Attention, Sink, SizedAttention, attend_near
+from remask.model.arithmetic import Arithmetic, query_scales, rope, rotate
+from remask.model.attention import Attention, Sink, SizedAttention, attend_sliding
 from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
-from remask.model.mixture import Routes, feed, route
+from remask.model.mixture import Routes, mixture_output, route
 from remask.model.pool import Pool, cpu_kv_dtype
 from remask.model.quantised import QuantisedMatrix, UnroundedArithmetic
 from remask.model.ranks import Ranks
@@ -36,8 +36,9 @@ class Transformer:
 
     Attributes:
         config: the whole model's shape.
-        part: the shape that this rank computes with, in layers that see everything.
-        parts: that, and the shape of layers that slide if there are some.
+        part: the shape that this rank computes with, in layers with full attention.
+        parts: `part`, and the shape of sliding layers if there are any.
+        rope_tables: cos and sin for each of `parts`, [max_length, 1, R / 2].
         kernels: what computes between matrix products; None: PyTorch's own operations.
         graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
     """
@@ -53,40 +54,48 @@ class Transformer:
         ranks: Ranks | None = None,
         kernels: "TritonLayer | None" = None,
     ) -> None:
-        self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
+        self.config = config
+        self.weights = weights
+        self.arithmetic = arithmetic or Arithmetic()
         self.ranks = ranks or Ranks()
+        self.attention = attention or TorchAttention(config.score_cap)
+        self.kernels = kernels
         self.part = self.ranks.shard.part(config)
         self.parts = tuple(map(self.ranks.shard.part, config.shapes))
-        self.attention, self.kernels = attention or TorchAttention(config.score_cap), kernels
-        self.turns = tuple(rope(shape, weights.embed.dtype, weights.embed.device) for shape in config.shapes)
-        self.slides = tuple(map(config.slides, range(config.layers)))
-        self.growth = query_growth(config, weights.embed.dtype, weights.embed.device)
-        self._zeros: Sink | None = None
+        self.rope_tables = tuple(rope(shape, weights.embed.dtype, weights.embed.device) for shape in config.shapes)
+        self.is_sliding = tuple(map(config.is_sliding, range(config.layers)))
+        self.query_scales = query_scales(config, weights.embed.dtype, weights.embed.device)
+        self._zero_sink: Sink | None = None
         if config.sink == "zero":
             zeros = weights.embed.new_zeros(self.part.kv_heads, self.part.head_dim)
-            self._zeros = zeros, zeros
+            self._zero_sink = zeros, zeros
         scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
         self.activation = config.activation
         self.embed_scale = float(scale.to(weights.embed.dtype))  # rounded as the embedding is, as in transformers
 
     def with_attention(self, attention: Attention) -> Self:
-        """The same weights, with attention computed by `attention`, and without graphs."""
+        """A copy that shares the weights, attends by `attention`, and has no graphs."""
         other = copy(self)
-        other.attention, other.graphs = attention, None
+        other.attention = attention
+        other.graphs = None
         return other
 
     def with_graphs(self, graphs: Graphs) -> Self:
-        """The same model, whose layers `graphs` repeats."""
+        """A copy that shares the weights, and whose layers `graphs` repeats."""
         other = copy(self)
         other.graphs = graphs
         return other
 
-    def unrounded(self) -> Self:
-        """The same weights, whose products do not round rows, without graphs; the model itself if none is quantized."""
+    def without_rounding(self) -> Self:
+        """A copy that shares the weights, does not round the rows of its products, and has no graphs.
+
+        Returns the model itself if its matrices are not quantized.
+        """
         if not self.quantised:
             return self
         other = copy(self)
-        other.arithmetic, other.graphs = UnroundedArithmetic(), None
+        other.arithmetic = UnroundedArithmetic()
+        other.graphs = None
         return other
 
     @property
@@ -101,7 +110,7 @@ class Transformer:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The dtype of K/V: that of the model. On a CPU bfloat16 beside quantized weights, where it would be wider."""
+        """The dtype of K/V: the model's, but at most bfloat16 beside quantized weights on a CPU."""
         if self.device.type != "cpu" or isinstance(self.attention, SizedAttention):
             return self.dtype
         return cpu_kv_dtype(self.dtype, self.quantised)
@@ -113,60 +122,70 @@ class Transformer:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
-        """Run all stages. K/V are written to `pool`, and hidden states to the tensors that the stages' saves name.
+        """Run all stages, and return the input of the output matrix at the predicted rows, [M, D].
 
-        Returns the final norm's output at the predicted rows, [M, D]. The host does not wait for the device.
+        Writes K/V to `pool`, and hidden states to the tensors of each `Stage.save`. The host does not wait for the
+        device.
         """
         h = self.embed(batch.tokens)
         if batch.signals is not None:
-            h = self.told(h, batch.signals, pool)
+            h = self.self_condition(h, batch.signals, pool)
         for stage in batch.stages:
             h = self.run(stage, h, pool)
-        return self.leave(h.index_select(0, batch.predict))
+        return self.head_input(h.index_select(0, batch.predict))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The embedding of `tokens` [N] as it enters the first layer, [N, D]."""
+        """The embedding of `tokens` [N], scaled and normed if the model does so, [N, D]."""
         h = F.embedding(tokens, self.weights.embed)
         if self.embed_scale != 1:
             h = h * self.embed_scale
         return h if self.weights.embed_norm is None else self.norm(h, self.weights.embed_norm)
 
     @torch.inference_mode()
-    def expected(self, chances: Tensor) -> Tensor:
-        """The expected embedding [M, D] of rows with the probabilities `chances` [M, V], of the tokens of this rank."""
+    def expected_embedding(self, probabilities: Tensor) -> Tensor:
+        """The expected embedding [M, D] under the `probabilities` [M, V] of this rank's tokens, summed over ranks."""
         tokens = self.ranks.shard.share(self.config.vocab)
         embed = self.weights.embed[tokens.start : tokens.stop]
-        return self.ranks.sum(self.arithmetic.linear(chances.to(embed.dtype), embed.T)) * self.embed_scale
+        return self.ranks.sum(self.arithmetic.linear(probabilities.to(embed.dtype), embed.T)) * self.embed_scale
 
     @torch.inference_mode()
-    def told(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
-        """Embedded rows [N, D] once those of `signals` have taken in what the pass before predicted of them."""
-        w, c, rows = self.weights.signal, self.config, signals.rows
+    def self_condition(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
+        """Embedded rows `h` [N, D], to those of which in `signals` the last pass' predictions are added.
+
+        The expected embeddings in `pool.signals` pass through an MLP, and the sum is normed (DiffusionGemma's
+        self-conditioning). `h` is unchanged.
+        """
+        w = self.weights.signal
         assert w is not None
         assert pool.signals is not None
-        gate, up = self.arithmetic.linear(self.norm(pool.signals[signals.slots], w.norm), w.gate_up).chunk(2, dim=-1)
+        expected = self.norm(pool.signals[signals.slots], w.norm)
+        gate, up = self.arithmetic.linear(expected, w.gate_up).chunk(2, dim=-1)
         inner = self.arithmetic.activate_(gate, self.activation).mul_(up)
-        added = h[rows] + self.ranks.sum(self.arithmetic.linear(inner, w.down))
-        return h.index_copy(0, rows, F.rms_norm(added, (c.hidden,), None, c.norm_eps))
+        total = h[signals.rows] + self.ranks.sum(self.arithmetic.linear(inner, w.down))
+        normed = F.rms_norm(total, (self.config.hidden,), None, self.config.norm_eps)
+        return h.index_copy(0, signals.rows, normed)
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-        """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
+        """The output of `stage`, [N, D], from the output `h` of the stage before it, which may be overwritten."""
         if stage.outputs or stage.partial is not None:
-            pool.keep_outputs()
-        h = _enter(stage, h)
-        if self.graphs is not None and self.graphs.serve(stage, pool):
+            pool.allocate_outputs()
+        h = _stage_input(stage, h)
+        if self.graphs is not None and self.graphs.can_repeat(stage, pool):
             return self.graphs.run(self, stage, h)
-        partial, at = stage.partial, stage.positions
-        places = (
-            stage.slots if self.kernels is None or partial is not None else self._places(stage.slots, stage, len(h))
-        )
+        partial = stage.partial
+        positions = stage.positions
+        slots = stage.slots
+        if self.kernels is not None and partial is None:
+            slots = self._kernel_slots(slots, stage, len(h))
         # On a CPU `index_select` takes a third of the time of an index in brackets.
-        growth = None if self.growth is None else self.growth.index_select(0, at)
-        rest = places, stage.written, stage.outputs, stage.adapters, growth, stage.roles
-        by_kind = [Rows(cos.index_select(0, at), sin.index_select(0, at), *rest) for cos, sin in self.turns]
+        query_scale = None if self.query_scales is None else self.query_scales.index_select(0, positions)
+        rest = slots, stage.written, stage.outputs, stage.adapters, query_scale, stage.roles
+        full_and_sliding = [
+            Rows(cos.index_select(0, positions), sin.index_select(0, positions), *rest) for cos, sin in self.rope_tables
+        ]
         for layer in stage.layers:
-            slides = self.slides[layer]
-            rows, work = by_kind[slides], stage.near if slides else stage.work
+            rows = full_and_sliding[self.is_sliding[layer]]
+            work = stage.sliding_work if self.is_sliding[layer] else stage.work
             if partial is not None:
                 h = self._partial_layer(h, layer, stage, pool, (rows.cos, rows.sin))
                 continue
@@ -176,71 +195,83 @@ class Transformer:
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The first part of a layer that is entered as `h` [N, D]: the queries of `rows`, [N, heads, Dh].
+        """The queries of `rows` in a layer with the input `h` [N, D], after norm and RoPE: [N, heads, Dh].
 
-        K/V of the rows that are written are put into their slots.
+        Writes K/V of the rows that `rows.written` names to their slots of `pool`.
         """
-        w, c = self.weights.layers[layer], self.parts[self.slides[layer]]
-        x, turns = self.norm(h, w.attn_norm), (rows.cos, rows.sin)
+        w = self.weights.layers[layer]
+        c = self._shape_of(layer)
+        x = self.norm(h, w.attn_norm)
+        cos_sin = rows.cos, rows.sin
         heads = c.heads + 2 * c.kv_heads
         if self.kernels is not None:
             qkv = self._linear(x, w, "qkv", rows.adapters, bias=w.qkv_bias)
             q = self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
-            return q if rows.growth is None else q.mul_(rows.growth)
+            return q if rows.query_scale is None else q.mul_(rows.query_scale)
         if rows.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, layer, range(heads), turns, rows.adapters)
-            q, k = turned[:, : c.heads], turned[:, c.heads :]
+            qk, v = self._project(x, layer, range(heads), cos_sin, rows.adapters)
+            q, k = qk[:, : c.heads], qk[:, c.heads :]
         else:
             # Two products where one would do, if bits must not depend on what other canvases leave out.
-            q, _ = self._project(x, layer, range(c.heads), turns, rows.adapters)
+            q, _ = self._project(x, layer, range(c.heads), cos_sin, rows.adapters)
             adapters = rows.adapters
             if rows.written is not None:
-                x, turns = x[rows.written], (rows.cos[rows.written], rows.sin[rows.written])
-                adapters = adapters.among(rows.written)
-            k, v = self._project(x, layer, range(c.heads, heads), turns, adapters)
+                x = x[rows.written]
+                cos_sin = rows.cos[rows.written], rows.sin[rows.written]
+                adapters = adapters.subset(rows.written)
+            k, v = self._project(x, layer, range(c.heads, heads), cos_sin, adapters)
         pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
         pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
-        return q if rows.growth is None else q.mul_(rows.growth)
+        return q if rows.query_scale is None else q.mul_(rows.query_scale)
 
     def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
-        """What the queries `q` [N, heads, Dh] find, [N, heads * Dh]."""
+        """Attention of the queries `q` [N, heads, Dh] to K/V of `layer` in `pool`, [N, heads * Dh]."""
         return self.attention(q, pool.k[layer], pool.v[layer], work, self.sink(layer))
 
     def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The rest of a layer, after attention: `h` [N, D] with what is added to it, in place."""
+        """The output of a layer: `h` [N, D] plus the outputs of attention and FFN, added in place.
+
+        `attended` [N, heads * Dh] are the results of `attend`, before the output projection.
+        """
         w = self.weights.layers[layer]
-        cache_attended, cache_fed = pool.outputs[layer] if rows.outputs else (None, None)
-        attended = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
-        x = self._added(h, self.norm(attended, w.attn_post), w.ffn_norm, cache_attended, rows)
-        fed = self._feed(h, x, w, rows.adapters)
-        h = self._added(h, self.norm(fed, w.ffn_post), None, cache_fed, rows)
+        attention_cache, ffn_cache = pool.outputs[layer] if rows.outputs else (None, None)
+        out = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
+        x = self._add_and_norm(h, self.norm(out, w.attn_post), w.ffn_norm, attention_cache, rows)
+        ffn_out = self._feed_forward(h, x, w, rows.adapters)
+        h = self._add_and_norm(h, self.norm(ffn_out, w.ffn_post), None, ffn_cache, rows)
         if w.scale is not None:
             h *= w.scale[0] if rows.roles is None else w.scale.index_select(0, rows.roles)[:, None]
         return h
 
     def sink(self, layer: int) -> Sink | None:
-        """The key and value that every row attends to in `layer`, where the model has some."""
+        """The key and value [kv_heads, Dh] that every row attends to in `layer`; None: the model has no sink."""
         w = self.weights.layers[layer]
-        return self._zeros if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
+        return self._zero_sink if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
 
-    def stillness(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
-        """Cosine similarity of the V that `rows` of the next `stage` would write in its first layer to that in `slots`.
+    def value_similarity(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
+        """Cosine similarity of new V of some `rows` in the first layer of `stage` to V in their `slots`, float32 [n].
 
-        `h` is the output of the stage before; `rows` are int64 [N], among the rows of `stage`. Returns float32 [N].
+        `h` is the output of the stage before, and `rows` are int64 [n], rows of `stage`. V is not written.
         """
-        layer, h = stage.layers.start, _enter(stage, h)
-        turns, adapters = self.turned_by(layer, stage.positions[rows]), stage.adapters.among(rows)
-        return self._compared(h[rows], layer, pool.v[layer], slots, False, turns, adapters)[1]
+        layer = stage.layers.start
+        x = _stage_input(stage, h)[rows]
+        cos_sin = self.cos_sin(layer, stage.positions[rows])
+        adapters = stage.adapters.subset(rows)
+        return self._project_and_compare(x, layer, pool.v[layer], slots, False, cos_sin, adapters)[1]
 
-    def leave(self, h: Tensor) -> Tensor:
-        """What the output matrix reads: the final norm of the last layer's output, and what a family has behind it."""
-        w, h = self.weights, self.norm(h, self.weights.norm)
+    def head_input(self, h: Tensor) -> Tensor:
+        """The input of the output matrix, [N, D], from the last layer's output `h` [N, D].
+
+        This is the final norm; with `ModelConfig.head_dense` a square matrix, GELU and another norm follow.
+        """
+        w = self.weights
+        x = self.norm(h, w.norm)
         if w.head_dense is None:
-            return h
-        return self.norm(self.arithmetic.activate_(self.arithmetic.linear(h, w.head_dense), "gelu"), w.head_norm)
+            return x
+        return self.norm(self.arithmetic.activate_(self.arithmetic.linear(x, w.head_dense), "gelu"), w.head_norm)
 
     def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """The norm of the rows of `x`; without a weight `x` itself."""
+        """The norm of the rows of `x` [N, D]; `x` itself if `weight` is None."""
         if weight is None:
             return x
         if self.kernels is not None:
@@ -248,32 +279,43 @@ class Transformer:
         norm = F.layer_norm if self.config.norm == "layer" else F.rms_norm
         return norm(x, weight.shape, weight, eps=self.config.norm_eps)
 
-    def turned_by(self, layer: int, positions: Tensor) -> Pair:
-        """cos and sin of RoPE in `layer` at `positions` [N], [N, 1, R / 2]."""
-        cos, sin = self.turns[self.slides[layer]]
+    def cos_sin(self, layer: int, positions: Tensor) -> Pair:
+        """cos and sin of RoPE in `layer` at `positions` [N], [N, 1, R / 2] each."""
+        cos, sin = self.rope_tables[self.is_sliding[layer]]
         return cos[positions], sin[positions]
 
     def queries(self, h: Tensor, layer: int, positions: Tensor, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
-        """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
-        x, heads = self.norm(h, self.weights.layers[layer].attn_norm), range(self.part.heads)
-        q, _ = self._project(x, layer, heads, self.turned_by(layer, positions), adapters)
-        return q if self.growth is None else q * self.growth[positions]
+        """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` with the layer's input `h` [N, D]."""
+        x = self.norm(h, self.weights.layers[layer].attn_norm)
+        q, _ = self._project(x, layer, range(self.part.heads), self.cos_sin(layer, positions), adapters)
+        return q if self.query_scales is None else q * self.query_scales[positions]
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
-        """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
+        """The experts chosen for the normed rows `x` [N, D] in a layer with the mixture `w`, and their weights."""
         assert self.config.mixture is not None
         return route(x, self.config.mixture.router, self.config.mixture.active, w, self.arithmetic)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
-        logits, cap = self.arithmetic.linear(hidden, self.weights.head, self.weights.head_bias), self.config.logit_cap
+        """Logits [M, V] of this rank's tokens, from the outputs `hidden` [M, D] of `head_input`.
+
+        They have the dtype of `hidden`; with a cap on logits, float32 at least.
+        """
+        logits = self.arithmetic.linear(hidden, self.weights.head, self.weights.head_bias)
+        cap = self.config.logit_cap
         if cap is None:
             return logits
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(cap).tanh_().mul_(cap)
 
-    def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None, rows: Rows) -> Tensor:
-        """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `cache`."""
+    def _shape_of(self, layer: int) -> ModelConfig:
+        """The one of `parts` that `layer` has."""
+        return self.parts[self.is_sliding[layer]]
+
+    def _add_and_norm(self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None, rows: Rows) -> Tensor:
+        """Add `new` to `h` in place. Returns the norm of the sum with `weight`, or `h` if there is none.
+
+        With a `cache`, `new` of the rows that are written is stored in their slots of it.
+        """
         if self.kernels is not None:
             return self.kernels.add(h, new, weight, cache, rows.slots)
         if cache is not None:
@@ -281,77 +323,82 @@ class Transformer:
         h += new
         return h if weight is None else self.norm(h, weight)
 
-    def _places(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
-        """`slots` [W] of the rows that the stage writes, for kernels: of all `rows` computed rows, and -1 for none."""
+    def _kernel_slots(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
+        """`slots` [W] of the written rows as kernels take them: one for each of `rows` rows, -1 if not written."""
         if stage.written is None:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
 
-    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, turns: Pair) -> Tensor:
+    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos_sin: Pair) -> Tensor:
         """One layer in which some rows are computed, and the others add their cached outputs."""
         assert stage.partial is not None
-        w, part = self.weights.layers[layer], stage.partial
+        w = self.weights.layers[layer]
+        part = stage.partial
         computed = part.computed
         for pick in part.picks:
             if (pick.phase + layer - stage.layers.start) % pick.every:
-                chosen = _least(~pool.picked[part.slots[pick.rows]], pick)
+                chosen = _lowest_rows(~pool.picked[part.slots[pick.rows]], pick)  # those of the last choice
             else:
-                chosen = self._choose(h, layer, stage, pick, pool, turns)
+                chosen = self._pick_rows(h, layer, stage, pick, pool, cos_sin)
             computed = computed.index_copy(0, pick.target, chosen)
         slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
-        places = written if self.kernels is None else self._places(written, stage, len(computed))
-        adapters = stage.adapters.among(computed)
-        growth = None if self.growth is None else self.growth[stage.positions[computed]]
-        cos, sin = turns
-        rows = Rows(cos[computed], sin[computed], places, stage.written, True, adapters, growth)
+        row_slots = written if self.kernels is None else self._kernel_slots(written, stage, len(computed))
+        adapters = stage.adapters.subset(computed)
+        query_scale = None if self.query_scales is None else self.query_scales[stage.positions[computed]]
+        cos, sin = cos_sin
+        rows = Rows(cos[computed], sin[computed], row_slots, stage.written, True, adapters, query_scale)
         q = self.project(h[computed], layer, rows, pool)
-        work = stage.near if self.slides[layer] else stage.work
+        work = stage.sliding_work if self.is_sliding[layer] else stage.work
         if work is None:  # rows were chosen, and the host does not know which
-            attended = self._attend_near(q, layer, part, computed, pool)
+            attended = self._attend_sliding(q, layer, part, computed, pool)
         else:
             attended = self.attend(q, layer, work, pool)
-        attended = self.norm(self.ranks.sum(self._linear(attended, w, "out", adapters)), w.attn_post)
-        h += _outputs(pool.outputs[layer][0], attended, computed, part.slots, stage.written)
+        attention_cache, ffn_cache = pool.outputs[layer]
+        out = self.norm(self.ranks.sum(self._linear(attended, w, "out", adapters)), w.attn_post)
+        h += _update_outputs(attention_cache, out, computed, part.slots, stage.written)
         x = h[computed]
-        fed = self.norm(self._feed(x, self.norm(x, w.ffn_norm), w, adapters), w.ffn_post)
-        h += _outputs(pool.outputs[layer][1], fed, computed, part.slots, stage.written)
+        ffn_out = self.norm(self._feed_forward(x, self.norm(x, w.ffn_norm), w, adapters), w.ffn_post)
+        h += _update_outputs(ffn_cache, ffn_out, computed, part.slots, stage.written)
         return h
 
-    def _attend_near(self, q: Tensor, layer: int, part: Partial, computed: Tensor, pool: Pool) -> Tensor:
-        """As `attend`, in a layer that slides, of the rows `computed` of a stage."""
-        near, reach = part.neighbours, self.config.window(layer)
-        assert near is not None
+    def _attend_sliding(self, q: Tensor, layer: int, part: Partial, computed: Tensor, pool: Pool) -> Tensor:
+        """As `attend`, in a sliding layer, of the rows `computed` of a stage."""
+        reach = self.config.reach(layer)
+        assert part.neighbours is not None
         assert reach is not None
-        near = replace(near, places=near.places.index_select(1, computed))
-        return attend_near(q, pool.k[layer], pool.v[layer], near, reach, self.sink(layer), self.config.score_cap)
+        neighbours = replace(part.neighbours, places=part.neighbours.places.index_select(1, computed))
+        k, v = pool.k[layer], pool.v[layer]
+        return attend_sliding(q, k, v, neighbours, reach, self.sink(layer), self.config.score_cap)
 
-    def _choose(self, h: Tensor, layer: int, stage: Stage, pick: Pick, pool: Pool, turns: Pair) -> Tensor:
-        """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) is written for all rows of `pick`.
+    def _pick_rows(self, h: Tensor, layer: int, stage: Stage, pick: Pick, pool: Pool, cos_sin: Pair) -> Tensor:
+        """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) of all rows of `pick` is written.
 
-        `h` [N, D] are the rows of `stage`, with `turns` of RoPE. The choice stays on the device, as the number of rows
-        chosen of each canvas is known before.
+        `h` [N, D] are the inputs of the rows of `stage`, and `cos_sin` their RoPE. The host does not wait: how many
+        rows are picked of each canvas is known before.
         """
         assert stage.partial is not None
-        slots, adapters = stage.partial.slots, stage.adapters.among(pick.rows)
-        places = slots[pick.rows]
+        slots = stage.partial.slots[pick.rows]
+        adapters = stage.adapters.subset(pick.rows)
         cache = pool.k[layer] if pick.keys else pool.v[layer]
-        turns = turns[0][pick.rows], turns[1][pick.rows]
-        new, similarity = self._compared(h[pick.rows], layer, cache, places, pick.keys, turns, adapters)
-        chosen = _least(similarity, pick)
-        cache.index_copy_(0, places, new.to(cache.dtype))
+        cos, sin = cos_sin
+        rotation = cos[pick.rows], sin[pick.rows]
+        new, similarity = self._project_and_compare(h[pick.rows], layer, cache, slots, pick.keys, rotation, adapters)
+        picked = _lowest_rows(similarity, pick)
+        cache.index_copy_(0, slots, new.to(cache.dtype))
         if pick.every > 1:
-            pool.picked.index_fill_(0, places, False).index_fill_(0, slots[chosen], True)
-        return chosen
+            pool.picked.index_fill_(0, slots, False).index_fill_(0, stage.partial.slots[picked], True)
+        return picked
 
-    def _compared(
-        self, h: Tensor, layer: int, cache: Tensor, slots: Tensor, keys: bool, turns: Pair, adapters: AdapterRows
+    def _project_and_compare(
+        self, h: Tensor, layer: int, cache: Tensor, slots: Tensor, keys: bool, cos_sin: Pair, adapters: AdapterRows
     ) -> Pair:
-        """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to that in `slots`, [N]."""
-        c = self.parts[self.slides[layer]]
+        """V (or with `keys` K) of rows with the input `h` [N, D], and its similarity to that in `slots`, [N]."""
+        c = self._shape_of(layer)
         first = c.heads if keys else c.heads + c.kv_heads
         x = self.norm(h, self.weights.layers[layer].attn_norm)
-        new = self._project(x, layer, range(first, first + c.kv_heads), turns, adapters)[0 if keys else 1]
+        new_k, new_v = self._project(x, layer, range(first, first + c.kv_heads), cos_sin, adapters)
+        new = new_k if keys else new_v
         return new, self._similarity(new.flatten(1).float(), cache[slots].flatten(1).float())
 
     def _linear(
@@ -363,49 +410,52 @@ class Transformer:
         part: slice = slice(None),
         bias: Tensor | None = None,
     ) -> Tensor:
-        """`x` [N, K] times `part` of the rows of the matrix `field` of `w`, with what `adapters` add to it."""
+        """`x` [N, K] times `part` of the rows of the matrix `field` of `w`, plus the products of `adapters`."""
         matrix: Tensor = getattr(w, field)
         out = self.arithmetic.linear(x, matrix if part == slice(None) else matrix[part], bias)
         changes = w.low_rank.get(field)
         return out if changes is None else adapters.add(out, x, changes, self.arithmetic, part)
 
-    def _project(self, x: Tensor, layer: int, heads: range, turns: Pair, adapters: AdapterRows = NO_ADAPTERS) -> Pair:
-        """Heads of normed rows `x` [N, D] in `layer`: Q and K after norm and RoPE, and V, [N, any, Dh] each.
+    def _project(self, x: Tensor, layer: int, heads: range, cos_sin: Pair, adapters: AdapterRows = NO_ADAPTERS) -> Pair:
+        """Q and K heads after norm and RoPE, and V heads, of normed rows `x` [N, D]: [N, any, Dh] each.
 
-        `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
+        `heads` are numbers of heads in the order of the fused projection: those of Q, of K, of V.
         """
-        w, c = self.weights.layers[layer], self.parts[self.slides[layer]]
-        first, stop, after = heads.start, heads.stop, c.heads + c.kv_heads
-        tied = c.tied_values and stop > after
-        if tied:  # of K's rows, which come last
-            first, stop = min(first, c.heads), after
+        w = self.weights.layers[layer]
+        c = self._shape_of(layer)
+        first, stop = heads.start, heads.stop
+        first_value = c.heads + c.kv_heads
+        tied = c.tied_values and stop > first_value
+        if tied:  # V is made of K's rows, which are the last ones then
+            first, stop = min(first, c.heads), first_value
         part = slice(first * c.head_dim, stop * c.head_dim)
         bias = None if w.qkv_bias is None else w.qkv_bias[part]
         out = self._linear(x, w, "qkv", adapters, part, bias).view(len(x), stop - first, c.head_dim)
-        keys, values = max(0, c.heads - first), max(0, after - first)
+        keys, values = max(0, c.heads - first), max(0, first_value - first)  # where K and V begin in `out`
         v = out[:, keys:].clone() if tied else out[:, values:]
-        for some, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
-            if weight is not None and some.shape[1]:
-                self._norm_heads(some, weight)
+        for part_heads, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
+            if weight is not None and part_heads.shape[1]:
+                self._norm_heads(part_heads, weight)
         if c.value_norm:
             v = F.rms_norm(v, (c.head_dim,), None, c.norm_eps)
-        return rotate(out[:, heads.start - first : values], *turns), v
+        return rotate(out[:, heads.start - first : values], *cos_sin), v
 
-    def _feed(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
-        """FFN output of rows `h`, which are normed as `x`: of a dense MLP, or of a mixture's experts."""
+    def _feed_forward(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
+        """The output [N, D] of a dense MLP or a mixture of experts, from rows `h` and their norm `x`, [N, D] each."""
         mixture, config = w.mixture, self.config.mixture
         if mixture is None or config is None:
             return self.ranks.sum(self._mlp(x, w, adapters))
         rest = mixture, self.arithmetic, self.ranks.shard.experts(config), self.activation
         if not config.normed:
-            routed = feed(x, self.route(x, mixture), *rest)
+            routed = mixture_output(x, self.route(x, mixture), *rest)
             return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w, adapters)))
-        routed = feed(self.norm(h, mixture.expert_norm), self.route(self.norm(h, mixture.router_norm), mixture), *rest)
+        routes = self.route(self.norm(h, mixture.router_norm), mixture)
+        routed = mixture_output(self.norm(h, mixture.expert_norm), routes, *rest)
         routed = self.norm(self.ranks.sum(routed), mixture.expert_post)
         return routed + self.norm(self.ranks.sum(self._mlp(x, w, adapters)), mixture.shared_post)
 
     def _mlp(self, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
-        """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
+        """The output [N, D] of the dense MLP, or of the shared expert, from normed rows `x` [N, D]."""
         inner = self._linear(x, w, "gate_up", adapters, bias=w.up_bias)
         if self.config.mlp == "relu2":
             inner = inner.relu_().square_()
@@ -417,38 +467,38 @@ class Transformer:
         return self._linear(inner, w, "down", adapters, bias=w.down_bias)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
-        """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all ranks' heads together."""
+        """RMS norm of `heads` [N, heads, Dh], in place: of each head, or of all ranks' heads together."""
         x = heads.flatten(1) if self.config.qk_norm == "whole" else heads
         if x is heads or not self.ranks.several:
             heads.copy_(F.rms_norm(x, weight.shape, weight, self.config.norm_eps).view_as(heads))
             return
-        # Where ranks share heads of K, each counts as often as every other one.
-        numbers = x.shape[1] * self.ranks.shard.size
-        mean = self.ranks.sum(x.float().square().sum(dim=1, keepdim=True)) / numbers
+        # If ranks share heads of K, every head is counted equally often, so the mean is right.
+        width = x.shape[1] * self.ranks.shard.size
+        mean = self.ranks.sum(x.float().square().sum(dim=1, keepdim=True)) / width
         normed = x.float() * (mean + self.config.norm_eps).rsqrt() * weight.float()
         heads.copy_(normed.view_as(heads))
 
     def _similarity(self, new: Tensor, old: Tensor) -> Tensor:
-        """Cosine similarity of the rows of `new` and `old`, float32 [N, any], over the heads of all ranks: [N]."""
+        """Cosine similarity [N] of the rows of `new` and `old`, float32 [N, any], over the heads of all ranks."""
         if not self.ranks.several:
             return F.cosine_similarity(new, old, dim=1)
         products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, old), (new, new), (old, old))])
         dot, *squares = self.ranks.sum(products)
-        left, right = (square.sqrt().clamp_min(COSINE_EPS) for square in squares)
-        similarity: Tensor = dot / (left * right)
+        new_norm, old_norm = (square.sqrt().clamp_min(COSINE_EPS) for square in squares)
+        similarity: Tensor = dot / (new_norm * old_norm)
         return similarity
 
 
-def _enter(stage: Stage, h: Tensor) -> Tensor:
-    """The stage's rows, carried from the stage before or restored. States that the stage saves are copied."""
+def _stage_input(stage: Stage, h: Tensor) -> Tensor:
+    """The input [N, D] of the stage's rows, from the stage before or restored. Copies the states that are saved."""
     if stage.carry is not None:
         source, target = stage.carry
-        carried = h.index_select(0, source)
+        rows = h.index_select(0, source)
         if target is None:
-            h = carried
+            h = rows
         else:
             h = h.new_empty((len(stage.positions), h.shape[1]))
-            h[target] = carried
+            h[target] = rows
     for restore in stage.restore:
         h[restore.rows] = restore.states[restore.positions]
     for save in stage.save:
@@ -456,8 +506,8 @@ def _enter(stage: Stage, h: Tensor) -> Tensor:
     return h
 
 
-def _least(values: Tensor, pick: Pick) -> Tensor:
-    """The rows of `pick` with the least `values` [A] of each canvas, int64 [S]; the earlier one where two are equal."""
+def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
+    """Rows with the lowest `values` [A] in each canvas, int64 [S], the first of equal ones; `pick.chosen` gets them."""
     # First by value, then stably by canvas, so that two sorts serve canvases of different sizes.
     by_value = values.argsort(stable=True)
     order = by_value[pick.owner[by_value].argsort(stable=True)]
@@ -466,10 +516,10 @@ def _least(values: Tensor, pick: Pick) -> Tensor:
     return chosen
 
 
-def _outputs(cache: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
-    """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, the cached ones for the others.
+def _update_outputs(cache: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
+    """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, cached ones for the others.
 
-    `new` is cached too, except for rows that `written` leaves out: canvases that lease one prefix share its slots.
+    Writes `new` to `cache`, except for rows that are not in `written`: canvases that lease one prefix share its slots.
     """
     if written is None:
         cache.index_copy_(0, slots[rows], new)

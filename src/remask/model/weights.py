@@ -1,6 +1,6 @@
 """The weights of the transformer, in the layout that it computes with.
 
-Nothing imports PyTorch before weights are made, as their size is asked for without any (`weight_bytes`).
+PyTorch is imported only when weights are made, so that `weight_bytes` works without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LowRank:
     up: Tensor  # [M, r], with the adapter's scale
 
     def dense(self, part: Sequence[slice] | None = None) -> Tensor:
-        """The matrix, or `part` of its rows, or of its rows and columns."""
+        """The matrix [M, K]; with `part`, a slice of its rows, or slices of its rows and of its columns."""
         rows, columns = (*(part or ()), slice(None), slice(None))[:2]
         return self.up[rows] @ self.down[:, columns]
 
@@ -37,15 +37,15 @@ class LowRank:
 class MixtureWeights:
     """The router and the routed experts of one layer, with E experts of width F.
 
-    Each expert's matrices lie in one piece, so that a grouped product reads them in place.
+    Each expert's matrices are contiguous, so that a grouped product reads them in place.
     """
 
-    router: Tensor  # [E, D]; float32 where the router computes in it
+    router: Tensor  # [E, D]; float32 if `Router.float32`
     bias: Tensor | None  # float32 [E]
     gate_up: Tensor  # [E, 2F, D]: gate rows, then up rows
     down: Tensor  # [E, D, F]
-    # Of a mixture that is `normed`: gains of norms before router and experts, behind the experts' sum and the shared
-    # expert, [D] each, and the factor of each expert's weight [E].
+    # Of a mixture that is `normed`: gains of norms before router and experts, after the experts' sum and the shared
+    # expert, [D] each, and the factor of each expert's weight [E]
     router_norm: Tensor | None = None
     expert_norm: Tensor | None = None
     expert_post: Tensor | None = None
@@ -55,21 +55,21 @@ class MixtureWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Projections that read the same input are one matrix, so one product computes them.
+    """One layer. Projections of the same input are one matrix, so one product computes them.
 
-    A family's constant factors (GIDD's 1 + w gains, its scales of residuals, linear layers and head) are multiplied in
-    when the checkpoint is read. Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
+    The loader multiplies a family's constant factors into the weights (GIDD's 1 + w gains, its scales of residuals,
+    linear layers and head). Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
     """
 
     attn_norm: Tensor | None  # [D]
-    qkv: Tensor  # [Q + 2K, D]: query rows, then key rows, then value rows, if values have any of their own
+    qkv: Tensor  # [Q + 2K, D]: query rows, key rows, value rows; [Q + K, D] with `ModelConfig.tied_values`
     qkv_bias: Tensor | None  # [Q + 2K]
     out: Tensor  # [D, Q]
     ffn_norm: Tensor  # [D]
     gate_up: Tensor  # [2F, D]: gate rows, then up rows; [F, D] of an MLP without a gate
-    down: Tensor  # [D, F]. In a mixture both are the shared expert's, and have F = 0 where there is none
-    q_norm: Tensor | None = None  # [head_dim]; [Q] where one norm covers all heads
-    k_norm: Tensor | None = None  # [head_dim], or [K]
+    down: Tensor  # [D, F]. In a mixture both are the shared expert's; without one F = 0
+    q_norm: Tensor | None = None  # [head_dim]; [Q] if one norm covers all heads
+    k_norm: Tensor | None = None  # [head_dim]; [K] if one norm covers all heads
     sink_k: Tensor | None = None  # [kv_heads, head_dim]
     sink_v: Tensor | None = None  # [kv_heads, head_dim]
     up_bias: Tensor | None = None  # [F]
@@ -79,24 +79,24 @@ class LayerWeights:
     scale: Tensor | None = None  # [2]: of final rows, and of rows that are denoised
     mixture: MixtureWeights | None = None
     low_rank: Mapping[str, Mapping[str, LowRank]] = field(default_factory=dict)
-    """What adapters add to the matrices: by field, then by adapter."""
+    """The low-rank changes of the matrices: by field, then by adapter."""
 
-    def named(self) -> dict[str, Tensor]:
-        """Every tensor of the layer by its field, without adapters; those of a mixture are `mixture.router`, ..."""
-        values = _values(self)
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the layer by its field, without adapters. Those of a mixture are `mixture.router`, ..."""
+        values = _field_values(self)
+        del values["mixture"], values["low_rank"]
         if self.mixture is not None:
-            values |= {f"mixture.{name}": value for name, value in _values(self.mixture).items()}
-        apart = ("mixture", "low_rank")
-        return {name: value for name, value in values.items() if value is not None and name not in apart}
+            values |= {f"mixture.{name}": value for name, value in _field_values(self.mixture).items()}
+        return {name: value for name, value in values.items() if value is not None}
 
 
-def _values(weights: LayerWeights | MixtureWeights | SignalWeights) -> dict[str, Any]:
+def _field_values(weights: LayerWeights | MixtureWeights | SignalWeights) -> dict[str, Any]:
     return {field.name: getattr(weights, field.name) for field in fields(weights)}
 
 
 @dataclass(frozen=True, slots=True)
 class SignalWeights:
-    """The MLP through which rows that are denoised take in what was predicted of them (self-conditioning)."""
+    """The MLP of self-conditioning, which `Transformer.self_condition` applies to rows that are denoised."""
 
     norm: Tensor  # [D]
     gate_up: Tensor  # [2F, D]: gate rows, then up rows
@@ -105,10 +105,7 @@ class SignalWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model, or of one rank's part of it, on one device and of one dtype.
-
-    Where `head` and `embed` are tied, `head` is a view of `embed`.
-    """
+    """All weights of a model or a rank's part of it, on one device. A tied `head` is `embed` or a view of it."""
 
     embed: Tensor  # [V, D], on every rank
     layers: tuple[LayerWeights, ...]
@@ -131,21 +128,29 @@ class Weights:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor, in the order of `named`."""
-        return [tensor for _, _, tensor in self.named()]
+        """Every tensor, in the order of `named_tensors`."""
+        return [tensor for _, _, tensor in self.named_tensors()]
 
-    def named(self) -> list[tuple[str, int | None, Tensor]]:
-        """Every tensor with its field and the number of its layer, if it is of one. A tied matrix is `embed`."""
-        tied = self.head is self.embed or self.head._is_view()
-        names = ("embed", "norm", *(() if tied else ("head",)), "embed_norm", "head_dense", "head_norm", "head_bias")
+    def named_tensors(self) -> list[tuple[str, int | None, Tensor]]:
+        """Field, layer and tensor of every tensor; the layer is None outside of layers. A tied matrix is `embed`."""
+        names = ["embed", "norm", "head", "embed_norm", "head_dense", "head_norm", "head_bias"]
+        if self._is_tied:
+            names.remove("head")
         outer = {name: getattr(self, name) for name in names}
         if self.signal is not None:
-            outer |= {f"signal.{name}": value for name, value in _values(self.signal).items()}
-        flat: list[tuple[str, int | None, Tensor]] = []
-        flat += [(name, None, tensor) for name, tensor in outer.items() if tensor is not None]
-        for number, layer in enumerate(self.layers):
-            flat += [(name, number, tensor) for name, tensor in layer.named().items()]
-        return flat
+            outer |= {f"signal.{name}": value for name, value in _field_values(self.signal).items()}
+        tensors: list[tuple[str, int | None, Tensor]] = []
+        tensors += [(name, None, tensor) for name, tensor in outer.items() if tensor is not None]
+        for index, layer in enumerate(self.layers):
+            tensors += [(name, index, tensor) for name, tensor in layer.named_tensors().items()]
+        return tensors
+
+    @property
+    def _is_tied(self) -> bool:
+        if self.head is self.embed:
+            return True
+        address = self.head.untyped_storage().data_ptr()
+        return address != 0 and address == self.embed.untyped_storage().data_ptr()  # 0: a meta tensor, or an empty one
 
 
 WHOLE = Shard()
@@ -154,20 +159,20 @@ _MIXTURE_NORMS = ("router_norm", "expert_norm", "expert_post", "shared_post")
 
 @dataclass(slots=True)
 class _Maker:
-    """Makes uninitialised tensors on a device."""
+    """Allocates uninitialised tensors on a device."""
 
     dtype: Any
     device: torch.device | None
     quantization: Quantization | None
 
-    def new(self, *shape: int, single: bool = False) -> Any:
-        """A tensor in the model's dtype, or in float32 where `single`."""
+    def new(self, *shape: int, float32: bool = False) -> Any:
+        """A tensor in the model's dtype, or in float32."""
         import torch
 
-        return torch.empty(shape, dtype=torch.float32 if single else self.dtype, device=self.device)
+        return torch.empty(shape, dtype=torch.float32 if float32 else self.dtype, device=self.device)
 
     def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Any:
-        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
+        """A matrix that may be quantised. `pieces` are the numbers of rows between which it will be cut."""
         return self.new(*shape) if self.quantization is None or 0 in shape else self.quantised(shape, pieces)
 
     def quantised(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> Any:
@@ -180,12 +185,12 @@ class _Maker:
 
 @dataclass(slots=True)
 class _Counter(_Maker):
-    """Makes nothing, and counts the bytes that it would take."""
+    """Allocates nothing, and counts the bytes that `_Maker` would allocate."""
 
     total: int = 0
 
-    def new(self, *shape: int, single: bool = False) -> None:
-        self.total += prod(shape) * (4 if single else self.dtype.itemsize)
+    def new(self, *shape: int, float32: bool = False) -> None:
+        self.total += prod(shape) * (4 if float32 else self.dtype.itemsize)
 
     def quantised(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - as above
         assert self.quantization is not None
@@ -199,78 +204,82 @@ def empty_weights(
     shard: Shard = WHOLE,
     quantization: Quantization | None = None,
 ) -> Weights:
-    """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
+    """Uninitialised weights of the part of a model that `shard` holds. The caller must fill every element."""
     return _layout(config, shard, _Maker(dtype, device, quantization))
 
 
 def weight_bytes(
     config: ModelConfig, dtype: NumberFormat, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> int:
-    """Bytes of the weights that `shard` has. A tied matrix counts once; a router may be float32."""
+    """Bytes of the weights of the part of a model that `shard` holds. A tied matrix counts once."""
     counter = _Counter(dtype, None, quantization)
     _layout(config, shard, counter)
     return counter.total
 
 
 def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
-    """What `make` makes of every tensor."""
-    config, new, matrix = shard.part(config), make.new, make.matrix
+    """The weights of a rank's part of `config`, with all tensors made by `make`."""
+    config = shard.part(config)
+    hidden = config.hidden
+    new, matrix = make.new, make.matrix
 
-    def experts(mixture: Mixture) -> MixtureWeights:
-        count, local, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
+    def mixture_weights(mixture: Mixture) -> MixtureWeights:
+        experts, local = mixture.experts, len(shard.experts(mixture))
         return MixtureWeights(
-            router=new(count, wide, single=mixture.router.float32),
-            bias=new(count, single=True) if mixture.router.bias else None,
-            gate_up=matrix(local, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
-            down=matrix(local, wide, mixture.intermediate, pieces=(wide,)),
-            **{name: new(wide) for name in _MIXTURE_NORMS if mixture.normed},
-            factors=new(count) if mixture.normed else None,
+            router=new(experts, hidden, float32=mixture.router.float32),
+            bias=new(experts, float32=True) if mixture.router.bias else None,
+            gate_up=matrix(local, 2 * mixture.intermediate, hidden, pieces=(mixture.intermediate,) * 2),
+            down=matrix(local, hidden, mixture.intermediate, pieces=(hidden,)),
+            **{name: new(hidden) for name in _MIXTURE_NORMS if mixture.normed},
+            factors=new(experts) if mixture.normed else None,
         )
 
-    def one(layer: int) -> LayerWeights:
-        shape, feed, mixture = config.shape_of(layer), config.feed(layer), config.mixture_of(layer)
+    def layer_weights(layer: int) -> LayerWeights:
+        shape = config.shape_of(layer)
+        feed = config.feed_forward(layer)
+        mixture = config.mixture_of(layer)
         q, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         rows = (q, k) if shape.tied_values else (q, k, k)
         norms = {"head": (shape.head_dim, shape.head_dim), "whole": (q, k), None: None}[config.qk_norm]
         sink = (shape.kv_heads, shape.head_dim) if config.sink == "learned" else None
         return LayerWeights(
-            attn_norm=None if config.embed_norm and layer == 0 else new(config.hidden),
-            qkv=matrix(sum(rows), config.hidden, pieces=rows),
+            attn_norm=None if config.embed_norm and layer == 0 else new(hidden),
+            qkv=matrix(sum(rows), hidden, pieces=rows),
             qkv_bias=new(sum(rows)) if config.qkv_bias else None,
-            out=matrix(config.hidden, q, pieces=(config.hidden,)),
-            ffn_norm=new(config.hidden),
-            gate_up=matrix(
-                feed.up, config.hidden, pieces=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))
-            ),
-            down=matrix(config.hidden, feed.intermediate, pieces=(config.hidden,)),
+            out=matrix(hidden, q, pieces=(hidden,)),
+            ffn_norm=new(hidden),
+            gate_up=matrix(feed.up, hidden, pieces=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))),
+            down=matrix(hidden, feed.intermediate, pieces=(hidden,)),
             q_norm=new(norms[0]) if norms else None,
             k_norm=new(norms[1]) if norms else None,
             sink_k=new(*sink) if sink else None,
             sink_v=new(*sink) if sink else None,
             up_bias=new(config.intermediate) if config.mlp_bias else None,
-            down_bias=new(config.hidden) if config.mlp_bias else None,
-            attn_post=new(config.hidden) if config.post_norms else None,
-            ffn_post=new(config.hidden) if config.post_norms else None,
+            down_bias=new(hidden) if config.mlp_bias else None,
+            attn_post=new(hidden) if config.post_norms else None,
+            ffn_post=new(hidden) if config.post_norms else None,
             scale=new(2) if config.layer_scales else None,
-            mixture=None if mixture is None else experts(mixture),
+            mixture=None if mixture is None else mixture_weights(mixture),
         )
 
-    layers, signal = tuple(map(one, range(config.layers))), None
+    layers = tuple(map(layer_weights, range(config.layers)))
+    signal = None
     if config.self_conditioning:
-        wide, inner = config.hidden, config.intermediate
-        signal = SignalWeights(new(wide), new(2 * inner, wide), new(wide, inner))
-    embed, tokens = new(config.vocab, config.hidden), shard.share(config.vocab)
-    head = embed if config.tied else new(len(tokens), config.hidden)
+        width = config.intermediate
+        signal = SignalWeights(new(hidden), new(2 * width, hidden), new(hidden, width))
+    embed = new(config.vocab, hidden)
+    tokens = shard.share(config.vocab)
+    head = embed if config.tied else new(len(tokens), hidden)
     if config.tied and embed is not None and len(tokens) < config.vocab:
         head = embed[tokens.start : tokens.stop]
     return Weights(
         embed=embed,
         layers=layers,
-        norm=new(config.hidden),
+        norm=new(hidden),
         head=head,
-        embed_norm=new(config.hidden) if config.embed_norm else None,
-        head_dense=new(config.hidden, config.hidden) if config.head_dense else None,
-        head_norm=new(config.hidden) if config.head_dense else None,
+        embed_norm=new(hidden) if config.embed_norm else None,
+        head_dense=new(hidden, hidden) if config.head_dense else None,
+        head_norm=new(hidden) if config.head_dense else None,
         head_bias=new(len(tokens)) if config.head_bias else None,
         signal=signal,
     )

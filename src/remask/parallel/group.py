@@ -13,25 +13,26 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from remask.model.ranks import Ranks, Shard
 
 HOST = "127.0.0.1"
-WAIT = timedelta(minutes=5)  # of one rank for another, in one operation
+WAIT = timedelta(minutes=5)  # the longest wait of one rank for another, in one operation
 
 
 class GroupRanks(Ranks):
     """One of several processes that compute one model.
 
     Attributes:
-        operations: operations begun so far. Ranks that have begun equally many are in step.
-        sent: bytes that this rank gave to sums and gathers so far.
-        received: bytes of what rank 0 sent to all, so far.
+        operations: number of operations that were begun. Ranks with the same number are in step.
+        sent: bytes that this rank gave to sums and gathers.
+        received: bytes that rank 0 broadcast.
     """
 
     def __init__(self, shard: Shard, group: Any) -> None:
-        self.shard, self.group = shard, group
+        self.shard = shard
+        self.group = group
         self.operations = self.sent = self.received = 0
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        if x.numel():  # how many rows there are is known to all ranks
+        if x.numel():  # all ranks have the same shape
             self._begin()
             self.sent += x.nbytes
             self.group.allreduce([x]).wait()
@@ -47,7 +48,7 @@ class GroupRanks(Ranks):
         return parts
 
     def share(self, x: Tensor) -> Tensor:
-        """Rank 0's `x`, in the place of this rank's, which has its size."""
+        """Broadcast rank 0's `x` into this rank's `x` of the same size, and return it."""
         if x.numel():
             self._begin()
             self.received += x.nbytes
@@ -59,23 +60,22 @@ class GroupRanks(Ranks):
 
 
 def open_store() -> str:
-    """Where the ranks find each other: a path in a new folder that only this user can read, with a name of its own.
+    """The path of a store by which ranks find each other, in a new folder that only this user can read.
 
-    The path is told through the connections between rank 0 and its children alone. A port would be open to every
-    process of the machine.
+    Ranks get the path over their connections to rank 0. A port instead would be open to every process of the machine.
     """
     return str(Path(tempfile.mkdtemp(prefix="remask-ranks-"), "store"))  # of mode 0700
 
 
 def remove_store(path: str) -> None:
-    """Remove a store and its folder, which may be gone. The group may use it as long as it is there."""
+    """Remove a store and its folder, if they exist."""
     shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 def join_group(path: str, shard: Shard, device: torch.device) -> GroupRanks:
-    """Meet the other ranks at the store `path`, and wait until all have come: NCCL on CUDA devices, gloo on CPUs.
+    """Join the other ranks at the store `path`, and wait for all of them: by NCCL on CUDA devices, by gloo on CPUs.
 
-    No group of the process as a whole is touched (`torch.distributed.init_process_group`), which may be its user's.
+    The process' default group (`torch.distributed.init_process_group`), which may be its user's, is not used.
     """
     store = FileStore(path, shard.size)
     store.set_timeout(WAIT)

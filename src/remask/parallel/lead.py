@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-JSON = "--json"  # the process of another rank logs as this one does
-END_S = 5.0  # that the other ranks have to end, before they are killed
-WATCH_S = 0.5  # between two looks at whether they run
+JSON = "--json"  # flag of another rank's process: it logs JSON, as this one does
+END_S = 5.0  # seconds that the other ranks have to end before they are killed
+WATCH_S = 0.5  # seconds between two checks whether they run
 
 
 class Worker:
@@ -36,26 +36,27 @@ class Worker:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.connection, theirs = Pipe()
-        command = [sys.executable, "-m", "remask.parallel", str(theirs.fileno()), *([JSON] if logs_json() else [])]
-        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
-        theirs.close()
+        self.connection, other_end = Pipe()
+        fd = other_end.fileno()
+        command = [sys.executable, "-m", "remask.parallel", str(fd), *([JSON] if logs_json() else [])]
+        self.process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL)
+        other_end.close()
 
     @property
     def name(self) -> str:
-        """The rank, for people to read."""
+        """The rank and its process, for messages."""
         return f"rank {self.shard.rank} of {self.shard.size} (process {self.process.pid})"
 
     @property
     def ended(self) -> str | None:
-        """How the process ended; None while it runs."""
+        """How the process has ended, in words. Returns None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
         return f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with status {code}"
 
     def state(self, seconds: float | None) -> State | None:
-        """Its next message; None if none comes within `seconds`, or it has ended."""
+        """The rank's next message. Returns None if it has ended, or none comes within `seconds` (None: no limit)."""
         try:
             if not self.connection.poll(seconds):
                 return None
@@ -66,11 +67,13 @@ class Worker:
 
 
 class LeadRanks(GroupRanks):
-    """Rank 0 of several, which the engine runs in. One thread at a time calls it."""
+    """Rank 0 of several, in which the engine runs. One thread at a time may call it."""
 
     def __init__(self, joined: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
         super().__init__(joined.shard, joined.group)
-        self._workers, self._device, self._names = workers, device, ObjectNames()
+        self._workers = workers
+        self._device = device
+        self._names = ObjectNames()
         self._acting = False
         self._closed = threading.Event()
         self._end = weakref.finalize(self, end, workers, self._closed, store)
@@ -81,7 +84,7 @@ class LeadRanks(GroupRanks):
 
     def everywhere(self, act: Callable[..., T], *args: Any) -> T:
         self.check()
-        call, number = self._names.call(act, args)
+        call, name = self._names.call(act, args)
         buffer = call.buffer(self._device)
         self._acting = True
         try:
@@ -90,15 +93,15 @@ class LeadRanks(GroupRanks):
             self.share(buffer)
             result = act(*args)
         except Exception as error:
-            self._names.give(None, number)
-            self._settle(error)
+            self._names.record_result(None, name)
+            self._check_in_step(error)
             raise
         except BaseException:
             self.lose("a pass was interrupted")
             raise
         finally:
             self._acting = False
-        self._names.give(result, number)
+        self._names.record_result(result, name)
         return result
 
     def check(self) -> None:
@@ -112,7 +115,7 @@ class LeadRanks(GroupRanks):
             raise RankLostError(str(self.lost))
 
     def lose(self, reason: str) -> None:
-        """Note that a rank is lost, end the others, and end what waits for them."""
+        """Set `lost`, unless it is set, abort operations that wait for other ranks, and end these."""
         if self.lost is None:
             self.lost = RankLostError(
                 f"{reason}. The model is spread over {self.shard.size} processes, and none of them can go on "
@@ -134,8 +137,11 @@ class LeadRanks(GroupRanks):
             )
         super()._begin()
 
-    def _settle(self, error: Exception) -> None:
-        """Return where every rank has failed at the same operation as this one, with `error`; else one is lost."""
+    def _check_in_step(self, error: Exception) -> None:
+        """Ask all ranks for their operation after `error` here. Raises `RankLostError` if one is at another operation.
+
+        It returns if all ranks have failed at the same operation, so that the model can still be used.
+        """
         reasons = []
         for worker in self._workers:
             with suppress(OSError):
@@ -158,12 +164,12 @@ def start(
     threads: int,
     quantization: Quantization | None = None,
 ) -> tuple[LoadedModel, LeadRanks]:
-    """Load a model in `tensor_parallel` processes, of which this one is the first: its part, and its ranks.
+    """Load a model in `tensor_parallel` processes. Returns the part of this process, rank 0, and its ranks.
 
-    On CUDA every rank has a device of its own, from `device` on. The others end with this process, with
-    `LeadRanks.close`, or with the object. `threads` are CPU threads of each of the others. Raises `ConfigError`, before
-    anything is started, where the model cannot be cut for so many ranks or there are too few devices, and
-    `CheckpointError` where a rank could not load its part.
+    On CUDA each rank has a device of its own, from `device` on. The other processes end with this one, with
+    `LeadRanks.close`, or with the object; each has `threads` CPU threads. Raises `ConfigError`, before anything is
+    started, if the model cannot be cut for so many ranks or there are too few devices, and `CheckpointError` if a rank
+    cannot load its part.
     """
     size, settings = model.settings.tensor_parallel, replace(model.settings, reads=None, progress=False)
     Shard(0, size).check(model.config)
@@ -187,7 +193,7 @@ def start(
 
 
 def _await(workers: Sequence[Worker], kind: str) -> None:
-    """Wait until every rank has said that it is so far. Raises `CheckpointError` where one cannot be."""
+    """Wait for a message of the `kind` from every rank. Raises `CheckpointError` if one sends another, or ends."""
     for worker in workers:
         state = worker.state(None)
         if state is None or state.kind != kind:
@@ -195,7 +201,7 @@ def _await(workers: Sequence[Worker], kind: str) -> None:
 
 
 def rank_devices(device: torch.device, size: int) -> list[torch.device]:
-    """The device of every rank. Raises `ConfigError` where there are too few."""
+    """The device of every rank. Raises `ConfigError` if there are too few."""
     if device.type != "cuda":
         return [device] * size
     first, count = device.index or 0, torch.cuda.device_count()
@@ -208,10 +214,10 @@ def rank_devices(device: torch.device, size: int) -> list[torch.device]:
 
 
 def end(workers: Sequence[Worker], closed: threading.Event, store: str) -> None:
-    """End the processes of other ranks, wait until they are gone, and remove where they met."""
+    """End the processes of other ranks, wait until they have ended, and remove the store."""
     closed.set()
     for worker in workers:
-        worker.connection.close()  # a rank ends where rank 0 has
+        worker.connection.close()  # a rank ends when its connection to rank 0 does
     for worker in workers:
         try:
             worker.process.wait(END_S)
@@ -222,7 +228,7 @@ def end(workers: Sequence[Worker], closed: threading.Event, store: str) -> None:
 
 
 def _watch(workers: Sequence[Worker], closed: threading.Event, lead: "weakref.ref[LeadRanks]") -> None:
-    """Notice the end of a rank also while this process waits for it, or computes nothing."""
+    """Call `LeadRanks.lose` when a rank ends, also while this process waits for it or is idle. Runs on a thread."""
     while not closed.wait(WATCH_S):
         ended = next(filter(None, (worker.ended for worker in workers)), None)
         ranks = lead()
@@ -232,7 +238,7 @@ def _watch(workers: Sequence[Worker], closed: threading.Event, lead: "weakref.re
 
 
 def _reason(worker: Worker, error: str) -> str:
-    """Why a rank cannot continue."""
+    """The reason why a rank cannot continue, in words; `error` is what it has reported, or empty."""
     if error:
         return f"{worker.name} failed: {error}"
     with suppress(subprocess.TimeoutExpired):

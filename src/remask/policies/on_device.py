@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remask.machine.transfers import fetch, send
 from remask.model.pool import Pool
-from remask.model.row_attention import AskedRows, look
+from remask.model.row_attention import RowQuery, attention_of
 from remask.model.stage import Index, Stage, send_run
 from remask.model.transformer import Transformer
 from remask.plan.canvas import Canvas
@@ -92,9 +92,9 @@ class DeviceHook:
         [K], and the logarithm of the attention of its other rows, float32 [heads, N - summed, K], -inf for positions
         that a row does not see. The host does not wait.
         """
-        return look(self.model, self.pool, layer, [self._row_query(layer, rows) for rows in requests])
+        return attention_of(self.model, self.pool, layer, [self._row_query(layer, rows) for rows in requests])
 
-    def _row_query(self, layer: int, rows: AttendingRows) -> AskedRows:
+    def _row_query(self, layer: int, rows: AttendingRows) -> RowQuery:
         branch = rows.branch
         among = rows.among
         states = None
@@ -102,14 +102,14 @@ class DeviceHook:
             assert branch.states is not None
             states = branch.states[layer - 1]
         slots = branch.slots(layer)
-        return AskedRows(
+        return RowQuery(
             states=states,
             rows=send(rows.positions if layer else branch.canvas.tokens[rows.positions], self.device),
             slots=send_run(slots if among is None else slots[among], self.device),
             positions=rows.positions,
-            window=rows.summed,
+            summed=rows.summed,
             adapter=branch.adapter,
-            among=among,
+            key_positions=among,
         )
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
@@ -150,7 +150,7 @@ class HoldStillRows(DeviceHook):
             return {}
         model = self.model
         sent = send(np.stack([np.concatenate(rows), np.concatenate(slots)]), model.device)
-        similarity = fetch(model.ranks.everywhere(_stillness, model, stage, h, self.pool, sent[0], sent[1]))
+        similarity = fetch(model.ranks.everywhere(_value_similarity, model, stage, h, self.pool, sent[0], sent[1]))
         ends = np.cumsum([len(canvas_rows) for canvas_rows in rows])[:-1]
         changed = {}
         for (number, drift), part in zip(drifts, np.split(similarity, ends), strict=True):
@@ -161,5 +161,5 @@ class HoldStillRows(DeviceHook):
 
 
 @torch.inference_mode()
-def _stillness(model: Transformer, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
-    return model.stillness(stage, h, pool, rows, slots)
+def _value_similarity(model: Transformer, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
+    return model.value_similarity(stage, h, pool, rows, slots)

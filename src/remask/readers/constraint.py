@@ -47,12 +47,12 @@ class ClassTable:
         rows, vocab = scores.shape
         if scores.device not in self._on:
             self._on[scores.device] = send(self._classes.numpy(), scores.device)
-        at = self._on[scores.device].expand(rows, vocab)
-        best = scores.new_full((rows, self.count), -torch.inf).scatter_reduce_(1, at, scores, "amax")
+        classes = self._on[scores.device].expand(rows, vocab)
+        best = scores.new_full((rows, self.count), -torch.inf).scatter_reduce_(1, classes, scores, "amax")
         ids = torch.arange(vocab, device=scores.device).expand(rows, vocab)
-        wins = (scores == best.gather(1, at)) & (scores > -torch.inf)
+        wins = (scores == best.gather(1, classes)) & (scores > -torch.inf)
         first = torch.where(wins, ids, vocab)
-        tokens = torch.full((rows, self.count), vocab, device=scores.device).scatter_reduce_(1, at, first, "amin")
+        tokens = torch.full((rows, self.count), vocab, device=scores.device).scatter_reduce_(1, classes, first, "amin")
         return best, torch.where(tokens == vocab, 0, tokens)
 
 
@@ -96,12 +96,12 @@ class Constraint(Reader):
         hole = _formed_hole(asked.response)
         length, automaton = hole.stop - hole.start, self.automaton
         transitions = automaton.transitions
-        longest = MAX_PATH_STEPS // max(1, transitions)
+        max_block = MAX_PATH_STEPS // max(1, transitions)
         block = max(map(len, decoding.block_ranges))
-        if block > longest:
+        if block > max_block:
             raise FormError(
                 f": a step goes over {transitions} transitions a position, so blocks of at most "
-                f"{longest} positions are taken, and these have {block}; lower block_length, or ask for a "
+                f"{max_block} positions are taken, and these have {block}; lower block_length, or ask for a "
                 "simpler form"
             )
         if not automaton.live_states(length)[automaton.start]:
@@ -143,10 +143,10 @@ class ConstrainedHole(Reader):
             return
         state = self._automaton.state_after(canvas.tokens[scope.start : begin])
         fixed = np.where(canvas.noisy[begin:stop], FREE, canvas.tokens[begin:stop])
-        offered = np.zeros((stop - begin, count), dtype=np.float32)
+        class_scores = np.zeros((stop - begin, count), dtype=np.float32)
         inside = np.flatnonzero((positions >= begin) & (positions < stop))
-        offered[positions[inside] - begin] = scores[:, inside].T
-        path = self._automaton.best_path(state, offered, fixed, scope.stop - stop)
+        class_scores[positions[inside] - begin] = scores[:, inside].T
+        path = self._automaton.best_path(state, class_scores, fixed, scope.stop - stop)
         chosen = path[positions[inside] - begin]
         predictions.tokens, predictions.confidence = predictions.tokens.copy(), predictions.confidence.copy()
         predictions.tokens[inside] = tokens[chosen, inside].astype(np.int64)

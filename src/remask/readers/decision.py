@@ -78,9 +78,11 @@ class Reading(Reader):
         if not self.slots.keys() <= set(self.masks):
             raise ConfigError(f"reading.slots holds {min(self.slots.keys() - set(self.masks))}, where no mask stands")
         tokens = {*self.token_ids}.union(*self.slots.values())
-        bad = [token for token in tokens if not 0 <= token < vocab]
-        if bad:
-            raise ConfigError(f"reading holds the token {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
+        unknown_tokens = [token for token in tokens if not 0 <= token < vocab]
+        if unknown_tokens:
+            raise ConfigError(
+                f"reading holds the token {unknown_tokens[0]}; token ids are whole numbers from 0 to {vocab - 1}"
+            )
         if any(mask_id in labels for labels in self.slots.values()):
             raise ConfigError(f"reading.slots holds the mask token {mask_id}, which no answer has")
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.errors import ConfigError
 from remask.readers.base import Asked, Reader, ReadPass, Start
 from remask.request.result import Transfer
@@ -39,7 +39,7 @@ class Logprobs(Reader):
 
     def check(self, asked: Asked, decoding: Decoding) -> None:  # noqa: ARG002
         """Where tokens change after they are written they have no one log-probability."""
-        whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
+        check_whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
         if asked.shape.kind == "uniform":
             raise ConfigError(
                 "top_logprobs: a uniform model's tokens may change in every step of their block, and some are noise "

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from remask.checks.values import Text, Values, parsed_json, shown, weight
+from remask.checks.values import Text, Values, parse_json, shown, weight
 from remask.errors import ConfigError, UnknownNameError
 
 MAX_ITEMS = 2**12
@@ -41,7 +41,7 @@ def read_arguments(text: str) -> dict[str, Any] | str:
     Raises nothing: a past call that was cut off or is no JSON must not end a conversation.
     """
     try:
-        value = parsed_json(text, finite=True) if text.strip() else {}
+        value = parse_json(text, finite=True) if text.strip() else {}
     except (ValueError, RecursionError):
         return text
     if value is None:

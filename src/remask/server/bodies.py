@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from remask.checks.values import parsed_json
+from remask.checks.values import parse_json
 from remask.machine.helper import Answers, HelperError, Helpers
 from remask.server.errors import ApiError, invalid_body
 
@@ -61,7 +61,7 @@ def read_body(model: type[BaseModel], content: bytes, most: int) -> BaseModel:
                 f"the body holds more than {most} values and names, the most that this server accepts "
                 "(max_body_items); send fewer in one request",
             )
-        value = parsed_json(text) if text else None
+        value = parse_json(text) if text else None
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error.msg}") from error
     except ValueError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remask.checks.fields import check, declare
-from remask.checks.values import Choice, Flag, Seconds, Text, Whole, listed, whole
+from remask.checks.values import Choice, Flag, Seconds, Text, Whole, check_list, check_whole
 from remask.errors import ConfigError
 
 CHARS_A_TOKEN = 64  # far more than text has on average, so that only what cannot fit is refused by its characters
@@ -132,7 +132,7 @@ class ServerConfig(ServerLimits):
     kv_events: KvEventsConfig | None = None
 
     def __post_init__(self) -> None:
-        names = listed("served_model_name", self.model_names, "names")
+        names = check_list("served_model_name", self.model_names, "names")
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ConfigError(f"served_model_name must be at least one name that is not empty, got {names!r}")
         for kind in ("api_key", "priority_key"):
@@ -145,16 +145,16 @@ class ServerConfig(ServerLimits):
                     f"{kind}s must be a list, and every {kind} ASCII text that is not empty and has no spaces at its "
                     "ends"
                 )
-        whole("seed", self.seed, low=0, optional=True)
+        check_whole("seed", self.seed, low=0, optional=True)
         check(self)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
             raise ConfigError(
                 f"root_path must be a prefix such as /ai, without a slash at its end, got {self.root_path!r}"
             )
-        for host in listed("allowed_hosts", self.allowed_hosts, "names"):
+        for host in check_list("allowed_hosts", self.allowed_hosts, "names"):
             if not isinstance(host, str) or not host or any(mark in host for mark in "/@ ,"):
                 raise ConfigError(f"allowed_hosts takes names such as models.example.org, or '*', got {host!r}")
-        for origin in listed("allowed_origins", self.allowed_origins, "origins"):
+        for origin in check_list("allowed_origins", self.allowed_origins, "origins"):
             if not isinstance(origin, str) or origin == "*" or not origin.startswith(("http://", "https://")):
                 raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")
 

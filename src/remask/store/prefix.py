@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.errors import IntegrityError
 from remask.store import EVICTIONS, PREFIX_MATCHES, Eviction, PrefixMatch
 from remask.store.entries import EntryInfo, Hashes, PrefixEntry, PrefixIndex, prefix_hashes
@@ -65,8 +65,8 @@ class PrefixStore:
     _index: PrefixIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
-        one_of("eviction", self.eviction, EVICTIONS)
+        check_choice("prefix_match", self.prefix_match, PREFIX_MATCHES)
+        check_choice("eviction", self.eviction, EVICTIONS)
         self._index = PrefixIndex(self.salt, self.hashes)
 
     @property

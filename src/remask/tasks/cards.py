@@ -136,17 +136,17 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
 
 
 def _smollm2() -> Card:
-    """The page of `remask demo`, with questions that are asked there."""
-    known = page.asked()
+    """Return the card about the page of `remask demo`, with questions of the demo."""
+    questions = page.demo_questions()
 
     def draw(number: int) -> Exercise:
-        item = known[page.OFFERED[number % OFFERED]]
+        item = questions[page.OFFERED[number % OFFERED]]
         return Exercise(item.question, item.answer, item.answer.replace(item.asked, "[[1-16]]"), None)
 
     return Card(
         "SmolLM2-135M, made a diffusion model: good for looking up what stands on a page that you give it. It knows "
         "little of the world, and what it says of that is often wrong.",
-        known[0].system,
+        questions[0].system,
         draw,
         alone=False,
     )

@@ -192,8 +192,8 @@ def is_correct(text: str, answer: str) -> bool:
 
 def right_hops(text: str, answer: str) -> float:
     """The share of the towns of `answer`, the reference response, that stand at their place in `text`."""
-    want = answer.split()
-    return sum(one == other for one, other in zip(want, text.split(), strict=False)) / len(want)
+    expected = answer.split()
+    return sum(one == other for one, other in zip(expected, text.split(), strict=False)) / len(expected)
 
 
 def make_workload(requests: int, prompts: int, seed: int, settings: RelaySettings | None = None) -> list[RelayRequest]:
@@ -211,7 +211,7 @@ def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
     """Draw `rows` goods that the same towns ship in all `seasons`, one each. The order is random."""
     first, last = seasons[0], seasons[-1]
     while True:
-        good_of = _matched(rng, first, last)
+        good_of = _match_goods(rng, first, last)
         # Towns that swap goods between the seasons: what one of them ships in the first, the next ships in the last.
         groups: list[list[str]] = []
         while good_of:
@@ -231,13 +231,13 @@ def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
             return goods
 
 
-def _matched(rng: random.Random, first: str, last: str) -> dict[str, str]:
+def _match_goods(rng: random.Random, first: str, last: str) -> dict[str, str]:
     """Draw a good for every town that it ships in season `first`, such that every town ships one of them in `last`.
 
     A perfect matching of towns with towns whose edges are goods, by augmenting paths. There is one, as every town has
     equally many goods in both seasons.
     """
-    taken: dict[str, str] = {}  # the good that a town ships in `last`
+    good_by_town: dict[str, str] = {}  # the good that a town ships in `last`
 
     def place(town: str, seen: set[str]) -> bool:
         goods = [good for good in GOODS if shipper(first, good) == town]
@@ -245,14 +245,14 @@ def _matched(rng: random.Random, first: str, last: str) -> dict[str, str]:
             other = shipper(last, good)
             if other not in seen:
                 seen.add(other)
-                if other not in taken or place(shipper(first, taken[other]), seen):
-                    taken[other] = good
+                if other not in good_by_town or place(shipper(first, good_by_town[other]), seen):
+                    good_by_town[other] = good
                     return True
         return False
 
     for town in rng.sample(TOWNS, len(TOWNS)):
         place(town, set())
-    return {shipper(first, good): good for good in taken.values()}
+    return {shipper(first, good): good for good in good_by_town.values()}
 
 
 def _starts(hops: Mapping[str, str]) -> tuple[str, ...]:

@@ -204,8 +204,8 @@ def is_correct(text: str, answer: str) -> bool:
 
 def right_names(text: str, answer: str) -> float:
     """The share of the names of `answer`, the reference response, that stand at their place in `text`."""
-    want, got = answer.split()[1::2], text.split()[1::2]
-    return sum(one == other for one, other in zip(want, got, strict=False)) / len(want)
+    expected, actual = answer.split()[1::2], text.split()[1::2]
+    return sum(one == other for one, other in zip(expected, actual, strict=False)) / len(expected)
 
 
 def make_workload(

@@ -12,31 +12,31 @@ _SAMPLES = 200  # pairs of tokens whose text is compared with their bytes
 
 
 def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes | None]:
-    """The bytes of each token id below `vocab`; None for `special` tokens, which are no part of a text.
+    """Return the bytes of each token id below `vocab`; None for `special`, unknown and empty tokens.
 
-    `backend` is transformers' tokenizer or a `NativeTokenizer`. Two layouts are known: bytes as printable characters
-    (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to `<0xFF>` (ByteFallback), in which one text may stand for
-    another (Replace), as Gemma's `▁` does for a space. Raises `FormError` on a tokenizer of another layout, or whose
-    text of two tokens is not that of one after that of the other.
+    `backend` is transformers' tokenizer or a `NativeTokenizer`. Two layouts are supported: bytes as printable
+    characters (GPT-2's ByteLevel), and texts with byte tokens `<0x00>` to `<0xFF>` (ByteFallback), in which some
+    characters stand for others (Replace), such as Gemma's `▁` for a space. Raises `FormError` on other layouts, and if
+    two tokens decode to another text than one after the other.
     """
     names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
     steps = decoder_steps(backend)
-    kinds = [step["type"] for step in steps]
-    replaced = [_replacement(step) for step in steps[:-2]]
-    if kinds == ["ByteLevel"]:
+    step_types = [step["type"] for step in steps]
+    replacements = [_replacement(step) for step in steps[:-2]]
+    if step_types == ["ByteLevel"]:
         table = printable_bytes()
         contents = [None if name is None else _from_printable(name, table) for name in names]
-    elif kinds[-2:] == ["ByteFallback", "Fuse"] and None not in replaced:
-        contents = [None if name is None else _from_fallback(name, replaced) for name in names]
+    elif step_types[-2:] == ["ByteFallback", "Fuse"] and None not in replacements:
+        contents = [None if name is None else _from_fallback(name, replacements) for name in names]
     else:
-        raise _unknown(f"its decoder is {', '.join(kinds) or 'none'}")
+        raise _unknown(f"its decoder is {', '.join(step_types) or 'none'}")
     contents = [None if token in special else content or None for token, content in enumerate(contents)]
     _check(backend, contents)
     return contents + [None] * (vocab - len(contents))
 
 
 def decoder_steps(backend: Any) -> list[Mapping[str, Any]]:
-    """What decodes the tokens of a tokenizer, step by step, such as [{"type": "ByteLevel", ...}]."""
+    """Return the steps of a tokenizer's decoder, in order, such as `[{"type": "ByteLevel", ...}]`."""
     if backend.backend_tokenizer.decoder is None:
         return []
     decoder = json.loads(backend.backend_tokenizer.decoder.__getstate__())
@@ -44,26 +44,26 @@ def decoder_steps(backend: Any) -> list[Mapping[str, Any]]:
     return steps
 
 
-def named_bytes(name: str, kinds: Collection[str]) -> bytes | None:
-    """The bytes that a token's name spells under decoders of these kinds; None where it is a text as any other."""
-    if "ByteLevel" in kinds:
+def named_bytes(name: str, step_types: Collection[str]) -> bytes | None:
+    """Return the bytes that a token's name spells under these decoder steps; None if the name is ordinary text."""
+    if "ByteLevel" in step_types:
         return _from_printable(name, printable_bytes())
-    if "ByteFallback" in kinds and _is_byte(name):
+    if "ByteFallback" in step_types and _is_byte(name):
         return _from_fallback(name)
     return None
 
 
 def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Which text a step of a decoder replaces, by which; None of a step of another kind, or one of a pattern."""
+    """Return the old and new text of a Replace step; None for other steps, and for a regular expression."""
     old = step["pattern"].get("String") if step["type"] == "Replace" else None
     return None if old is None else (old, step["content"])
 
 
 def printable_bytes() -> dict[str, int]:
-    """GPT-2's characters: printable bytes stand for themselves, the others follow from 256 on."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    rest = [byte for byte in range(256) if byte not in set(shown)]
-    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(rest)}
+    """Return the byte of each character of GPT-2's alphabet: printable bytes are themselves, others from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _from_printable(name: str, table: Mapping[str, int]) -> bytes | None:
@@ -74,8 +74,8 @@ def _is_byte(name: str) -> bool:
     return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
 
-def _from_fallback(name: str, replaced: Sequence[tuple[str, str] | None] = ()) -> bytes:
-    for pair in replaced:
+def _from_fallback(name: str, replacements: Sequence[tuple[str, str] | None] = ()) -> bytes:
+    for pair in replacements:
         name = name if pair is None else name.replace(*pair)
     return bytes([int(name[3:5], 16)]) if _is_byte(name) else name.encode()
 
@@ -89,9 +89,9 @@ def _check(backend: Any, contents: Sequence[bytes | None]) -> None:
         raise _unknown("none of its tokens is a text")
     rng = random.Random(0)
     pairs = zip(rng.choices(texts, k=_SAMPLES), rng.choices(texts, k=_SAMPLES), strict=True)
-    for (one, before), (other, after) in pairs:
-        if backend.decode([one, other], clean_up_tokenization_spaces=False) != before + after:
-            raise _unknown(f"tokens {one} and {other} together have another text than one after the other")
+    for (first, text), (second, next_text) in pairs:
+        if backend.decode([first, second], clean_up_tokenization_spaces=False) != text + next_text:
+            raise _unknown(f"tokens {first} and {second} together have another text than one after the other")
 
 
 def _unknown(reason: str) -> FormError:

@@ -217,7 +217,7 @@ class Tokenizer:
             variables = {_THINKING: False, **(variables or {})}
         if not continue_final_message:
             return template.render(messages, add_generation_prompt, variables)
-        _check_continued(messages[-1], add_generation_prompt)
+        _check_continuation(messages[-1], add_generation_prompt)
         # Templates trim texts and cut them up, so the template gets another text in its place.
         turns = [*messages[:-1], {**messages[-1], "content": _HERE}]
         before, mark, _ = template.render(turns, False, variables).rpartition(_HERE)
@@ -348,7 +348,7 @@ def _ids(backend: Any, text: str, add_special_tokens: bool, **settings: Any) -> 
 
 
 def _check_unicode(text: str) -> None:
-    """Raise `ConfigError` for a text that no encoding can carry."""
+    """Raise `ConfigError` if a text has lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -371,8 +371,8 @@ def _check(messages: Messages) -> None:
             raise ConfigError(f"messages[{place}]: 'content' is {shown(content)}; it must be text.")
 
 
-def _check_continued(last: Mapping[str, Any], add_generation_prompt: bool) -> None:
-    """Raise `ConfigError` where the `last` turn of a conversation is none that an answer can continue."""
+def _check_continuation(last: Mapping[str, Any], add_generation_prompt: bool) -> None:
+    """Raise `ConfigError` if `add_generation_prompt` is set, or if `last` is not an assistant's text without calls."""
     if add_generation_prompt:
         raise ConfigError(
             "continue_final_message=true needs add_generation_prompt=false: the last turn stays open, and none is "
@@ -391,5 +391,5 @@ def _check_continued(last: Mapping[str, Any], add_generation_prompt: bool) -> No
 
 
 def _calls(messages: Messages) -> list[Any]:
-    """All calls of tools in a conversation."""
+    """Return all tool calls of a conversation."""
     return [call for message in messages for call in message.get("tool_calls") or ()]

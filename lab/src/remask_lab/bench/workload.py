@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -230,7 +230,7 @@ class TaskChoice:
     settings: Settings | None = None
 
     def __post_init__(self) -> None:
-        one_of("task", self.name, TASKS)
+        check_choice("task", self.name, TASKS)
         own = _KINDS.get(self.name)
         if self.settings is not None and not (own and isinstance(self.settings, own.settings)):
             raise ConfigError(f"the task {self.name} does not take {type(self.settings).__name__}")
@@ -246,7 +246,7 @@ def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | N
         if settings:
             raise ConfigError("--task-settings are those of a task; name it with --task")
         return None
-    one_of("--task", name, TASKS)
+    check_choice("--task", name, TASKS)
     if not settings:
         return TaskChoice(name)
     if name not in _KINDS:

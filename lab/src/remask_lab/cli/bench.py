@@ -6,7 +6,7 @@ from functools import partial
 
 from remask.checks import BUNDLED_TRANSIT
 from remask.checks.values import json_list
-from remask.cli.lines import Lines
+from remask.cli.lines import RequestFile
 from remask.cli.options import check_folder, engine_config, object_option, open_llm
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -110,7 +110,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--without-prefix asks single questions, not turns of conversations; leave one of them out")
 
 
-def _workload(llm: LLM, args: argparse.Namespace, lines: Lines | None) -> Workload:
+def _workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> Workload:
     if args.prompt is not None or lines is not None:
         return own_workload(llm, args, lines)
     if args.prefix_match != "longest":

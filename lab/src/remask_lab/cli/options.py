@@ -10,7 +10,7 @@ from remask.cli.shared_options import (
     add_engine_options,
     add_model_options,
     add_tensor_parallel,
-    further,
+    further_options,
 )
 from remask_lab.bench.names import METRICS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
 from remask_lab.similarity.rule import ProfileSettings
@@ -119,7 +119,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "page")
     add_config_option(parser)
-    more = further(parser)
+    more = further_options(parser)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
     more.add_argument(
         "--variants",

@@ -8,7 +8,7 @@ from remask.checkpoint.quantised_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
 from remask.checks import in_words
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.cli.options import object_option, size_text
 from remask.engine.config import EngineConfig
 from remask.engine.proof import TOLERANCE
@@ -26,7 +26,7 @@ EXACT = {"block_causal": "exact"}  # the cache of a kind that loses nothing; oth
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and print the report. Returns 0 where all is equal, else 1."""
-    whole("--max-tokens", args.max_tokens, low=1)
+    check_whole("--max-tokens", args.max_tokens, low=1)
     overrides = object_option("--hf-overrides", args.hf_overrides)
     announce_download(ModelSettings(args.model), None)
     source = find_source(args.model, overrides, progress=args.progress)

@@ -158,13 +158,13 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         yield Variant("remask.model.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
     for sink in {False, shape.sink is not None}:
         _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
-        pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "parts": "*i32", "first": "*i32", "sink_k": own}
+        pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "order": "*i32", "first": "*i32", "sink_k": own}
         pointers |= {"sink_v": own, "out": own, **numbers, **dict.fromkeys(strides[:2], "i32")}
         yield Variant("remask.model.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
     layer = "remask.model.layer_triton"
     for add, norm, keep in ((False, True, False), (True, True, True), (True, False, True)):
         options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep, centred=shape.norm == "layer")
-        pointers = {"h": own, "new": own, "weight": own, "out": own, "kept": own, "slots": "*i64", "eps": "fp32"}
+        pointers = {"h": own, "new": own, "weight": own, "out": own, "cache": own, "slots": "*i64", "eps": "fp32"}
         yield Variant(f"{layer}:_sum_and_norm", dtype, pointers, options | plain)
     pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin", "q", "k", "v"), own)
     pointers |= {"slots": "*i64", "eps": "fp32"}

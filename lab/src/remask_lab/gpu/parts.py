@@ -23,7 +23,7 @@ from remask.checks import AttentionName, Quantization
 from remask.engine.proof import prove
 from remask.errors import ConfigError, RemaskError
 from remask.families import presets
-from remask.model.executors import check_graphs, resolve_executor
+from remask.model.executors import graphs_obstacle, resolve_executor
 from remask.model.transformer import Transformer
 from remask_lab.gpu.plain import ROWS, plain_row, time_products
 from remask_lab.gpu.profile import profile_cell, warm_up
@@ -118,7 +118,7 @@ def _proof(setting: Setting) -> Iterator[Finding]:
     config = presets()[setting.shape.preset]
     model = Transformer(config, dummy_weights(config, getattr(torch, setting.shape.dtype), device))
     for when, graphs in (("first", False), ("graphs", True), ("again", True)) if kernels else (("first", False),):
-        if graphs and check_graphs(model) is not None:
+        if graphs and graphs_obstacle(model) is not None:
             continue
         start = time.perf_counter()
         try:

@@ -19,7 +19,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from remask.checks.values import one_of, real
+from remask.checks.values import check_choice, check_real
 from remask.machine.device import resolve_device
 from remask.machine.disk import write_whole
 from remask_lab.gpu.page import page
@@ -50,10 +50,10 @@ def main(started: float) -> None:
     parser.add_argument("--again", action="store_true", help="run parts that are done too")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # this process is the part's own
     args = parser.parse_args()
-    real("minutes", args.minutes, low=0)
+    check_real("minutes", args.minutes, low=0)
     names = args.parts.split(",")
     for name in names:
-        one_of("parts", name, tuple(PARTS))
+        check_choice("parts", name, tuple(PARTS))
     device = resolve_device(args.device)
     args.output.mkdir(parents=True, exist_ok=True)
     shape = find_shape(args.shape, device)

@@ -14,7 +14,7 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.checks import AttentionName
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.engine import Engine
 from remask.plan.cost import PassCost
 from remask.plan.pass_cost import ExecutedPlan
@@ -72,7 +72,7 @@ def find_shape(name: str, device: torch.device) -> Shape:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     shapes = {"auto": next(shape for shape in SHAPES if shape.memory <= free)}
     shapes |= {shape.name: shape for shape in SHAPES}
-    one_of("shape", name, shapes)
+    check_choice("shape", name, shapes)
     return shapes[name]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.depth.requests import read_system_prompt
 from remask.errors import ConfigError
 from remask.text.prompts import Message
@@ -63,7 +63,7 @@ def is_own(task: str) -> bool:
 @cache
 def benchmark(task: str) -> Benchmark:
     """Returns our own task of that name. Raises `UnknownNameError` where there is none."""
-    one_of("task", task, task_names())
+    check_choice("task", task, task_names())
     config = _read(FOLDER / f"{task}.yaml")
     name = task.removeprefix(PREFIX)
     source = config.get("dataset_path", "SaylorTwift/bbh")

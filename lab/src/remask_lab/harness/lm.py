@@ -14,7 +14,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -124,7 +124,7 @@ class RemaskLM(LM):
 
     def _request(self, identity: str, context: str, asked: Mapping[str, Any]) -> Request:
         for name in asked:
-            one_of("generation parameter", name, _GENERATION)
+            check_choice("generation parameter", name, _GENERATION)
         until = asked.get("until") or ()
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         own: dict[str, Any] = {}

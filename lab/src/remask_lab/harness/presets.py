@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 
 _FOLDER = Path(__file__).parent / "presets"
 
@@ -29,8 +29,8 @@ def preset_names() -> tuple[str, ...]:
 @cache
 def task_settings(preset: str, task: str) -> TaskSettings:
     """The settings of `task` in `preset`. Raises `UnknownNameError` where there is no such preset, or task in it."""
-    one_of("--preset", preset, preset_names())
+    check_choice("--preset", preset, preset_names())
     content = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))
     tasks, caches = content["tasks"], content.get("caches", {})
-    one_of(f"task of preset {preset}", task, tasks)
+    check_choice(f"task of preset {preset}", task, tasks)
     return TaskSettings(**{**tasks[task], "caches": {**caches, **tasks[task].get("caches", {})}})

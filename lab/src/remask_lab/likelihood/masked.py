@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import Canvas
@@ -63,9 +63,9 @@ class MaskDraws:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        whole("strata", self.strata, low=1)
-        whole("samples", self.samples, low=1)
-        whole("seed", self.seed, low=0)
+        check_whole("strata", self.strata, low=1)
+        check_whole("samples", self.samples, low=1)
+        check_whole("seed", self.seed, low=0)
         if self.samples % self.strata or self.samples < 2 * self.strata:
             raise ConfigError(
                 f"samples={self.samples} must be a multiple of strata={self.strata}, and at least two of them: "

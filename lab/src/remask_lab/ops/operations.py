@@ -156,7 +156,7 @@ def profile_operations(
 def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
     """Write once to all memory that `policies` need, so that no timed step pays for the first write."""
     if any("outputs" in policy.traits.keeps for policy in policies):
-        engine.pool.keep_outputs()
+        engine.pool.allocate_outputs()
     for tensor in (*engine.pool.k, *engine.pool.v, *(kept for pair in engine.pool.outputs for kept in pair)):
         tensor.zero_()
 

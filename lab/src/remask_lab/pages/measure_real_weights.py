@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from remask.checks import BUNDLED, BUNDLED_TARIFF
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -86,7 +86,7 @@ def measure(part: str, size: Size, source: Source) -> Record:
     Parts that compare caches are records of `remask bench`. Raises `UnknownNameError` on another part, and
     `ConfigError` where the model or the files that it reads cannot be used.
     """
-    one_of("part", part, parts(size))
+    check_choice("part", part, parts(size))
     if not possible(part, source):
         what = "GSM8K's test.jsonl as it is published" if part == PUBLISHED else "folders of documents in HTML"
         raise ConfigError(f"the part {part} reads {what}: give its path")

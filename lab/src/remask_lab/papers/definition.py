@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.checkpoint.settings import LoadFormat
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.errors import ConfigError, UnknownNameError
 from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask_lab.bench.fewer_steps import with_steps
@@ -143,7 +143,7 @@ class PaperTable:
     def row(self, name: str) -> PaperRow:
         """The row called `name`. Raises `UnknownNameError` where there is none."""
         rows = {row.name: row for row in self.rows}
-        one_of(f"row of {self.name}", name, rows)
+        check_choice(f"row of {self.name}", name, rows)
         return rows[name]
 
     def baseline(self, row: PaperRow) -> PaperRow:
@@ -173,7 +173,7 @@ def table_names() -> list[str]:
 
 def load_table(name: str) -> PaperTable:
     """Read a table by its name. Raises `UnknownNameError` where there is none, and `ConfigError` on an invalid file."""
-    one_of("table", name, table_names())
+    check_choice("table", name, table_names())
     return read_table(FOLDER / f"{name}.toml")
 
 
@@ -207,7 +207,7 @@ def _table(name: str, raw: dict[str, Any]) -> PaperTable:
 def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRow:
     cells = {}
     for column, values in raw["published"].items():
-        one_of(f"column in row {raw['name']!r}", column, columns)
+        check_choice(f"column in row {raw['name']!r}", column, columns)
         if len(values) > metrics:
             raise ConfigError(f"row {raw['name']!r}: {column} has {len(values)} numbers for {metrics} metrics")
         cells[column] = tuple(None if math.isnan(value) else value for value in values)
@@ -216,17 +216,17 @@ def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRo
 
 
 def _check(table: PaperTable) -> None:
-    one_of("kind", table.kind, KINDS)
+    check_choice("kind", table.kind, KINDS)
     if set(table.scales) != set(SCALES):
         raise ConfigError(f"scales are {', '.join(table.scales)}; a table has {' and '.join(SCALES)}")
     for scale in table.scales.values():
-        one_of("workload", scale.workload["name"], WORKLOADS)
+        check_choice("workload", scale.workload["name"], WORKLOADS)
         for column in scale.counterparts:
-            one_of("counterpart", column, table.columns)
+            check_choice("counterpart", column, table.columns)
     if len({row.name for row in table.rows}) != len(table.rows):
         raise ConfigError("two rows have one name")
     for row in table.rows:
-        one_of(f"measure of row {row.name!r}", row.measure, MEASURES)
+        check_choice(f"measure of row {row.name!r}", row.measure, MEASURES)
         if (row.operation is None) is (row.measure == "operations"):
             raise ConfigError(f"row {row.name!r}: operation goes with the measure 'operations', and only with that")
         for name, scale in table.scales.items():
@@ -248,7 +248,7 @@ def _made(kind: Any, what: str, raw: Mapping[str, Any]) -> Any:
     """Make a dataclass from a TOML table. Unknown keys are errors."""
     known = [field.name for field in fields(kind)]
     for key in raw:
-        one_of(f"key of {what}", key, known)
+        check_choice(f"key of {what}", key, known)
     return kind(**raw)
 
 

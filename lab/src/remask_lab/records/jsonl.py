@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask.checks.values import json_object, one_of
+from remask.checks.values import check_choice, json_object
 from remask.errors import ConfigError
 
 
@@ -102,6 +102,6 @@ def field_names(option: str, text: str | None, known: Collection[str]) -> dict[s
         field, separator, name = (piece.strip() for piece in part.partition("="))
         if not separator or not name:
             raise ConfigError(f"{option} takes FIELD=NAME,FIELD=NAME, got {part.strip()!r}")
-        one_of("field", field, known)
+        check_choice("field", field, known)
         names[field] = name
     return names

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import __version__
-from remask.machine.cpu import CpuReading, OthersUse, others_since
+from remask.machine.cpu import CpuReading, OthersUse, measure_others_use
 
 if TYPE_CHECKING:
     from remask.llm import LLM
@@ -66,7 +66,7 @@ def conditions(since: CpuReading | None) -> dict[str, object]:
     `others` holds the seconds watched, the cores, and how many of them other processes `used` and the host of a virtual
     machine has `stolen`, on average. `busy` is a sentence on it where others used much.
     """
-    others, load = others_since(since), load_average()
+    others, load = measure_others_use(since), load_average()
     return {
         "load_average": load,
         "others": None if others is None else asdict(others),

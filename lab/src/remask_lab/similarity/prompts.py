@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.checks.values import json_object, one_of
+from remask.checks.values import check_choice, json_object
 from remask.depth.requests import read_system_prompt, readable_task
 from remask.errors import ConfigError
 from remask.tasks import gsm8k
@@ -100,7 +100,7 @@ def _line(text: str, model: LoadedModel) -> Any:
     """Return the prompt of one line: a tuple of messages, or a tuple of token ids."""
     line = json_object("a line", text)
     for key in line:
-        one_of("key", key, KINDS)
+        check_choice("key", key, KINDS)
     if len(line) != 1:
         raise ConfigError(f"a line needs exactly one of {', '.join(KINDS)}, got {', '.join(line) or 'none'}")
     ((kind, value),) = line.items()

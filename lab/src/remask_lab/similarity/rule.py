@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from remask.checks.values import one_of, real, whole
+from remask.checks.values import check_choice, check_real, check_whole
 from remask.errors import ConfigError
 
 OverLayers: TypeAlias = Literal["leading", "largest"]
@@ -36,9 +36,9 @@ class DepthRule:
     boundary: AtBoundary = "safe"
 
     def __post_init__(self) -> None:
-        one_of("layers", self.layers, OVER_LAYERS)
-        one_of("requests", self.requests, OVER_REQUESTS)
-        one_of("boundary", self.boundary, AT_BOUNDARY)
+        check_choice("layers", self.layers, OVER_LAYERS)
+        check_choice("requests", self.requests, OVER_REQUESTS)
+        check_choice("boundary", self.boundary, AT_BOUNDARY)
 
     def __str__(self) -> str:
         return f"{self.layers}, {self.requests}, {self.boundary}"
@@ -111,8 +111,8 @@ class ProfileSettings:
                 f"needed_layers needs the rule 'leading, least-depth', got {str(self.rule)!r}, whose depths depend on "
                 "the similarities of all layers; leave one of the two out"
             )
-        real("tolerance", self.tolerance, low=0)
+        check_real("tolerance", self.tolerance, low=0)
         for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
-            whole(name, getattr(self, name), low=least, optional=True)
+            check_whole(name, getattr(self, name), low=least, optional=True)
         if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
             raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from remask.checks.values import whole
+from remask.checks.values import check_whole
 from remask.errors import RemaskError
 from remask.machine.disk import write_whole
 from remask_lab.records.machine import commit, machine
@@ -59,7 +59,7 @@ def run_measurement(command: str, name: str, module: str, usage: str, words: Seq
     for option, value in vars(args).items():
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, int) and not isinstance(each, bool):
-                whole(f"--{option.replace('_', '-')}", each, low=_LEAST.get(option, 1))
+                check_whole(f"--{option.replace('_', '-')}", each, low=_LEAST.get(option, 1))
     found = run(args)
     if found is None:
         return

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from remask import LLM, EngineConfig, SamplingParams
 from remask.checkpoint.loaded import dummy_weights
 from remask.checks import Quantization
-from remask.checks.values import one_of
+from remask.checks.values import check_choice
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -55,7 +55,7 @@ def llama_cpp(args: argparse.Namespace) -> dict[str, Any]:
     """
     kinds = separated(args.kinds)
     for kind in kinds:
-        one_of("--kinds", kind, TYPES)
+        check_choice("--kinds", kind, TYPES)
     if find_spec(PACKAGE) is None:
         raise ConfigError(f"this needs llama-cpp-python, which is no dependency: {INSTALL}")
     config = preset(args.model)
@@ -211,7 +211,7 @@ def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> 
     for number, layer in enumerate(weights.layers):
         qkv, both = layer.qkv.numpy(), layer.gate_up.numpy()
         for name, values in {
-            "attn_norm": layer.named()["attn_norm"].numpy(),
+            "attn_norm": layer.named_tensors()["attn_norm"].numpy(),
             "attn_q": _in_pairs(qkv[:q], config.heads),
             "attn_k": _in_pairs(qkv[q : q + kv], config.kv_heads),
             "attn_v": qkv[q + kv :],

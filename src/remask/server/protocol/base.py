@@ -214,11 +214,11 @@ class Checked:
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = {"anyOf": [self.declaration.values.schema(), {"type": "null"}]}
-        return {**schema, "description": self.declaration.described}
+        return {**schema, "description": self.declaration.description}
 
     def _checked(self, value: object) -> object:
         if value is not None:
-            return self.declaration.values.made(self.name, value)
+            return self.declaration.values.convert(self.name, value)
         return None
 
 
