@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_work import SLIDING_TILE, TILE, StageRows, make_sliding_work, make_work, neighbour_places
-from remask.model.attention import attend_near
+from remask.model.attention import attend_sliding
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.stage import Index, runs
 from remask.plan.canvas import Canvas, Ledger

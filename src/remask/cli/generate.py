@@ -172,9 +172,9 @@ def _report_fields(llm: LLM, request: Request, terms: Terms, trace: bool, output
     if terms.top_logprobs is not None:
         fields["logprobs"] = [asdict(logprob) for logprob in output.logprobs or ()]
     if terms.return_step_maps:
-        written = step_map(output.trace, len(request.prompt_token_ids), request.params.max_tokens)
-        shown = request.response.answer_places(len(written))[: len(output.token_ids)]
-        found["step_maps"] = [written[place] for place in shown]
+        steps = step_map(output.trace, len(request.prompt_token_ids), request.params.max_tokens)
+        positions = request.response.answer_places(len(steps))[: len(output.token_ids)]
+        fields["step_maps"] = [steps[position] for position in positions]
     if terms.return_trace:
         fingerprint = llm.session.fingerprint_of(request.adapter)
         fields["trace"] = trace_of(request, output.trace, output.usage, fingerprint).content

@@ -270,8 +270,8 @@ def _report(
     kv_tokens: dict[str, int | None] = {}
     for form, (dtype, kind) in forms.items():
         if on_cpu or kind is not None:
-            tokens[form] = CpuMemory.before_loading(
-                c, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks
+            kv_tokens[form] = CpuMemory.before_loading(
+                config, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks
             ).tokens()
         else:
             device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)

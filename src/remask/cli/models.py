@@ -100,11 +100,11 @@ def shipped_line(name: str, room: DeviceMemory | None, cpu_instructions: frozens
         assert source is not None
         raw = raw_config(source.weights)
         config = family_of(raw).config(raw)
-    dtype, _ = usual_dtype(config.parameters, known)
+    dtype, _ = usual_dtype(config.parameters, cpu_instructions)
     fit = None if room is None else widest_fit(config, FORMATS[dtype], room, EngineConfig())
-    advised = None if source is None else source.usual.get("quantization")
-    if fit is not None and advised in CPU_QUANTIZATIONS:
-        fit = replace(fit, quantization=advised)
+    quantization = None if source is None else source.default_names.get("quantization")
+    if fit is not None and quantization in CPU_QUANTIZATIONS:
+        fit = replace(fit, quantization=quantization)
     return ModelLine(
         *(name, "", _APACHE, config.parameters, 0, _weights(config), _fits(dtype, fit), source is not None)
     )
@@ -194,9 +194,9 @@ def _line_here(row: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
             sheet = next((model for model in DATA_SHEETS if model in gpu_name), None)
             fit = fit_on(row.config, dtype, device, gpu_memory, limits)
             return line_of(row, str(dtype).removeprefix("torch."), fit, sheet)
-    name, _ = usual_dtype(row.config.parameters, instructions())
-    on_cpu = None if room is None else widest_fit(row.config, FORMATS[name], room, EngineConfig())
-    return line_of(row, name, on_cpu, cores_here())
+    dtype_name, _ = usual_dtype(row.config.parameters, instructions())
+    cpu_fit = None if room is None else widest_fit(row.config, FORMATS[dtype_name], room, EngineConfig())
+    return line_of(row, dtype_name, cpu_fit, cores_here())
 
 
 def table_text(lines: Sequence[ModelLine]) -> str:

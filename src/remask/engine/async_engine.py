@@ -107,9 +107,9 @@ class AsyncEngine:
         trim_after: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        whole("max_queue", max_queue, low=0)
-        whole("max_client_work", max_client_work, low=1, optional=True)
-        real("step_limit", step_limit, low=0.0, above=True)
+        check_whole("max_queue", max_queue, low=0)
+        check_whole("max_client_work", max_client_work, low=1, optional=True)
+        check_real("step_limit", step_limit, low=0.0, above=True)
         self.engine = engine
         self.max_queue = max_queue
         self.step_limit = step_limit

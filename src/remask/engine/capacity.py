@@ -194,7 +194,7 @@ def product_bytes(part: ModelConfig) -> int:
     outer = max(2 * inner, (part.heads + 2 * part.kv_heads) * head_dim)
     # Inputs twice in float32 and once in integers; outputs twice in integers and once in float32. Numbers of four bits
     # are unpacked one tile at a time.
-    return MULTIPLIED * (13 * inner + 12 * outer) + TILE_BYTES
+    return PRODUCT_ROWS * (13 * inner + 12 * outer) + TILE_BYTES
 
 
 def pass_rows(

@@ -40,7 +40,7 @@ def resolve_quantization(
     Raises `ConfigError` if `default` is no quantization, or if `choice` is "none" and the files are quantized.
     """
     if choice is None and stored is None and default is not None and device.type == "cpu":
-        one_of("'quantization' in remask.json", default, (AUTO, NONE, *CPU_QUANTIZATIONS))
+        check_choice("'quantization' in remask.json", default, (AUTO, NONE, *CPU_QUANTIZATIONS))
         kind, reason = resolve_quantization(default, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
         return kind, reason if default == AUTO else "as the model's files advise"
     if choice == NONE:

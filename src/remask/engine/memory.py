@@ -174,7 +174,7 @@ class Memory:
         request, traits = pending.request, placement.policy.traits
         canvas = pending.decoding.canvas() if predecessor is None else predecessor.canvases[0].canvas
         if "outputs" in traits.keeps:
-            self.pool.keep_outputs()
+            self.pool.allocate_outputs()
         extents = [extent for canvas_extents in placement.extents for extent in canvas_extents]
         for extent in extents:
             self.allocator.claim(extent)

@@ -248,7 +248,7 @@ def _stage(
     near = None
     if has_same_work and previous is not None and previous.partial is None:
         work = previous.work
-        near = previous.near
+        near = previous.sliding_work
     else:
         work = make_work(attending, target.separate)
     if reach is not None and near is None:
@@ -269,7 +269,7 @@ def _stage(
         written=None if written is None else send(written, device),
         carry=_carry(parts, previous_parts, device) if changes_rows else None,
         work=work,
-        near=near,
+        sliding_work=near,
         restore=_restores(layers.start, parts, previous_parts, device) if changes_rows else (),
         save=_saves(layers.start, parts, device),
         outputs=any(part.state.outputs for part in parts),

@@ -73,9 +73,9 @@ def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, Engi
     config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
     if choice.executor.name != "torch":  # the default of a model
         model = copy(model)
-        attend(model, choice.executor)
+        set_executor(model, choice.executor)
     if model.ranks.several:  # the models of other ranks may have another executor from an earlier engine
-        model.ranks.everywhere(attend, model, choice.executor)
+        model.ranks.everywhere(set_executor, model, choice.executor)
     return batch_invariant(model) if config.batch_invariant else model, config, choice
 
 
@@ -89,7 +89,7 @@ def choose(model: Transformer, config: EngineConfig) -> DeviceChoice:
     default = model.device.type == "cuda" and not config.batch_invariant
     why = "auto: batch_invariant=True" if config.batch_invariant else f"auto: device {model.device.type}"
     graphs = default if config.graphs is None else config.graphs
-    if graphs and config.graphs is None and (hindrance := check_graphs(model)) is not None:
+    if graphs and config.graphs is None and (hindrance := graphs_obstacle(model)) is not None:
         graphs, why = False, f"{why}; no graphs: {hindrance}"
     if config.overlap is not None and config.graphs is not None:
         why = "as asked"
@@ -204,7 +204,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     part = _first_layers(model)  # ranks other than the first get the full model
     outcomes: dict[str, Outcome] = {}
     try:
-        attend(part, executor)
+        set_executor(part, executor)
         pool = Pool(part.part, sum(_pages(part, length)), PAGE, part.dtype, _device(part))
         variants = {"": part}
         if graphs:

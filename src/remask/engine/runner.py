@@ -258,7 +258,9 @@ def _write_signal(model: Transformer, signals: Tensor, logits: Tensor, group: Ro
     assert group.signal is not None
     assert group.signal.slots is not None
     probabilities = vocabulary_of(model).softmax(logits / group.signal.temperature)
-    signals.index_copy_(0, send(group.signal.slots, signals.device), model.expected(probabilities).to(signals.dtype))
+    signals.index_copy_(
+        0, send(group.signal.slots, signals.device), model.expected_embedding(probabilities).to(signals.dtype)
+    )
 
 
 def vocabulary_of(model: Transformer) -> Vocabulary:
@@ -374,7 +376,7 @@ def _can_split(batch: Batch, error: Exception, failed_turns: list[Turn]) -> bool
 
     A single turn gets the error, and is added to `failed_turns`. Raises `error` if no turn causes it.
     """
-    if is_fatal(error) or exhausts(error):
+    if is_fatal(error) or is_out_of_memory(error):
         raise error
     if len(batch) > 1:
         return True

@@ -19,7 +19,8 @@ from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory
-from remask.model.graphs import graph_bytes, max_rows
+from remask.model.graphs import graph_bytes
+from remask.model.graphs import max_rows as max_graph_rows
 from remask.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_c
     running = canvases * extent
     graph_workspace = 0
     if config.graphs:  # which have memory of their own for a pass
-        rows = most_rows(shape)
+        rows = max_graph_rows(shape)
         graph_workspace = workspace_bytes(shape, rows, extent, item, ranks, model.attention) + graph_bytes(shape, item)
         graph_workspace += attention_bytes(shape, rows, extent, item, model.attention, filled=True)
     pass_room = memory.room - graph_workspace - running * token.kv - min_store * stored_bytes

@@ -157,14 +157,14 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Number of weights. A tied matrix counts once."""
-        feeds = map(self.feed, range(self.layers))
-        return self._outside_matrices + self.hidden * sum(feed.weights_read(feed.experts) for feed in feeds)
+        feeds = map(self.feed_forward, range(self.layers))
+        return self._other_parameters + self.hidden * sum(feed.weights_read(feed.experts) for feed in feeds)
 
     @property
     def active_parameters(self) -> int:
-        """Number of weights that one row is computed with: `parameters` without the experts that do not compute it."""
-        feeds = map(self.feed, range(self.layers))
-        return self._outside_matrices + self.hidden * sum(feed.weights_per_row for feed in feeds)
+        """Number of weights that compute one row: `parameters` without the experts that are not chosen for it."""
+        feeds = map(self.feed_forward, range(self.layers))
+        return self._other_parameters + self.hidden * sum(feed.weights_per_row for feed in feeds)
 
     @property
     def _other_parameters(self) -> int:
@@ -272,9 +272,9 @@ class ModelConfig:
             vocab=self.vocab,
             sink=self.sink is not None,
             item=item,
-            windows=tuple(map(self.window, range(self.layers))),
+            windows=tuple(map(self.reach, range(self.layers))),
             block_windows=self.sliding is not None and self.sliding.behind,
-            sliding=(near.heads * near.head_dim, near.kv_heads * near.head_dim),
+            sliding=(sliding.heads * sliding.head_dim, sliding.kv_heads * sliding.head_dim),
             dense=self.head_dense,
             tied=self.tied_values,
             signal=self.intermediate if self.self_conditioning else 0,
