@@ -179,7 +179,8 @@ def _numbers(
             raise CpuMemory.before_loading(config, dtype, quantization, room.room, ranks).shortage_error(
                 fit.required, 0
             )
-    words = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel_description(quantization, device)} ({quantization_reason})"
+    kernel = kernel_description(quantization, device)
+    words = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
     return _Numbers(dtype, quantization, words, chosen)
 
 
@@ -191,7 +192,7 @@ def fit_on(
     limits: EngineConfig,
     ranks: int = 1,
 ) -> Fit:
-    """The widest form that fits into `room` on `device`, a CPU or CUDA device, as of `remask.engine.fitting.widest_fit`."""
+    """The widest form that fits into `room` on `device`, a CPU or CUDA device; see `widest_fit`."""
     if device.type == "cpu":
         return widest_fit(config, dtype, room, limits, ranks)
     kinds = list[Quantization]()
