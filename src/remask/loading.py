@@ -14,7 +14,7 @@ from remask.checks import Quantization
 from remask.engine.capacity import DeviceMemory, check_weights_fit, gigabytes, weight_bytes
 from remask.engine.config import AUTO, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.cpu_memory import resolve_quantization
-from remask.engine.fitting import CpuMemory, Fit, widest
+from remask.engine.fitting import CpuMemory, Fit, widest_fit
 from remask.errors import ConfigError
 from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physical_cores
 from remask.machine.device import Threads, allocating, free_memory, resolve_dtype, resolve_threads, set_threads
@@ -162,7 +162,7 @@ def _numbers(
         chosen = (
             f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
             f"{gigabytes(max(0, room.room if room else 0))} that are left: the matrices are {quantization}, with room "
-            f"for canvases of {min(fit.length, fit.wanted)} tokens; --quantization and --dtype choose otherwise"
+            f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
         )
     else:
         quantization, quantization_reason = resolve_quantization(
@@ -176,7 +176,9 @@ def _numbers(
             config, dtype, room, ranks, apart=device.type == "cuda", quantization=quantization, bfloat16=native
         )
         if on_cpu and fit is not None and not fit.length:
-            raise CpuMemory.before(config, dtype, quantization, room.room, ranks).no_room(fit.wanted, 0)
+            raise CpuMemory.before_loading(config, dtype, quantization, room.room, ranks).shortage_error(
+                fit.required, 0
+            )
     kernel = kernel_description(quantization, device)
     words = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
     return _Numbers(dtype, quantization, words, chosen)
@@ -190,14 +192,16 @@ def fit_on(
     limits: EngineConfig,
     ranks: int = 1,
 ) -> Fit:
-    """The widest form that fits into `room` on `device`, a CPU or CUDA device, as of `remask.engine.fitting.widest`."""
+    """The widest form that fits into `room` on `device`, a CPU or CUDA device; see `widest_fit`."""
     if device.type == "cpu":
-        return widest(config, dtype, room, limits, ranks)
+        return widest_fit(config, dtype, room, limits, ranks)
     kinds = list[Quantization]()
     with suppress(ConfigError):
         check_quantization("fp8", Shard(0, ranks).part(config), device)
         kinds.append("fp8")
-    return widest(config, dtype, room, limits, ranks, kinds, resolve_executor("auto", config, device).attention(config))
+    return widest_fit(
+        config, dtype, room, limits, ranks, kinds, resolve_executor("auto", config, device).attention(config)
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -51,7 +51,7 @@ class Output:
                 error = f"its tokens could not be decoded: {failure}"
         return cls(
             id=result.id,
-            token_ids=tuple(result.token_ids[place] for place in template.shown(len(result.token_ids))),
+            token_ids=tuple(result.token_ids[place] for place in template.answer_places(len(result.token_ids))),
             text=text,
             finish_reason=result.finish_reason,
             usage=result.usage,

@@ -28,7 +28,7 @@ from remask.checkpoint.shelf import SHELF
 from remask.checkpoint.source import resolve, resolve_adapter
 from remask.cli import main
 from remask.engine.capacity import DeviceMemory
-from remask.engine.fitting import widest
+from remask.engine.fitting import widest_fit
 from remask.errors import CheckpointError, ConfigError
 from remask.loading import announce_download
 from remask.machine.speeds import keep
@@ -213,15 +213,17 @@ def test_what_fits_is_taken_where_nothing_is_said(
     monkeypatch.setattr("remask.engine.fitting.product_bytes", lambda _: 0)  # more than such a model saves
     dtype, shortest = FORMATS["float32"], EngineConfig(max_model_len=64)
     frees = (free for free in range(10**4, 10**9, 10**3))
-    free = next(each for each in frees if widest(config, dtype, DeviceMemory(each, each, 1.0), shortest).length >= 64)
-    assert widest(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization in ("int8", "int4")
+    free = next(
+        each for each in frees if widest_fit(config, dtype, DeviceMemory(each, each, 1.0), shortest).length >= 64
+    )
+    assert widest_fit(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization in ("int8", "int4")
     monkeypatch.setattr("remask.loading.memory", lambda: (10**12, free))
     monkeypatch.setattr("remask.machine.device.instructions", lambda: frozenset[str]())
     monkeypatch.setattr("remask.engine.sizing.memory", lambda: None)
     for model in (NAME, REPO, str(folder)):
         caplog.clear()
         kind = LLM(model, device="cpu", engine=shortest).loaded.quantization
-        assert kind == widest(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization
+        assert kind == widest_fit(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization
         (told,) = [each for each in caplog.messages if each.startswith(f"{model}: as float32 the weights take ")]
         assert f"the matrices are {kind}, with room for canvases of 64 tokens; --quantization and --dtype" in told
     words = ["generate", "--model", str(folder), "--device", "cpu", "--max-model-len", "64", "--input", "-"]

@@ -95,11 +95,11 @@ def test_first_predictions_are_those_of_the_engine() -> None:
     (request,) = drawn(1, 1)
     request = replace(request, params=SamplingParams(max_tokens=4, steps=1, ignore_eos=True))
     passes, seen = llm.engine.auditor.passes, measuring.first_pass(llm.session, request)
-    exact = passes.exact(seen)
+    exact = passes.run_exact(seen)
     assert exact is not None
     moved = dict(measuring.moved_by_depth(passes, seen, 32, range(1, layers + 1)))
     for depth in range(layers + 1):
-        predicted = passes.reusing(seen, 32, depth) if depth else exact
+        predicted = passes.run_reusing(seen, 32, depth) if depth else exact
         policy = llm.session.policy("bicache" if depth else "none", {"depth": depth} if depth else None)
         (output,) = llm.session.run([request.with_policy(policy)])
         assert predicted is not None

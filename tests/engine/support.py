@@ -208,7 +208,7 @@ def request(
 def running_canvases(engine: Engine) -> int:
     """Canvases of requests that have begun, those between two blocks of a growing canvas included."""
     lifecycle = engine._lifecycle
-    return sum(len(running.canvases) for running in [*lifecycle.requests(), *lifecycle.outgrown.values()])
+    return sum(len(running.canvases) for running in [*lifecycle.requests(), *lifecycle.growing.values()])
 
 
 def run(

@@ -157,7 +157,7 @@ def test_a_client_has_room_for_some_requests_and_some_work() -> None:
     async def act(engine: AsyncEngine) -> None:
         engine.check_room("a", 3, 2000)
         engine.submit(checked(engine, *(replace(request(f"r{i}"), owner=Owner("a", "")) for i in range(2))))
-        work = sum(each.row_layers for each in engine.open.values())
+        work = sum(each.row_layers for each in engine.open_requests.values())
         engine.check_room("a", 1, 2000 - work)
         engine.check_room("b", 1, 2000)
         for client, requests, row_layers, words in (

@@ -16,7 +16,7 @@ from remask.engine import audit_passes
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.observer import EngineObserver
-from remask.engine.runner import Ran
+from remask.engine.runner import PassResult
 from remask.errors import ConfigError, IntegrityError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies import earned as earning
@@ -50,7 +50,7 @@ class Kept(EngineObserver):
         self.passes: list[np.ndarray[Any, Any]] = []
         engine.attach(self)
 
-    def launched(self, ran: Ran) -> None:
+    def on_launch(self, ran: PassResult) -> None:
         with torch.inference_mode():
             self.passes.append(self.model.head(ran.hidden).double().log_softmax(-1).numpy())
 
@@ -95,7 +95,7 @@ def test_an_audit_finds_what_a_request_at_that_depth_moves(monkeypatch: pytest.M
 def drain(engine: Engine) -> None:
     """Run the audits that are left while no request runs, as a server does."""
     for _ in range(100):
-        if not (engine.auditor.waiting or engine.auditor.open):
+        if not (engine.auditor.queue or engine.auditor.candidates):
             return
         engine.step()
     raise AssertionError("audits never end")
@@ -224,7 +224,7 @@ def test_a_step_runs_at_most_one_pass_of_an_audit(monkeypatch: pytest.MonkeyPatc
     engine = make_engine(audit=1.0)
     for item in mixed(7, APPROXIMATE):
         engine.add(item.asked)
-    while engine.busy or engine.auditor.waiting or engine.auditor.open:
+    while engine.busy or engine.auditor.queue or engine.auditor.candidates:
         before = len(counts)
         engine.step()
         assert len(counts) - before <= 1
@@ -234,7 +234,7 @@ def test_a_step_runs_at_most_one_pass_of_an_audit(monkeypatch: pytest.MonkeyPatc
 def test_a_policy_beyond_the_bound_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(audit=1.0)
     for nats in [0.4] * 12:
-        engine.auditor._take("block-dual", nats)
+        engine.auditor._record("block-dual", nats)
     told = [each.getMessage() for each in caplog.records]
     assert told == [
         "the cache block-dual moves predictions by 0.40 nats here (0.40 to 0.40 where they move most, 8 audits), "

@@ -19,7 +19,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.observer import EngineObserver
 from remask.engine.request import Request
-from remask.engine.runner import Ran
+from remask.engine.runner import PassResult
 from remask.errors import ConfigError
 from remask.model.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.model.transformer import Transformer
@@ -66,7 +66,7 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
     class Keep(EngineObserver):
         waits = True
 
-        def computed(self, ran: Ran) -> None:
+        def on_complete(self, ran: PassResult) -> None:
             at = 0
             for turn in ran.batch:
                 rows = len(turn.predicted) * len(turn.items)
@@ -317,8 +317,8 @@ class Costs(EngineObserver):
     def __init__(self, widths: Widths, apart: bool) -> None:
         self.widths, self.apart, self.last = widths, apart, NOTHING
 
-    def launched(self, ran: Ran) -> None:
-        self.last = pass_cost(self.widths, [state.passed(plan, self.apart) for state, plan in ran.items])
+    def on_launch(self, ran: PassResult) -> None:
+        self.last = pass_cost(self.widths, [state.executed_plan(plan, self.apart) for state, plan in ran.items])
 
 
 @pytest.mark.parametrize("apart", [False, True])

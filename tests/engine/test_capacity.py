@@ -104,7 +104,7 @@ def test_what_is_promised_fits_and_no_token_more_would(
 def test_canvases_without_room_are_refused_with_what_would_fit() -> None:
     memory, token = DeviceMemory(24 * GB, 8 * GB, 0.9), token_bytes(LLADA, 2)  # 5.6 GB beside the weights
     with pytest.raises(ConfigError) as refused:
-        store_tokens(memory, token, GB, canvases=8, longest=4096, page=0)
+        store_tokens(memory, token, GB, canvases=8, max_canvas=4096, page=0)
     said = str(refused.value)
     assert "8 canvases of 4096 tokens need 17.18 GB" in said
     assert "beside the weights and 1.00 GB for a pass there are 4.60 GB" in said

@@ -58,7 +58,7 @@ def slots_have_one_owner(engine: Engine) -> None:
             assert covered == list(range(LAYERS))
             for table in branch.tables:
                 for layer in table.layers:
-                    owned[layer].append(table.own)
+                    owned[layer].append(table.private_slots)
     for parts in owned:
         slots = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         assert len(set(slots.tolist())) == len(slots)

@@ -73,7 +73,7 @@ def test_what_is_said_before_loading_is_what_the_engine_does(
     """`remask models` and the choice of a quantization say it, of the shape alone."""
     weights, seen = weight_bytes(TINY, torch.float32, quantization=kind), set[int]()
     for left in range(0, 120 * MB, 8 * MB):
-        before = CpuMemory.before(TINY, torch.float32, kind, weights + left)
+        before = CpuMemory.before_loading(TINY, torch.float32, kind, weights + left)
         try:
             engine = with_free(monkeypatch, left, kind=kind)
         except ConfigError:
@@ -113,7 +113,7 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             llm = LLM("bundled", dtype="float32", device="cpu", threads=1, engine=limits)
             if not free:
-                cpu = CpuMemory.beside(llm.model, 0, 16)
+                cpu = CpuMemory.beside_model(llm.model, 0, 16)
                 free = int((cpu.pair(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
             patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
             engine = llm.session.new_engine()
@@ -191,7 +191,7 @@ def chosen(
     monkeypatch.setattr(cpu_memory, "int8_kernel", lambda: Kernel("fbgemm", speed=eight))
     monkeypatch.setattr(cpu_memory, "int4_kernel", lambda: Kernel("int_mm", speed=four))
     memory = None if free is None else DeviceMemory(64 * GB, int(free * GB), 1.0)
-    told = {"asked": "auto", "stored": None, "config": LLADA, "dtype": torch.bfloat16, "device": CPU} | changed
+    told = {"choice": "auto", "stored": None, "config": LLADA, "dtype": torch.bfloat16, "device": CPU} | changed
     kind, why = resolve_quantization(**told, memory=memory)
     assert why.startswith("auto: ")
     return kind

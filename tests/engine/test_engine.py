@@ -169,7 +169,7 @@ def test_a_prefix_larger_than_the_budget_runs_uncached_and_says_so(
     assert usage.prefix_note == "prefix of 12 tokens exceeds the store's budget of 10"
     assert (usage.cached_tokens, usage.prefix_depth) == (0, 0)
     assert "big" in caplog.text
-    assert engine.store.stats.unread["budget"] == 1
+    assert engine.store.stats.unread_reasons["budget"] == 1
     assert results["small"].usage.prefix_note is None
     plain = alone(Work(request("big", 14), Dense()), family)
     assert (results["big"].token_ids, results["big"].trace) == (plain.token_ids, plain.trace)
@@ -185,7 +185,7 @@ def test_a_refused_prefix_is_counted_once_however_long_it_waits() -> None:
         engine.step()  # no pages: it has to wait
     engine.allocator.release(extent)
     run(engine, [])
-    assert engine.store.stats.unread["budget"] == 1
+    assert engine.store.stats.unread_reasons["budget"] == 1
 
 
 @pytest.mark.few(13)

@@ -260,7 +260,7 @@ def test_pools_of_experts(name: str, how: Callable[[Passes, Reach, int], Tensor]
 def test_a_pass_over_a_part_of_a_routing_block_is_refused() -> None:
     model = model_of(llada22.folder("calm"), torch.float32)
     passes = Passes(model, torch.zeros(16, dtype=torch.int64))
-    passes.branch.routing = model.config.routing_block
+    passes.branch.routing_block = model.config.routing_block
     for start, stop in ((0, 4), (4, 16), (4, 12)):
         with pytest.raises(PlanError, match="experts in blocks of 8"):
             passes.run(start, stop, in_blocks(16, 8))

@@ -96,9 +96,9 @@ def test_without_pages_a_request_waits_with_its_tokens_and_goes_on_before_anythi
     # Six pages are free again, of which the first needs four. The second waits, and so does what could begin.
     engine.add(request("new", 4, max_tokens=4))
     told = steps(engine, 2)
-    waiting = list(engine._lifecycle.outgrown.values())
+    waiting = list(engine._lifecycle.growing.values())
     assert [running.request.id for running in waiting] == ["second"]
-    assert waiting[0].claim.owned == []
+    assert waiting[0].claim.extents == []
     assert (running_canvases(engine), engine.waiting) == (2, 1)
     assert {event.id for event in told} == {"first"}
     for extent in taken:
@@ -118,9 +118,9 @@ def test_those_that_wait_go_on_in_the_order_in_which_they_came_to_wait() -> None
     taken = take_all_but(engine, 0)
     steps(engine, 4)
     # Nine pages were theirs, and the large one needs eight.
-    assert [pending.request.id for pending in engine._lifecycle.outgrown] == ["small"]
+    assert [pending.request.id for pending in engine._lifecycle.growing] == ["small"]
     steps(engine, 3)
-    assert [pending.request.id for pending in engine._lifecycle.outgrown] == ["small", "large"]
+    assert [pending.request.id for pending in engine._lifecycle.growing] == ["small", "large"]
     for extent in taken:
         engine.allocator.release(extent)
     assert {result.finish_reason for result in run(engine, []).values()} == {"length"}
@@ -135,11 +135,11 @@ def test_a_request_ends_while_it_waits(how: str, monkeypatch: pytest.MonkeyPatch
     steps(engine, 3)
     (extra,) = take_all_but(engine, 0)
     steps(engine, 2)
-    assert (engine.busy, running_canvases(engine), len(engine._lifecycle.outgrown)) == (True, 1, 1)
+    assert (engine.busy, running_canvases(engine), len(engine._lifecycle.growing)) == (True, 1, 1)
     if how == "cancelled":
         assert engine.cancel("r")
     elif how == "timeout":
-        (pending,) = engine._lifecycle.outgrown
+        (pending,) = engine._lifecycle.growing
         pending.arrived -= 100
     else:
         monkeypatch.setattr(engine.memory, "plan", lambda _: 1 / 0)
@@ -162,7 +162,7 @@ def test_what_waits_outlives_a_failure_of_the_engine() -> None:
     steps(engine, 3)
     take_all_but(engine, 0)
     steps(engine, 1)
-    assert len(engine._lifecycle.outgrown) == 1
+    assert len(engine._lifecycle.growing) == 1
     engine.recover(MemoryError("of the device"))
     found = run(engine, [])
     assert (found["r"].token_ids, found["r"].trace, found["r"].error) == (expected.token_ids, expected.trace, None)

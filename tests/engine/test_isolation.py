@@ -85,7 +85,9 @@ def breaking(name: str, owner: Callable[[Engine], Any], when: Callable[..., bool
 
 def breaks_begin(engine: Engine, patch: pytest.MonkeyPatch, name: str) -> None:
     """Not while the request is checked, where canvases and decoders are made too."""
-    breaking(name, lambda _: MaskedDecoding, lambda own, *_: own.seed == SEED and bool(engine.at_work))(engine, patch)
+    breaking(name, lambda _: MaskedDecoding, lambda own, *_: own.seed == SEED and bool(engine.active_ids))(
+        engine, patch
+    )
 
 
 def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "head_input", layer: int = 0) -> None:
@@ -294,14 +296,14 @@ def test_an_error_while_a_request_is_placed_leaves_nothing_claimed(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    state = engine.memory._state
+    state = engine.memory._new_state
 
     def made(canvas: Canvas, *args: Any, **more: Any) -> CanvasState:
         if canvas.tokens[0] == BAD:
             raise error
         return state(canvas, *args, **more)
 
-    monkeypatch.setattr(engine.memory, "_state", made)
+    monkeypatch.setattr(engine.memory, "_new_state", made)
     good = Work(request("good", prefix=5), Reuse())
     results, events = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
     assert results["bad"].finish_reason == "error"

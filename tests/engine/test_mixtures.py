@@ -139,7 +139,7 @@ def check_kept(asked: Request, template: Template, result: Result) -> None:
     places = {position - len(asked.prompt_token_ids) for each in result.trace for position in each.positions}
     assert places.isdisjoint(np.flatnonzero(template.pinned).tolist())
     for hole in template.holes:
-        assert set(found[hole.start : hole.start + hole.least].tolist()).isdisjoint(template.padding)
+        assert set(found[hole.start : hole.start + hole.min_length].tolist()).isdisjoint(template.padding)
     if template.tail == len(template):
         assert len(found) == len(template), "nothing ends a response whose end is fixed"
 

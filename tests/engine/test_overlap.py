@@ -17,7 +17,7 @@ from remask.engine.observer import EngineObserver
 from remask.engine.overlap import plan_ahead
 from remask.engine.pack import Items
 from remask.engine.request import Request
-from remask.engine.runner import Ran
+from remask.engine.runner import PassResult
 from remask.errors import ConfigError
 from remask.plan.plan import Plan, View
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
@@ -132,7 +132,7 @@ class Snapshots:
             engine.step()
             for running in engine._lifecycle.unfinished():
                 # What is queued is in the ledger already.
-                flying = engine._queued is not None
+                flying = engine._next_pass is not None
                 canvas, ledger = running.canvases[0].canvas, running.canvases[0].ledger
                 state = canvas.tokens.tolist(), canvas.noisy.tolist(), canvas.settled.tolist()
                 self.taken.append((*state, None if flying else (ledger.step, ledger.written.tolist())))
@@ -205,10 +205,10 @@ class Waiting(EngineObserver):
 
     waits = True
 
-    def __init__(self, note: Callable[[Ran], None]) -> None:
+    def __init__(self, note: Callable[[PassResult], None]) -> None:
         self.note = note
 
-    def computed(self, ran: Ran) -> None:
+    def on_complete(self, ran: PassResult) -> None:
         self.note(ran)
 
 
@@ -216,12 +216,12 @@ def test_observers_see_every_pass_that_is_launched_after_they_came() -> None:
     engine, seen = queueing(), list[int]()
     engine.add(request())
     engine.step()
-    assert engine._queued is not None
+    assert engine._next_pass is not None
     engine.attach(Waiting(lambda ran: seen.append(len(ran.hidden))))
     while engine.busy:
         engine.step()
     assert seen == [6, 5, 4, 3, 2, 1], "the second pass was queued when the observer came"
-    observed, passes = queueing(), list[Ran]()
+    observed, passes = queueing(), list[PassResult]()
     observed.attach(Waiting(passes.append))
     run(observed, [Work(request(), Dense())])
     assert (observed.stats.queued_passes, len(passes)) == (0, 8)
@@ -401,10 +401,10 @@ def compare_boards(work: Sequence[Work]) -> tuple[Engine, int]:
     while engine.busy:
         engine.step()
         for branch in (branch for running in engine._lifecycle.unfinished() for branch in running.canvases):
-            if branch.unsent is None or engine._queued is not None:
+            if branch.unsent is None or engine._next_pass is not None:
                 continue
-            settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.outdated())
-            values = token_buffer.values[torch.from_numpy(branch.places[settled])]
+            settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.unsent_positions())
+            values = token_buffer.values[torch.from_numpy(branch.buffer_slots[settled])]
             assert (values >> 1).tolist() == branch.canvas.tokens[settled].tolist()
             assert (values & 1).bool().tolist() == branch.canvas.noisy[settled].tolist()
             compared += 1
@@ -427,7 +427,7 @@ def test_no_event_comes_after_a_result() -> None:
         engine.add(request(name).with_policy(Dense()))
     for _ in range(2):
         engine.step()
-    assert engine._queued is not None
+    assert engine._next_pass is not None
     assert engine.cancel("first")
     events = events_of(engine)
     assert [event.result and event.result.finish_reason for event in events if event.id == "first"] == ["cancelled"]
@@ -450,7 +450,7 @@ def test_a_speculative_step_changes_nothing_of_its_request() -> None:
     engine.add(request(block_length=4).with_policy(Dense()))
     engine.step()
     (running,) = engine._lifecycle.unfinished()
-    queued = engine._queued
+    queued = engine._next_pass
     assert queued is not None
     before = running.canvases[0].canvas.noisy.copy(), running.decoder.step, running.canvases[0].ledger.step
     ahead = plan_ahead(queued.turns())

@@ -162,7 +162,7 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[CanvasSt
 def label_states(items: list[tuple[CanvasState, Plan]]) -> None:
     """Boundary states say what they are; those of a shared entry name the first item that reads it."""
     for index in reversed(range(len(items))):
-        states = items[index][0].restored
+        states = items[index][0].restore_states
         if states is not None:
             for layer in range(LAYERS - 1):
                 for position in range(states.shape[1]):
@@ -238,9 +238,9 @@ def test_a_refresh_restores_the_prefix_at_the_boundary() -> None:
     label_states(items)
     batch = pack(items, HERE)
     restore = batch.stages[1].restore[0]
-    assert branch.restored is not None
+    assert branch.restore_states is not None
     assert restore.rows == slice(0, 4)
-    assert restore.states.data_ptr() == branch.restored[1].data_ptr()  # in place, not a copy
+    assert restore.states.data_ptr() == branch.restore_states[1].data_ptr()  # in place, not a copy
     check(batch, items)
 
 
@@ -343,7 +343,7 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     lone, lease = memory.branch(5, 3), memory.branch(6, 3, 4, 2)
     rows = np.arange(8) % 3 != 0
     whole = tuple(Span(range(i, i + 1), rows if i < first else np.ones(8, dtype=np.bool_)) for i in range(LAYERS))
-    lone.restored = new_states(LAYERS, 1, torch.float64, CPU, 8)
+    lone.restore_states = new_states(LAYERS, 1, torch.float64, CPU, 8)
     items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
     label_states(items)
     everything, rest = pack(items, HERE), pack(items, HERE, first=first)
@@ -376,14 +376,14 @@ def test_layouts_of_the_last_two_passes_serve_again() -> None:
     branches[0].canvas.settle(np.array([7]), 0)
     later = [(branch, plan.predicting(plan.predict & branch.canvas.noisy)) for branch, plan in refresh]
     again, anew = packer.pack(later), pack(later, HERE)
-    assert packer.reused == 1
+    assert packer.reuses == 1
     assert again.stages is first.stages
     assert again.tokens.tolist() == anew.tokens.tolist() != first.tokens.tolist()
     assert again.predict.tolist() == anew.predict.tolist()
     assert len(again.predict) == len(first.predict) - 1
     packer.pack(refresh[:1])
     packer.pack(between)
-    assert packer.reused == 1
+    assert packer.reuses == 1
     packer.forget()
     packer.pack(between)
-    assert packer.reused == 1
+    assert packer.reuses == 1

@@ -155,7 +155,7 @@ def test_hit_counts(seed: int, page: int) -> None:
         hits += found
     assert hits > 0
     stats = engine.memory.chain.stats
-    assert (stats.hits, stats.evictions, stats.refused) == (hits, 0, 0)
+    assert (stats.hits, stats.evictions, stats.rejections) == (hits, 0, 0)
     assert len(engine.memory.chain.pages) == stats.published == len(pool.pages)
 
 
@@ -229,7 +229,7 @@ def test_who_shares_no_page_is_told_why() -> None:
         engine = engine_of("sdar, any block", **limits)
         item = work_of(line_of(prompt[:length], block_length=4), "r")
         usage = run(engine, [replace(item, request=replace(item.request, **terms))])["r"].usage
-        assert engine.store.stats.unread == ({} if reason is None else {reason: 1})
+        assert engine.store.stats.unread_reasons == ({} if reason is None else {reason: 1})
         assert note in (usage.prefix_note or "")
         assert usage.approximation is None
 
@@ -253,7 +253,7 @@ def test_blocks_from_the_end_of_the_prompt_share_the_pages_of_prompts_that_leave
         "blocks of 4 are counted from the end of the prompt, whose 27 tokens leave 3; the page stored of its beginning "
         "is of prompts that leave 2"
     )
-    assert engine.store.stats.unread["blocks"] == 1
+    assert engine.store.stats.unread_reasons["blocks"] == 1
     assert usage(26, 31).cached_tokens == 16, "and now it is stored in these blocks, too"
 
 
@@ -280,7 +280,7 @@ def test_a_chain_that_found_no_room_is_not_completed() -> None:
     while not any(event.result is not None for event in engine.step()):
         assert engine.busy
     assert not engine.busy
-    assert (len(engine.memory.chain.pages), engine.memory.chain.stats.refused) == (1, 1)
+    assert (len(engine.memory.chain.pages), engine.memory.chain.stats.rejections) == (1, 1)
 
 
 def waiting_pair(chunk: int) -> tuple[Engine, Work, Work]:
@@ -391,17 +391,17 @@ def test_rows_beyond_a_gap_commit_nothing() -> None:
     own = engine.allocator.allocate(16, range(engine.model.config.layers))
     assert own is not None
     keys = engine.memory.chain.identities(range(16))
-    sharing = PageSharing(engine.memory.chain, canvas, 4, 0, "", [], own.single(), keys)
+    sharing = PageSharing(engine.memory.chain, canvas, 4, 0, "", [], own.split(), keys)
 
     def computes(*positions: int) -> Plan:
         rows = np.isin(np.arange(16), positions)
         return Plan((Span(range(engine.model.config.layers), rows),), np.zeros(16, dtype=np.bool_))
 
-    sharing.computed(computes(*range(8, 16)), 16)
+    sharing.record_pass(computes(*range(8, 16)), 16)
     assert (sharing.committed, len(engine.memory.chain.pages)) == (0, 0)
-    sharing.computed(computes(*range(4)), 16)
+    sharing.record_pass(computes(*range(4)), 16)
     assert (sharing.committed, len(engine.memory.chain.pages)) == (4, 1)
-    sharing.computed(computes(*range(12, 16)), 16)
+    sharing.record_pass(computes(*range(12, 16)), 16)
     assert (sharing.committed, len(engine.memory.chain.pages)) == (4, 1)
-    sharing.computed(computes(*range(4, 16)), 16)
+    sharing.record_pass(computes(*range(4, 16)), 16)
     assert (sharing.committed, len(engine.memory.chain.pages)) == (16, 4)

@@ -44,7 +44,7 @@ def state(engine: Engine) -> tuple[Any, ...]:
 
 
 def own_tokens(placement: Placement) -> list[list[tuple[int, range]]]:
-    return [[(extent.tokens, extent.layers) for extent in canvas] for canvas in placement.own]
+    return [[(extent.tokens, extent.layers) for extent in canvas] for canvas in placement.extents]
 
 
 def planned(engine: Engine, asked: Request) -> Placement:
@@ -87,7 +87,7 @@ def test_a_plan_says_whether_evicting_helps() -> None:
     engine.step()
     other = engine.memory.plan(engine.check(request("other", [1] * 12, 8).with_policy(Reuse())))
     assert other == NoRoom(evictable=False)  # the leased entry fills the store
-    assert not engine.memory.give_way(other)
+    assert not engine.memory.evict_one(other)
     free = int((engine.allocator.references == 0).all(axis=0).sum())
     taken = engine.allocator.allocate(free * engine.pool.page_size, range(LAYERS))
     assert taken is not None
@@ -113,7 +113,7 @@ def test_a_waiting_request_keeps_the_exact_pages_that_it_would_read() -> None:
     assert isinstance(decision, NoRoom)
     assert decision.pages
     assert decision.pages <= {page.key for page in engine.memory.chain.pages}
-    while engine.memory.give_way(decision):
+    while engine.memory.evict_one(decision):
         pass
     assert decision.pages == {page.key for page in engine.memory.chain.pages}
     engine.allocator.release(taken)

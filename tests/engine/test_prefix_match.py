@@ -98,7 +98,7 @@ def test_a_prefix_larger_than_the_budget_reads_a_level() -> None:
     results = served(engine, turn("a", 10), turn("b", 25), turn("c", 25))
     assert [result.usage.cached_tokens for result in results] == [0, 10, 10]
     assert [result.usage.prefix_note for result in results] == [None] * 3
-    assert engine.store.stats.unread["budget"] == 0
+    assert engine.store.stats.unread_reasons["budget"] == 0
 
 
 def test_a_level_that_still_waits_for_its_pass_is_waited_for() -> None:

@@ -77,7 +77,7 @@ def test_off_shares_nothing_that_is_named_either() -> None:
     assert result.usage.prefix_note == "prefix_sharing is off"
     expected = alone(replace(item, policy=Dense()))
     assert result.trace == expected.trace
-    assert engine.store.stats.unread["budget"] == 0
+    assert engine.store.stats.unread_reasons["budget"] == 0
     assert served(engine, Work(request("b", SYSTEM, 0), Reuse()))[0].usage.prefix_note is None
 
 

@@ -91,7 +91,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchAttention]]
         monkeypatch.setattr(executors, "capture_on", lambda _: Recording())
         monkeypatch.setattr(proof, "resolve_executor", resolved)
         monkeypatch.setattr(proof, "LENGTH", LENGTH)
-        monkeypatch.setattr(proof, "LEAST_LAYER_BYTES", 0)
+        monkeypatch.setattr(proof, "MIN_LAYER_BYTES", 0)
 
     return put
 
@@ -144,7 +144,7 @@ def test_passes_over_small_layers_are_not_queued_ahead(
     model = on_gpu()
     size = model.weights.nbytes // len(model.weights.layers)
     for least, ahead in ((size, True), (size + 1, False)):
-        monkeypatch.setattr(proof, "LEAST_LAYER_BYTES", least)
+        monkeypatch.setattr(proof, "MIN_LAYER_BYTES", least)
         choice = choose(model, EngineConfig())
         assert (choice.graphs, choice.overlap) == (True, ahead)
         assert ("no overlap: layers of 0.0" in choice.why) is not ahead
@@ -155,7 +155,7 @@ def test_passes_over_small_layers_are_not_queued_ahead(
 def test_of_which_models_passes_are_queued_ahead(name: str, ahead: bool) -> None:
     """As measured of the first and the last; `docs/lab/log.md` has the figures."""
     config = preset(name)
-    assert (2 * config.parameters // config.layers >= proof.LEAST_LAYER_BYTES) is ahead
+    assert (2 * config.parameters // config.layers >= proof.MIN_LAYER_BYTES) is ahead
 
 
 def test_a_cpu_leaves_out_what_gains_nothing_there() -> None:
@@ -350,5 +350,5 @@ def test_products_of_eight_bits_may_differ_by_their_rounding(
     (fault,) = prove(model, Executor("triton", ""), graphs=False, length=LENGTH)
     assert fault.startswith("merged pass: ")
     assert fault.endswith("0.2 is allowed")
-    monkeypatch.setattr(proof, "FEW_BITS", proof.TOLERANCE[torch.bfloat16])
+    monkeypatch.setattr(proof, "QUANTIZED_TOLERANCE", proof.TOLERANCE[torch.bfloat16])
     assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) != []

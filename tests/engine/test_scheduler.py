@@ -21,7 +21,7 @@ class Stub:
     rows: int = 0
     owner: Owner = field(default_factory=Owner)
     canvases: tuple[None, ...] = (None,)
-    cheapest: int | None = None
+    min_cost: int | None = None
     offered: list[int] = field(default_factory=list)
 
     def plan(self) -> Turn:
@@ -121,7 +121,7 @@ def test_what_is_left_of_the_budget_is_told() -> None:
 
 
 def test_a_refresh_that_costs_what_every_pass_costs_is_not_heavy() -> None:
-    members = [Stub(name, 4, heavy=True, cheapest=cheapest) for name, cheapest in (("a", 4), ("b", 3), ("c", None))]
+    members = [Stub(name, 4, heavy=True, min_cost=min_cost) for name, min_cost in (("a", 4), ("b", 3), ("c", None))]
     assert taken(line(StepLimits(None, 1), *members)) == ["a", "b"]
 
 

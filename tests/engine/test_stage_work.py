@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, SlotTable
-from remask.engine.stage_work import NEAR_TILE, TILE, StageRows, make_near, make_work, neighbour_places
+from remask.engine.stage_work import SLIDING_TILE, TILE, StageRows, make_sliding_work, make_work, neighbour_places
 from remask.model.attention import attend_sliding
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
 from remask.model.stage import Index, runs
@@ -94,9 +94,9 @@ def check_near(
         seen[[slot for row in keys for slot in row]] = True
         k, v = (each.where(seen, torch.nan) for each in kv)
         expected = naive(q, k, v, keys, cap, extra)
-        work = make_near(parts, reach)
+        work = make_sliding_work(parts, reach)
         assert work.owners.tolist() == list(range(len(keys)))
-        assert work.pairs < len(keys) * (2 * reach + 1 + NEAR_TILE)
+        assert work.pairs < len(keys) * (2 * reach + 1 + SLIDING_TILE)
         torch.testing.assert_close(TorchAttention(cap)(q, k, v, work, extra), expected, rtol=0, atol=1e-12)
         places = neighbour_places(parts, torch.device("cpu"))
         torch.testing.assert_close(attend_sliding(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)

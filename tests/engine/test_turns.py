@@ -132,7 +132,7 @@ class Line:
         pending = self.turns.first(self.now)
         assert pending is not None
         self.turns.remove(pending)
-        self.turns.hold(pending)
+        self.turns.add_running(pending)
         return pending.request.id
 
 
@@ -156,7 +156,7 @@ def test_what_has_ended_is_held_no_more() -> None:
     line.come("a2", Owner("a", "1"))
     line.begin()
     line.come("b1", Owner("b", "1"))
-    line.turns.let_go(first)
+    line.turns.remove_running(first)
     assert [line.begin() for _ in range(2)] == ["a2", "b1"], "by arrival, as neither holds anything"
 
 
@@ -187,21 +187,21 @@ def test_parts_beyond_the_usual_number() -> None:
     for _ in held:
         line.begin()
     more = line.come("a4", HOSTILE)
-    assert not line.turns.beyond(more, 4, 4), "it is alone"
+    assert not line.turns.may_exceed(more, 4, 4), "it is alone"
     other = line.come("b", CANARY)
-    assert line.turns.beyond(other, 4, 4)
-    assert not line.turns.beyond(more, 4, 4), "it has more than its part"
+    assert line.turns.may_exceed(other, 4, 4)
+    assert not line.turns.may_exceed(more, 4, 4), "it has more than its part"
     for number in range(7):
         line.come(f"c{number}", Owner(f"c{number}", "one"))
         line.begin()
-    assert not line.turns.beyond(other, 11, 4), "twice as many clients hold one"
+    assert not line.turns.may_exceed(other, 11, 4), "twice as many clients hold one"
     line = Line()
     for number in range(16):
         same = line.come(f"a{number}", Owner("hostile", f"body {number}"))
-        assert line.turns.beyond(same, number, 4) == (number > 0)
+        assert line.turns.may_exceed(same, number, 4) == (number > 0)
         line.begin()
-    assert not line.turns.beyond(line.come("a16", Owner("hostile", "body 16")), 16, 4)
-    assert line.turns.beyond(line.come("b", CANARY), 16, 4), "another client waits for none of them"
+    assert not line.turns.may_exceed(line.come("a16", Owner("hostile", "body 16")), 16, 4)
+    assert line.turns.may_exceed(line.come("b", CANARY), 16, 4), "another client waits for none of them"
 
 
 @pytest.mark.parametrize("count", [9, 30])

@@ -49,7 +49,7 @@ def test_a_request_that_reads_nothing_says_why(
     (result,) = served(engine, asked.with_policy(policy))
     assert result.usage.prefix_note is not None
     assert note in result.usage.prefix_note
-    assert engine.store.stats.unread == {reason: 1}
+    assert engine.store.stats.unread_reasons == {reason: 1}
     assert result.usage.cached_tokens == 0
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_noted_of_who_reads_or_brings_a_prefix_or_asks_for_none() -> 
     asked = [request("brings", 12, 8), request("reads", 12, 8), request("none", 12)]
     results = served(engine, *(each.with_policy(DEEP) for each in asked), guessed("plain", 12))
     assert [result.usage.prefix_note for result in results] == [None] * 4
-    assert not engine.store.stats.unread
+    assert not engine.store.stats.unread_reasons
 
 
 def test_a_salt_tells_nothing_of_what_others_have_stored() -> None:

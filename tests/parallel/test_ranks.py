@@ -21,7 +21,7 @@ from remask import LLM
 from remask.engine.async_engine import AsyncEngine
 from remask.engine.config import EngineConfig
 from remask.engine.observer import EngineObserver
-from remask.engine.runner import Ran
+from remask.engine.runner import PassResult
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
 from remask.parallel import lead
 from remask.parallel.group import open_store
@@ -58,7 +58,7 @@ def test_a_pass_exchanges_two_sums_a_layer_and_three_numbers_a_predicted_row(two
     class Count(EngineObserver):
         waits = True
 
-        def computed(self, ran: Ran) -> None:
+        def on_complete(self, ran: PassResult) -> None:
             nonlocal predicted, passes
             predicted, passes = predicted + len(ran.hidden), passes + 1
 
@@ -173,7 +173,7 @@ def test_audits_run_on_every_rank(two: LLM) -> None:
     before = two.engine.stats.audits
     prompt = list(range(1, 21))
     (output,) = two.generate([prompt], SAMPLING, cache="bicache", cache_config={"depth": "earned"}, prefix_length=16)
-    while two.engine.auditor.waiting:
+    while two.engine.auditor.queue:
         two.engine.step()
     assert (output.error, output.usage.prefix_depth) == (None, 0)
     assert (two.engine.stats.audits, two.engine.stats.failed_audits) == (before + 1, 0)

@@ -195,12 +195,12 @@ def test_rows_restart_where_their_states_are_kept() -> None:
     everything, few = rows(4, 0, 1, 2, 3), rows(4, 1, 3)
     ledger = Ledger(3, 4, None)
     ledger.enter(layered(everything))
-    assert ledger.kept.tolist() == [[False] * 4, [True] * 4, [True] * 4]
+    assert ledger.saved.tolist() == [[False] * 4, [True] * 4, [True] * 4]
     ledger.enter(layered(few).refreshed(2))
     assert ledger.written.tolist() == [[0, 1, 0, 1], [0, 1, 0, 1], [1, 1, 1, 1]]
     forgetful = Ledger(3, 4, None)
     forgetful.enter(layered(everything, keep=False))
-    with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is stored or kept"):
+    with pytest.raises(PlanError, match="position 0 joins at layer 2, where no boundary state is stored or kept"):
         forgetful.enter(layered(few).refreshed(2))
 
 
@@ -234,12 +234,12 @@ def test_a_bad_revision_records_nothing(times: int) -> None:
     begun = Plan((Span(range(1), rows(4, 1)), Span(range(1, 3), rows(4, 1), pick=TopRho(rows(4, 1), 1))), rows(4))
     for _ in range(times):
         ledger.enter(begun)
-    written, kept = ledger.written.copy(), ledger.kept.copy()
+    written, kept = ledger.written.copy(), ledger.saved.copy()
     with pytest.raises(PlanError, match="joins at layer 2"):
         ledger.revise(layered(rows(4, 1)).refreshed(2))
     assert ledger.step == times
     assert np.array_equal(ledger.written, written)
-    assert np.array_equal(ledger.kept, kept)
+    assert np.array_equal(ledger.saved, kept)
     ledger.revise(begun.chosen(1, rows(4, 1)))
     assert ledger.step == times
     assert ledger.written[:, 1].tolist() == [times, times, 0]

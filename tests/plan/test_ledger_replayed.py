@@ -163,7 +163,7 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
                 act(plan_now)
                 before, replay, plan = start, after, plan_now
         assert ledger.step == replay.step
-        assert [ones(kept) for kept in ledger.kept] == replay.kept
+        assert [ones(kept) for kept in ledger.saved] == replay.kept
         if data.draw(st.booleans()):  # looking at it must not matter, nor must leaving it
             assert ledger.written.tolist() == replay.written
     assert ledger.written.tolist() == replay.written

@@ -147,7 +147,7 @@ def test_rows_cross_from_one_span_to_the_next(plan: Plan, data: st.DataObject) -
     assert [old[number] for number in crossed.source] == [row for row in old if row in new]
     assert [new[number] for number in crossed.target] == [row for row in new if row in old]
     assert [new[number] for number in crossed.joining] == [row for row in new if row not in old]
-    assert crossed.joined.tolist() == [row for row in new if row not in old]
+    assert crossed.joining_positions.tolist() == [row for row in new if row not in old]
 
 
 @given(plans())

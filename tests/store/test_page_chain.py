@@ -39,7 +39,7 @@ class Shelf:
         """Match, and count as used."""
         keys = self.chain.identities(tokens, salt)
         found = self.chain.match(tokens, keys, salt)
-        self.chain.found(found, len(keys))
+        self.chain.record_lookup(found, len(keys))
         return found
 
     @property
@@ -75,24 +75,24 @@ def test_a_full_budget_makes_room_but_not_from_the_pages_own_chain() -> None:
     shelf.write([2, 2, 3, 3])
     assert shelf.tokens == [(2, 2), (3, 3)]
     assert shelf.write([2, 2, 3, 3, 4, 4])[2] is None
-    assert (shelf.chain.stats.refused, shelf.chain.stats.evictions) == (1, 1)
+    assert (shelf.chain.stats.rejections, shelf.chain.stats.evictions) == (1, 1)
     assert Shelf(budget=1).write([1, 1]) == [None]
 
 
 def test_pages_that_somebody_computes_are_awaited_until_they_are_given_up() -> None:
     shelf = Shelf()
     keys = shelf.chain.identities([1, 1, 2, 2, 3, 3])
-    assert not shelf.chain.awaited(keys)
-    shelf.chain.expect(keys)
-    shelf.chain.expect(keys[:1])
-    assert shelf.chain.awaited(keys)
-    assert not shelf.chain.awaited([])
-    shelf.chain.give_up(keys)
-    assert shelf.chain.awaited(keys), "another one computes the first page, too"
-    shelf.chain.give_up(keys[:1])
-    assert not shelf.chain.awaited(keys)
+    assert not shelf.chain.is_next_pending(keys)
+    shelf.chain.announce(keys)
+    shelf.chain.announce(keys[:1])
+    assert shelf.chain.is_next_pending(keys)
+    assert not shelf.chain.is_next_pending([])
+    shelf.chain.withdraw(keys)
+    assert shelf.chain.is_next_pending(keys), "another one computes the first page, too"
+    shelf.chain.withdraw(keys[:1])
+    assert not shelf.chain.is_next_pending(keys)
     with pytest.raises(IntegrityError, match="nobody computes"):
-        shelf.chain.give_up(keys[:1])
+        shelf.chain.withdraw(keys[:1])
 
 
 def test_tenants_whose_hashes_collide_do_not_meet() -> None:

@@ -64,7 +64,7 @@ class Chain(RuleBasedStateMachine):
     def give_way(self, keep: Page | None = None) -> bool:
         """One eviction, by the store and by the model."""
         goes = self.leaf_to_go(None if keep is None else self.path(keep))
-        went = self.chain.give_way(() if keep is None else (keep.key,))
+        went = self.chain.evict_one(() if keep is None else (keep.key,))
         if not self.colliding:
             assert went == (goes is not None)
             if goes is not None:
@@ -82,7 +82,7 @@ class Chain(RuleBasedStateMachine):
         prompt = (tokens if base is None else [*base.tokens, *tokens])[:12]
         keys = self.chain.identities(prompt)
         missing = next((key for key in keys if all(page.key != key for page in self.chain.pages)), None)
-        assert self.chain.awaited(keys) == (missing in self.pending)
+        assert self.chain.is_next_pending(keys) == (missing in self.pending)
         if missing in self.pending:
             return multiple()
         found = self.chain.match(prompt, keys)
@@ -102,18 +102,18 @@ class Chain(RuleBasedStateMachine):
                 for page in found:
                     self.allocator.release(page.extent)
                 return multiple()
-        reader.own = own.single() if own is not None else []
+        reader.own = own.split() if own is not None else []
         for extent in reader.own:
             self.written[int(extent.pages[0])] = ()  # nothing of worth yet
         reader.done = len(found)
         reader.last = found[-1] if found else None
         reader.key = reader.last.key if reader.last is not None else None
-        self.chain.found(found, len(keys))
+        self.chain.record_lookup(found, len(keys))
         if not self.colliding:
             for page in reversed(found):
                 self.line.remove(self.path(page))
                 self.line.append(self.path(page))
-        self.chain.expect(reader.expected)
+        self.chain.announce(reader.expected)
         self.pending += reader.expected
         return reader
 
@@ -133,7 +133,7 @@ class Chain(RuleBasedStateMachine):
             reader.key, reader.done = key, reader.done + 1
             if key in reader.expected:
                 reader.expected.remove(key)
-                self.chain.give_up([key])
+                self.chain.withdraw([key])
                 self.pending.remove(key)
 
     def offer(self, reader: Reader, path: Path, key: int, extent: PageRange) -> Page | None:
@@ -164,7 +164,7 @@ class Chain(RuleBasedStateMachine):
         self.running.remove(reader)
         for extent in [*(page.extent for page in reader.found), *reader.own]:
             self.allocator.release(extent)
-        self.chain.give_up(reader.expected)
+        self.chain.withdraw(reader.expected)
         for key in reader.expected:
             self.pending.remove(key)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from remask.errors import IntegrityError
-from remask.store.entries import prefix_hash, prefix_hashes, salted
+from remask.store.entries import add_tenant, prefix_hash, prefix_hashes
 from remask.store.pages import PageAllocator, PageRange
 from tests.goldens import cache_policy
 
@@ -127,12 +127,13 @@ def test_ids_beyond_32_bits_are_refused_not_wrapped(token: int) -> None:
 
 @given(st.text(), st.text(), TOKENS)
 def test_tenants_salts_tell_them_apart(one: str, other: str, tokens: list[int]) -> None:
-    assert (salted(b"model", one) == salted(b"model", other)) == (one == other)
-    assert (prefix_hash(tokens, salted(b"m", one)) == prefix_hash(tokens, salted(b"m", other))) == (one == other)
+    assert (add_tenant(b"model", one) == add_tenant(b"model", other)) == (one == other)
+    hashes = [prefix_hash(tokens, add_tenant(b"m", salt)) for salt in (one, other)]
+    assert (hashes[0] == hashes[1]) == (one == other)
 
 
 def test_no_salt_of_a_tenant_changes_nothing() -> None:
-    assert salted(b"model", "") == b"model"
+    assert add_tenant(b"model", "") == b"model"
 
 
 @given(TOKENS, st.data())

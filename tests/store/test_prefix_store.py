@@ -130,7 +130,7 @@ def test_an_entry_that_was_published_and_is_gone_is_asked_for_anew() -> None:
 
 
 def test_only_so_many_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remask.store.entries.MAX_ASKED", 2)
+    monkeypatch.setattr("remask.store.entries.MAX_REQUESTED", 2)
     store = nested()
     for last in (20, 21, 22):
         hit(store, [*range(8), last])

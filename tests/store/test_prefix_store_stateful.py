@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from remask.errors import IntegrityError
-from remask.store.entries import PrefixEntry, salted
+from remask.store.entries import PrefixEntry, add_tenant
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
 from tests.store.test_prefix_store import match
 
 LAYERS = 2
-SALTS = {salted(b"", salt): salt for salt in ("", "tenant")}
+SALTS = {add_tenant(b"", salt): salt for salt in ("", "tenant")}
 
 
 @dataclass
@@ -224,7 +224,7 @@ class Store(RuleBasedStateMachine):
         spare = data.draw(st.sampled_from([None, *self.model.line]))
         idle = [kept for kept in self.model.line if kept.ready and not kept.leases and kept is not spare]
         entry = None if spare is None else self.store.find(spare.tokens, spare.salt)
-        assert self.store.give_way(entry) == bool(idle)
+        assert self.store.evict_one(entry) == bool(idle)
         self.evictions += bool(idle)
         self.model.line = [kept for kept in self.model.line if not idle or kept is not idle[0]]
 

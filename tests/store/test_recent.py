@@ -39,9 +39,9 @@ def check(tree: PromptTree) -> None:
     left, nodes, tokens, ends = [tree._root], 0, 0, 0
     while left:
         node = left.pop()
-        nodes, tokens, ends = nodes + 1, tokens + len(node.tokens), ends + node.ends
+        nodes, tokens, ends = nodes + 1, tokens + len(node.tokens), ends + node.is_end
         assert node is tree._root or len(node.tokens)
-        assert node is tree._root or node.ends or len(node.children) > 1
+        assert node is tree._root or node.is_end or len(node.children) > 1
         for first, child in node.children.items():
             assert (child.parent, int(child.tokens[0])) == (node, first)
             assert child.tokens.base is None or child.tokens.base.size == child.tokens.size
@@ -68,7 +68,7 @@ def test_a_tree_knows_what_a_list_knows(seed: int) -> None:
 
 
 def test_a_hostile_tenant_fills_no_more_than_its_own() -> None:
-    recent = RecentPrompts(useful=4)
+    recent = RecentPrompts(min_shared=4)
     assert recent.add(range(100), "good") == 0
     assert recent.add([*range(50), 7], "good") == 50
     for number in range(300):
@@ -78,7 +78,7 @@ def test_a_hostile_tenant_fills_no_more_than_its_own() -> None:
 
 
 def test_new_salts_push_out_those_that_share_nothing_first() -> None:
-    recent = RecentPrompts(max_tenants=3, useful=2)
+    recent = RecentPrompts(max_tenants=3, min_shared=2)
     recent.add([1, 2, 3], "good")
     recent.add([1, 2, 4], "good")
     for number in range(20):
@@ -96,5 +96,5 @@ def test_among_those_that_share_the_longest_silent_one_goes() -> None:
         recent.add([1, 2], "c")
     recent.add([1, 2], "d")
     assert set(recent._trees) == {"c", "d"}
-    assert recent._sharing == {"c"}
+    assert recent._sharing_tenants == {"c"}
     assert recent.prompts == 2

@@ -18,7 +18,7 @@ from remask.engine.canvas_state import SlotTable, predicting_rows
 from remask.engine.engine import Engine
 from remask.engine.member import Turn
 from remask.engine.observer import EngineObserver
-from remask.engine.runner import Ran, Runner
+from remask.engine.runner import PassResult, Runner
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.machine.transfers import Arrival
@@ -174,8 +174,8 @@ class _Passes(EngineObserver):
         self.engine, self.observer = engine, observer
 
     @torch.inference_mode()
-    def computed(self, ran: Ran) -> None:
-        self.observer(_observed(self.engine, ran))
+    def on_complete(self, result: PassResult) -> None:
+        self.observer(_observed(self.engine, result))
 
 
 def observe_cache(engine: Engine, meter: CacheMeter) -> EngineObserver:
@@ -189,7 +189,7 @@ class _Cache(EngineObserver):
     def __init__(self, meter: CacheMeter) -> None:
         self.meter = meter
 
-    def writing(self, turn: Turn) -> None:
+    def on_write(self, turn: Turn) -> None:
         for state, plan in turn.items:
             self.meter.note(state.ledger, plan)
 
@@ -203,8 +203,8 @@ class _Costs(EngineObserver):
     def __init__(self, meter: CostMeter, apart: bool) -> None:
         self.meter, self.apart = meter, apart
 
-    def launched(self, ran: Ran) -> None:
-        self.meter.note([state.passed(plan, self.apart) for state, plan in ran.items])
+    def on_launch(self, result: PassResult) -> None:
+        self.meter.note([state.executed_plan(plan, self.apart) for state, plan in result.items])
 
 
 def _attached(engine: Engine, observer: EngineObserver) -> EngineObserver:
@@ -226,9 +226,9 @@ def _run_by(engine: Engine, make: Callable[[Transformer, Pool], Runner]) -> Engi
     return _attached(engine, _Replaced(make))
 
 
-def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
+def _observed(engine: Engine, result: PassResult) -> list[ObservedPass]:
     passes, at = [], 0
-    for turn in ran.batch:
+    for turn in result.batch:
         first, running, decoder = at, turn.member, turn.decoder
         at += sum(int(plan.predict.sum()) for _, plan in turn.items)
         # A closing pass only completes pages for other requests, after the last denoising step.
@@ -250,7 +250,7 @@ def _observed(engine: Engine, ran: Ran) -> list[ObservedPass]:
                 plan=turn.plan,
                 cost=turn.tally.cost,
                 prefix=running.canvases[0].prefix,
-                hidden=ran.hidden[first : first + len(turn.plan.predicted)],
+                hidden=result.hidden[first : first + len(turn.plan.predicted)],
                 _pool=engine.pool,
                 _tables=running.canvases[0].tables,
             )

@@ -174,7 +174,7 @@ class ResponseCollector:
                 delta.scored.append(Scored(read, self._text.length, self._text.last))
             delta.text += self._text.push(tokens)
             self._lead += len(tokens)
-        delta.tokens += [new[place - first] for place in self._template.shown(self._lead, first)]
+        delta.tokens += [new[place - first] for place in self._template.answer_places(self._lead, first)]
         if result is not None and result.finish_reason in ("stop", "length"):
             delta.text += self._text.finish()
 

@@ -173,7 +173,7 @@ def _report_fields(llm: LLM, request: Request, terms: Terms, trace: bool, output
         fields["logprobs"] = [asdict(logprob) for logprob in output.logprobs or ()]
     if terms.return_step_maps:
         steps = step_map(output.trace, len(request.prompt_token_ids), request.params.max_tokens)
-        positions = request.response.shown(len(steps))[: len(output.token_ids)]
+        positions = request.response.answer_places(len(steps))[: len(output.token_ids)]
         fields["step_maps"] = [steps[position] for position in positions]
     if terms.return_trace:
         fingerprint = llm.session.fingerprint_of(request.adapter)

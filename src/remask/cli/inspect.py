@@ -270,7 +270,7 @@ def _report(
     kv_tokens: dict[str, int | None] = {}
     for form, (dtype, kind) in forms.items():
         if on_cpu or kind is not None:
-            kv_tokens[form] = CpuMemory.before(
+            kv_tokens[form] = CpuMemory.before_loading(
                 config, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks
             ).tokens()
         else:

@@ -19,7 +19,7 @@ from remask.cli.logs import print_notice
 from remask.engine.capacity import DeviceMemory, weight_bytes
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.expected_speed import DATA_SHEETS, tokens_per_second
-from remask.engine.fitting import Fit, cpu_quantizations, widest
+from remask.engine.fitting import Fit, cpu_quantizations, widest_fit
 from remask.errors import CheckpointError
 from remask.families import PRESETS, family_of
 from remask.machine.cpu import BFLOAT16, instructions, may_have_gpu, memory, physical_cores, quota, usual_dtype
@@ -101,7 +101,7 @@ def shipped_line(name: str, room: DeviceMemory | None, cpu_instructions: frozens
         raw = raw_config(source.weights)
         config = family_of(raw).config(raw)
     dtype, _ = usual_dtype(config.parameters, cpu_instructions)
-    fit = None if room is None else widest(config, FORMATS[dtype], room, EngineConfig())
+    fit = None if room is None else widest_fit(config, FORMATS[dtype], room, EngineConfig())
     quantization = None if source is None else source.default_names.get("quantization")
     if fit is not None and quantization in CPU_QUANTIZATIONS:
         fit = replace(fit, quantization=quantization)
@@ -119,7 +119,7 @@ def _weights(config: ModelConfig) -> dict[str, int]:
 def _fits(dtype: str, fit: Fit | None) -> str:
     if fit is None:
         return "-"
-    word = "fits as" if fit.whole else "tight as"
+    word = "fits as" if fit.is_full else "tight as"
     return f"{word} {fit.quantization or dtype}" if fit.length else "does not fit"
 
 
@@ -135,7 +135,7 @@ def _on_disk(row: ShelfEntry) -> bool:
 def lines_of(free: int) -> list[ModelLine]:
     """Return the lines of all models, shipped ones first, on another machine with a CPU and `free` bytes of memory."""
     room = DeviceMemory(free, free, 1.0)
-    fits = {row.name: widest(row.config, FORMATS[WIDEST], room, EngineConfig()) for row in SHELF.values()}
+    fits = {row.name: widest_fit(row.config, FORMATS[WIDEST], room, EngineConfig()) for row in SHELF.values()}
     shelf = [line_of(row, WIDEST, fits[row.name], CORES) for row in SHELF.values()]
     return [*(shipped_line(name, room, BFLOAT16) for name in BUNDLED_MODELS), *shelf]
 
@@ -195,7 +195,7 @@ def _line_here(row: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
             fit = fit_on(row.config, dtype, device, gpu_memory, limits)
             return line_of(row, str(dtype).removeprefix("torch."), fit, sheet)
     dtype_name, _ = usual_dtype(row.config.parameters, instructions())
-    cpu_fit = None if room is None else widest(row.config, FORMATS[dtype_name], room, EngineConfig())
+    cpu_fit = None if room is None else widest_fit(row.config, FORMATS[dtype_name], room, EngineConfig())
     return line_of(row, dtype_name, cpu_fit, cores_here())
 
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from remask.checkpoint.loaded import LoadedModel
 from remask.depth.table import DepthTable, Nats
-from remask.engine.audit_passes import AuditPasses, Seen
+from remask.engine.audit_passes import AuditPasses, PassInput
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -38,14 +38,14 @@ def measure(
     layers = shape.layers
     audited = [first_pass(session, request) for request in requests]
     pairs = zip(requests, audited, strict=True)
-    for request, seen in Progress("measuring", len(audited), "requests", enabled=progress).over(pairs):
+    for request, pass_input in Progress("measuring", len(audited), "requests", enabled=progress).over(pairs):
         length = prefix_of(session, request)
-        ratio = percent(length, len(seen.canvas)) // BUCKET * BUCKET
+        ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(layers, bound))
         depths = record.audit_depths(prefix)
         if depths:
-            moved = moved_by_depth(session.engine.auditor.passes, seen, length, depths)
+            moved = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
             record.add([Audit(prefix, depth, nats) for depth, nats in moved])
             count += 1
     return DepthTable(
@@ -61,7 +61,7 @@ def measure(
     )
 
 
-def first_pass(session: Subject, request: Request) -> Seen:
+def first_pass(session: Subject, request: Request) -> PassInput:
     """What the first pass of a request sees. Raises `ConfigError` where it cannot be audited (see `measure`)."""
     shape = session.loaded.config
     if shape.kind != "masked":
@@ -76,7 +76,7 @@ def first_pass(session: Subject, request: Request) -> Seen:
         )
     if request.params.cfg_scale > 0:
         raise ConfigError(f"cfg_scale={request.params.cfg_scale:g}: a guided request has two canvases; leave it out")
-    return Seen.first(session.engine.check(request).decoding, shape.shift, request.adapter)
+    return PassInput.first_pass(session.engine.check(request).decoding, shape.shift, request.adapter)
 
 
 def prefix_of(session: Subject, request: Request) -> int:
@@ -84,20 +84,22 @@ def prefix_of(session: Subject, request: Request) -> int:
     return min(request.prefix_length, len(request.prompt_token_ids) - session.loaded.config.shift)
 
 
-def moved_by_depth(passes: AuditPasses, seen: Seen, prefix: int, depths: Sequence[int]) -> Iterator[tuple[int, float]]:
+def moved_by_depth(
+    passes: AuditPasses, pass_input: PassInput, prefix: int, depths: Sequence[int]
+) -> Iterator[tuple[int, float]]:
     """How far first predictions move where they move most, depth by depth: pairs of a depth and nats.
 
     Raises `ConfigError` where memory has no room for the canvas.
     """
-    exact = passes.exact(seen, rounded=False)
+    exact = passes.run_exact(pass_input, rounded=False)
     for depth in depths:
-        predicted = passes.reusing(seen, prefix, depth)
+        predicted = passes.run_reusing(pass_input, prefix, depth)
         if exact is None or predicted is None:
             raise ConfigError(
-                f"a canvas of {len(seen.canvas)} tokens finds no room beside the requests that run; measure while none "
-                "does, or give the pool more memory"
+                f"a canvas of {len(pass_input.canvas)} tokens finds no room beside the requests that run; measure "
+                "while none does, or give the pool more memory"
             )
-        yield depth, passes.moved(exact, predicted)
+        yield depth, passes.max_divergence(exact, predicted)
 
 
 _NO_PREFIX = -1  # no hash of a prefix is negative

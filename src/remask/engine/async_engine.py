@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_UNREAD = 1 << 18  # predicted positions of drafts that wait for a reader: some 20 MB
+MAX_UNREAD = 2**18  # predicted positions of drafts that wait for a reader: about 20 MB
 
 
 class StepObserver(Protocol):
-    """Follows the steps of an engine on the engine's thread, as a profiler does."""
+    """Called on the engine's thread around each step, for example by a profiler."""
 
     def before_step(self) -> None:
         """A step is about to run."""
@@ -39,26 +39,28 @@ class StepObserver(Protocol):
 
 
 class Ticket:
-    """Requests that were accepted together. Iterating gives the events of each engine step until all have ended.
+    """Requests that were accepted together. Iterating yields the events of each engine step until all have ended.
 
-    Drafts are dropped while drafts of `MAX_UNREAD` positions are unread: what waits for a slow reader stays small.
-    Raises `EngineDeadError` while iterating where the engine died meanwhile.
+    To bound the memory that a slow reader takes, drafts are dropped while drafts of `MAX_UNREAD` positions are unread.
+    Iterating raises `EngineDeadError` if the engine dies meanwhile.
     """
 
     def __init__(self, ids: Sequence[str], cancel: Callable[[Sequence[str]], None]) -> None:
         self.ids = tuple(ids)
-        self._open = set(ids)
+        self._open_ids = set(ids)
         self._cancel = cancel
-        self._unread = 0
-        self._delivered: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
+        self._unread = 0  # positions of drafts in the inbox
+        self._inbox: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
 
     def deliver(self, events: list[Event] | EngineDeadError) -> None:
         """Queue events of these requests, or the error of a dead engine. Called in the event loop."""
-        if not isinstance(events, EngineDeadError):
-            events = [self._shortened(event) for event in events]
-        self._delivered.put_nowait(events)
+        if isinstance(events, EngineDeadError):
+            self._inbox.put_nowait(events)
+        else:
+            self._inbox.put_nowait([self._limit_draft(event) for event in events])
 
-    def _shortened(self, event: Event) -> Event:
+    def _limit_draft(self, event: Event) -> Event:
+        """`event`, without its draft if too many positions are unread."""
         if event.draft is None:
             return event
         if self._unread + len(event.draft.positions) > MAX_UNREAD:
@@ -68,16 +70,16 @@ class Ticket:
 
     def cancel(self) -> None:
         """Cancel the requests that have not ended. Slots and leases are free before the next step. Never waits."""
-        if self._open:
-            self._cancel(tuple(self._open))
+        if self._open_ids:
+            self._cancel(tuple(self._open_ids))
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
-        while self._open:
-            events = await self._delivered.get()
+        while self._open_ids:
+            events = await self._inbox.get()
             if isinstance(events, EngineDeadError):
-                self._open.clear()
+                self._open_ids.clear()
                 raise events
-            self._open -= {event.id for event in events if event.result is not None}
+            self._open_ids -= {event.id for event in events if event.result is not None}
             self._unread -= sum(len(event.draft.positions) for event in events if event.draft is not None)
             yield events
 
@@ -87,11 +89,11 @@ class AsyncEngine:
 
     Call all methods on the event loop's thread; none of them blocks it. `observer` is called on the engine's thread,
     and `listener` in the event loop with every event of every request. At most `max_num_seqs` + `max_queue` requests
-    are accepted at a time. Open requests of one client may cost `max_client_work` row-layers together, estimated from
-    their sampling parameters (None: half of a full queue of requests that take as many steps as the longest canvas has
-    positions). After `trim_after` seconds without a request, free memory is returned to the system. A step that takes
-    longer than `step_limit` seconds is counted, and logged with the requests that it works on. `clock` returns seconds
-    and may be called on any thread.
+    are accepted at a time. The open requests of one client may cost `max_client_work` row-layers, estimated from their
+    sampling parameters. By default it is half the cost of a full queue of requests whose canvases are of the largest
+    size and take one step for each position. After `trim_after` seconds without a request, free memory is returned to
+    the system. A step that takes longer than `step_limit` seconds is counted, and logged with the requests that it
+    works on. `clock` returns seconds and may be called on any thread.
     """
 
     def __init__(
@@ -108,25 +110,29 @@ class AsyncEngine:
         check_whole("max_queue", max_queue, low=0)
         check_whole("max_client_work", max_client_work, low=1, optional=True)
         check_real("step_limit", step_limit, low=0.0, above=True)
-        self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
-        longest = engine.max_model_len**2 * engine.model.config.layers
-        self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
-        self.open: dict[str, PendingRequest] = {}  # those that were accepted and have not ended, by their ids
-        self._client_work = Counter[str]()
+        self.engine = engine
+        self.max_queue = max_queue
+        self.step_limit = step_limit
+        self.trim_after = trim_after
+        max_request_work = engine.max_model_len**2 * engine.model.config.layers
+        self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * max_request_work
+        self.open_requests: dict[str, PendingRequest] = {}  # accepted requests that have not ended, by id
+        self.running_ids: set[str] = set()  # those of them that have begun
         self.slow_steps = 0  # steps that took longer than `step_limit`
-        self._clock = clock
-        self._step_began: float | None = None
-        self._watch: asyncio.Task[None] | None = None
         self.draining = False
         self.error: EngineDeadError | None = None
-        self._observer, self._listener = observer, listener
-        self._tickets: dict[str, Ticket] = {}
-        self.begun: set[str] = set()
-        self._calls: set[asyncio.Future[object]] = set()
+        self._clock = clock
+        self._observer = observer
+        self._listener = listener
+        self._client_work = Counter[str]()  # row-layers of the open requests of each client
+        self._tickets: dict[str, Ticket] = {}  # by id of the request
+        self._calls: set[asyncio.Future[object]] = set()  # of `call`, which are not done
+        self._step_start: float | None = None  # by `clock`; None between steps
+        self._watch: asyncio.Task[None] | None = None
         self._wake = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[Callable[[], None]] = deque()  # guarded by `_wake`, as is `_stopped`
         self._stopped = False
-        self._untrimmed = False  # whether steps have run since memory was given back
+        self._needs_trim = False  # whether steps have run since memory was returned
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="remask-engine", daemon=True)
@@ -138,33 +144,32 @@ class AsyncEngine:
 
     @property
     def overdue(self) -> float | None:
-        """Seconds that the current step has taken, where they are more than `step_limit`; else None."""
-        began = self._step_began
-        seconds = 0.0 if began is None else self._clock() - began
+        """Seconds that the current step has taken, if more than `step_limit`; otherwise None."""
+        start = self._step_start
+        seconds = 0.0 if start is None else self._clock() - start
         return seconds if seconds > self.step_limit else None
 
     @property
     def running(self) -> int:
-        """Requests that have begun and not ended."""
-        return len(self.begun)
+        """Number of requests that have begun and not ended."""
+        return len(self.running_ids)
 
     @property
     def waiting(self) -> int:
-        """Accepted requests that have not begun."""
-        return len(self._tickets) - len(self.begun)
+        """Number of accepted requests that have not begun."""
+        return len(self._tickets) - len(self.running_ids)
 
     def start(self) -> None:
-        """Start the thread and the watch over its steps. Called once, in the event loop that gets the events."""
+        """Start the engine's thread and the task that watches its steps. Call it once, in the loop that gets events."""
         self._loop = asyncio.get_running_loop()
         self._idle.set()
         self._thread.start()
         self._watch = self._loop.create_task(self._watch_steps())
 
     def submit(self, pending: Sequence[PendingRequest]) -> Ticket:
-        """Accept requests that `Engine.check` returned: all of them or none.
+        """Accept all of the requests, or none. They come from `Engine.check`, which any thread may call.
 
-        Checking many long prompts may take a while, and any thread may do it. Raises `QueueFullError`, `DrainingError`
-        or `EngineDeadError`, and `ConfigError` for ids that are in use.
+        Raises `QueueFullError`, `DrainingError` or `EngineDeadError`, and `ConfigError` if an id is in use.
         """
         self._check_open()
         work = Counter[str]()
@@ -176,7 +181,7 @@ class AsyncEngine:
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work
-        self.open.update(zip(ids, pending, strict=True))
+        self.open_requests.update(zip(ids, pending, strict=True))
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -184,24 +189,28 @@ class AsyncEngine:
         return ticket
 
     def check_room(self, client: str, requests: int, row_layers: int) -> None:
-        """Raise `QueueFullError` if `submit` would for this many requests of a client. Any thread may call it."""
+        """Raise the error that `submit` would raise for this many requests of a client. Any thread may call it."""
         self._check_open()
-        count, most = len(self._tickets), self.engine.config.max_num_seqs + self.max_queue
-        if count + requests > most:
+        count = len(self._tickets)
+        max_requests = self.engine.config.max_num_seqs + self.max_queue
+        if count + requests > max_requests:
             raise QueueFullError(
                 f"the queue is full: {count} requests are running or waiting, this one needs room for {requests}, and "
-                f"the limit is {most}; try again later"
+                f"the limit is {max_requests}; try again later"
             )
-        work, most = self._client_work[client], self.max_client_work
-        if work + row_layers > most:
-            way_out = "try again later" if row_layers <= most else "ask for fewer answers, fewer steps or less text"
+        work, max_work = self._client_work[client], self.max_client_work
+        if work + row_layers > max_work:
+            way_out = "try again later" if row_layers <= max_work else "ask for fewer answers, fewer steps or less text"
             raise QueueFullError(
-                f"the requests of one client may come to {most} row-layers at a time: {work} are open, and this one "
-                f"asks for {row_layers}; {way_out}, or raise max_client_work"
+                f"the requests of one client may come to {max_work} row-layers at a time: {work} are open, and this "
+                f"one asks for {row_layers}; {way_out}, or raise max_client_work"
             )
 
-    async def call(self, act: Callable[[Engine], T]) -> T:
-        """Run `act` on the engine's thread between two steps. Raises what it raises, or `EngineDeadError`."""
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """The result of `function`, called on the engine's thread between two steps.
+
+        Raises its exception, or `EngineDeadError` if the engine has stopped.
+        """
         if not self.alive:
             raise self.error or EngineDeadError("the engine has stopped")
         loop = asyncio.get_running_loop()
@@ -211,9 +220,8 @@ class AsyncEngine:
 
         def run() -> None:
             try:
-                value = act(self.engine)
-            # Its errors go to the caller, not to the loop.
-            except Exception as error:
+                value = function(self.engine)
+            except Exception as error:  # it goes to the caller, and must not end the engine's loop
                 loop.call_soon_threadsafe(_fail, future, error)
             else:
                 loop.call_soon_threadsafe(_resolve, future, value)
@@ -222,22 +230,25 @@ class AsyncEngine:
         return await future
 
     async def drain(self, timeout: float) -> int:
-        """Accept no new requests, and wait `timeout` seconds for the open ones; cancel the rest, and say how many."""
+        """Accept no new requests, wait up to `timeout` seconds for the open ones, and cancel the rest.
+
+        Returns the number of cancelled requests.
+        """
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
-            late = tuple(self._tickets)
-            if not late:
+            ids = tuple(self._tickets)
+            if not ids:
                 return 0
-            log.warning("drain: %d requests did not end within %g s and are cancelled", len(late), timeout)
-            self._cancel(late)
+            log.warning("drain: %d requests did not end within %g s and are cancelled", len(ids), timeout)
+            self._cancel(ids)
             await self._idle.wait()
-            return len(late)
+            return len(ids)
         return 0
 
     async def stop(self) -> None:
-        """End the thread; requests that are still open are cancelled first. Safe to call twice."""
+        """Cancel the open requests and end the thread. Safe to call twice."""
         self.draining = True
         if self._thread.is_alive():
             self._cancel(tuple(self._tickets))
@@ -246,26 +257,26 @@ class AsyncEngine:
                 self._stopped = True
                 self._wake.notify()
             await asyncio.to_thread(self._thread.join)
-            for future in tuple(self._calls):  # posted after the thread had looked for the last time
+            for future in tuple(self._calls):  # posted after the thread had run its last commands
                 _fail(future, EngineDeadError("the engine has stopped"))
         if self._watch is not None:
             self._watch.cancel()
 
     async def _watch_steps(self) -> None:
-        """Report each step that takes longer than `step_limit`, once."""
-        reported: float | None = None
+        """Count and log each step that takes longer than `step_limit`, once. Also notices a lost rank."""
+        reported: float | None = None  # start of the last step that was logged
         while True:
             await asyncio.sleep(min(1.0, self.step_limit / 4))
             ranks = self.engine.model.ranks
             if ranks.lost is not None and self.alive:
-                self._post(ranks.check)  # it raises on the engine's thread, also where no request runs
-            began, seconds = self._step_began, self.overdue
-            if seconds is not None and began != reported:
-                reported = began
+                self._post(ranks.check)  # it raises on the engine's thread, even if no request runs
+            start, seconds = self._step_start, self.overdue
+            if seconds is not None and start != reported:
+                reported = start
                 self.slow_steps += 1
-                at_work = ", ".join(self.engine.at_work) or "no request alone"
+                ids = ", ".join(self.engine.active_ids) or "no request alone"
                 log.error(
-                    "a step has taken %.1f s, and %g s are allowed; it works on %s", seconds, self.step_limit, at_work
+                    "a step has taken %.1f s, and %g s are allowed; it works on %s", seconds, self.step_limit, ids
                 )
 
     def _check_open(self) -> None:
@@ -282,34 +293,33 @@ class AsyncEngine:
             self._wake.notify()
 
     def _cancel(self, ids: Sequence[str]) -> None:
-        def act() -> None:
-            for name in ids:
-                self.engine.cancel(name)
+        def cancel_all() -> None:
+            for request_id in ids:
+                self.engine.cancel(request_id)
 
-        self._post(act)
+        self._post(cancel_all)
 
-    # The methods below run on the engine's thread, except `_deliver`, `_die` and `_end`.
+    # The methods below run on the engine's thread, except `_deliver` and `_die`.
 
     def _run(self) -> None:
         try:
-            while self._next_commands():
-                if self.engine.busy or self.engine.auditor.waiting:
+            while self._run_commands():
+                if self.engine.busy or self.engine.auditor.queue:
                     self._step()
-        # The thread must not end silently: every open request ends with the error.
-        except BaseException as error:
+        except BaseException as error:  # the thread must not end silently: every open request ends with the error
             log.critical("the engine's loop died: %s", error, exc_info=True)
-            with suppress(RuntimeError):  # the event loop may have gone first
+            with suppress(RuntimeError):  # if the event loop was closed first
                 self._call_in_loop(self._die, EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))
         finally:
             if self._observer is not None:
                 self._observer.close()
 
-    def _next_commands(self) -> bool:
-        """Run the posted commands, and sleep while there is nothing to do. Returns False once the loop must end."""
+    def _run_commands(self) -> bool:
+        """Sleep until there is work, and run the posted commands. Returns False if the loop must end."""
         with self._wake:
-            while not (self._commands or self.engine.busy or self.engine.auditor.waiting or self._stopped):
-                if not self._wake.wait(self.trim_after if self._untrimmed else None):
-                    self._untrimmed = False
+            while not (self._commands or self.engine.busy or self.engine.auditor.queue or self._stopped):
+                if not self._wake.wait(self.trim_after if self._needs_trim else None):
+                    self._needs_trim = False
                     trim_memory()
             commands = list(self._commands)
             self._commands.clear()
@@ -320,16 +330,15 @@ class AsyncEngine:
     def _step(self) -> None:
         if self._observer is not None:
             self._observer.before_step()
-        self._step_began = self._clock()
-        self._untrimmed = True
+        self._step_start = self._clock()
+        self._needs_trim = True
         try:
             events = self.engine.step()
-        # The engine restarts with its queue, or raises the error if it cannot.
         except Exception as error:
-            self.engine.recover(error)
+            self.engine.recover(error)  # raises the error if a restart cannot help
             events = []
         finally:
-            self._step_began = None
+            self._step_start = None
         if self._observer is not None:
             self._observer.after_step()
         if events:
@@ -339,38 +348,38 @@ class AsyncEngine:
         for pending in requests:
             try:
                 self.engine.submit(pending)
-            # Another user of the engine may have taken the id meanwhile.
-            except ConfigError as error:
+            except ConfigError as error:  # another user of the engine has taken the id meanwhile
                 request = pending.request
                 log.error("request %s was refused after it had been accepted: %s", request.id, error)
                 usage = Usage(len(request.prompt_token_ids))
                 result = Result(request.id, (), "error", usage, (), None, 0.0, str(error))
                 self._call_in_loop(self._deliver, [Event(request.id, result=result)])
 
-    def _call_in_loop(self, act: Callable[[T], None], value: T) -> None:
+    def _call_in_loop(self, function: Callable[[T], None], value: T) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(act, value)
+        self._loop.call_soon_threadsafe(function, value)
 
     def _deliver(self, events: list[Event]) -> None:
         by_ticket: dict[Ticket, list[Event]] = {}
         for event in events:
             ticket = self._tickets.get(event.id)
-            if ticket is None:  # another user of the engine asked for it
+            if ticket is None:  # of another user of the engine
                 continue
             by_ticket.setdefault(ticket, []).append(event)
             if self._listener is not None:
                 self._listener(event)
             if event.queued_s is not None:
-                self.begun.add(event.id)
+                self.running_ids.add(event.id)
             if event.result is not None:
                 del self._tickets[event.id]
-                ended = self.open.pop(event.id)
-                self._client_work[client := ended.request.owner.client] -= ended.row_layers
+                pending = self.open_requests.pop(event.id)
+                client = pending.request.owner.client
+                self._client_work[client] -= pending.row_layers
                 if not self._client_work[client]:
                     del self._client_work[client]
-                self.begun.discard(event.id)
-        for ticket, share in by_ticket.items():
-            ticket.deliver(share)
+                self.running_ids.discard(event.id)
+        for ticket, ticket_events in by_ticket.items():
+            ticket.deliver(ticket_events)
         if not self._tickets:
             self._idle.set()
 
@@ -379,9 +388,9 @@ class AsyncEngine:
         for ticket in dict.fromkeys(self._tickets.values()):
             ticket.deliver(error)
         self._tickets.clear()
-        self.open.clear()
+        self.open_requests.clear()
         self._client_work.clear()
-        self.begun.clear()
+        self.running_ids.clear()
         for future in tuple(self._calls):
             _fail(future, error)
         self._idle.set()
@@ -398,7 +407,7 @@ def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
 
 
 def trim_memory() -> bool:
-    """Return free memory to the system, which glibc has a call for. True where there was some."""
+    """Return free memory to the system, on Linux with glibc. Whether any was returned."""
     if sys.platform != "linux":
         return False
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,14 +1,14 @@
-"""Audits: what cache policies approximate is computed as well for a share of requests, and predictions are compared.
+"""Audits: for a share of requests, predictions under a cache policy are compared with those of exact passes.
 
-An audit is a pass of its own, over a copy of a request's canvas as one of its passes saw it. It claims pages for as
-long as it runs, reads no K/V but its own and writes none that a request reads, so requests are answered as without it.
-It is of one of two kinds. An audit of a shared prefix compares the first step's predictions between the whole canvas
-and canvases that reuse the prefix in some layers, and says how deep it may be read (`policies.earned`). An audit of a
-step compares what a pass of the request itself predicted at a step chosen at random, with whatever its policy had
-approximated until then.
+An audit runs passes of its own, over a copy of a request's canvas as one of its passes saw it. It claims pages for as
+long as it runs, reads only K/V of its own and writes none that a request reads, so answers do not depend on it.
 
-With quantized weights rows are rounded in each product, which moves predictions alone by more than a cache may. So
-audits of prefixes multiply without rounding, and audits of steps subtract what rounding moves on the same canvas.
+There are two kinds. An audit of a shared prefix compares the first step's predictions of the whole canvas with those of
+canvases that reuse the prefix in some layers, and says how deep it may be read (`policies.earned`). An audit of a step
+compares what a pass of the request predicted, at a step chosen at random, with the exact pass.
+
+With quantized weights rows are rounded in each product, which alone moves predictions by more than a cache may. So
+audits of prefixes multiply without rounding, and audits of steps subtract the effect of rounding on the same canvas.
 """
 
 import logging
@@ -21,12 +21,12 @@ from typing import Final
 
 from torch import Tensor
 
-from remask.engine.audit_passes import AuditPasses, Seen
+from remask.engine.audit_passes import AuditPasses, PassInput
 from remask.engine.audit_report import AuditReport, DepthReport, Divergence, Findings
 from remask.engine.config import EngineConfig
 from remask.engine.member import EngineStats, Turn
 from remask.engine.memory import Memory
-from remask.engine.runner import Ran
+from remask.engine.runner import PassResult
 from remask.engine.running import RunningRequest
 from remask.machine.device import is_fatal
 from remask.model.transformer import Transformer
@@ -38,90 +38,100 @@ from remask.policies.registry import name_of
 
 log = logging.getLogger(__name__)
 
-WAITING: Final = 8  # audits that wait at most; what comes beyond is not audited
-ENOUGH: Final = 8  # audits of a policy before a warning
-DEEPER: Final = 2  # audits of a prefix by the share, of which one also tries deeper than is read
+MAX_QUEUE: Final = 8  # audits that wait at most; further ones are skipped
+MIN_AUDITS: Final = 8  # audits of a policy before a warning
+DEEPER_INTERVAL: Final = 2  # audits of a prefix by the share, of which one also tries a greater depth than is read
 
 
 Work = Iterator[None]
-"""The passes of one audit: one each time that it goes on. It yields where memory has no room, too."""
+"""The passes of one audit. Each `next` runs one of them, and the iterator ends with the last one."""
 
 
 class Auditor:
-    """Chooses what is audited, and takes in what audits find.
+    """Chooses what is audited, and records the results.
 
     Attributes:
         depths: the depths that audits have earned.
-        found: is called with each finding: a policy and nats; None: nobody.
+        listener: called with the policy's name and the divergence in nats of each audit; None calls nothing.
     """
 
     def __init__(
         self, model: Transformer, memory: Memory, stats: EngineStats, config: EngineConfig, depths: EarnedDepths
     ) -> None:
-        self.passes, self.stats, self.depths = AuditPasses(model, memory), stats, depths
-        self.share, self._most = config.audit_share, config.audit_work
+        self.passes = AuditPasses(model, memory)
+        self.stats = stats
+        self.depths = depths
+        self.share = config.audit_share
         self.findings: dict[str, Findings] = {}  # by policy
-        self.skipped = 0  # audits that were due and for which nothing was free
-        self.found: Callable[[str, float], None] | None = None
-        self._due = Counter[str]()  # requests since the last audit that was due by the share, by kind
-        self._guards = 0  # audits of a prefix that were due by the share
-        self._spent = 0  # row-layers of audits of requests that a cache approximated
-        self._began: int | None = None  # row-layers of requests before the first of them that could be audited so
-        self.waiting: deque[Work] = deque()  # audits that wait for their next pass
-        self.open: dict[RunningRequest, _Open] = {}  # requests of which a step is audited once they have ended
+        self.skipped = 0  # audits that were due, for which the queue or memory had no room
+        self.listener: Callable[[str, float], None] | None = None
+        self.queue: deque[Work] = deque()  # audits that wait for their next pass
+        self.candidates: dict[RunningRequest, _StepAudit] = {}  # requests that are audited at a step once they end
+        self._max_work = config.audit_work  # share of the row-layers of requests; None does not limit it
+        self._requests_since = Counter[str]()  # requests since the last audit that was due by the share, by kind
+        self._prefix_audits = 0  # audits of a prefix that were due by the share
+        self._audit_work = 0  # row-layers of audits
+        self._first_row_layers: int | None = None  # row-layers of requests before the first that could be audited
         self._draws = random.Random(0)
 
-    def launched(self, ran: Ran) -> None:
-        """Keep what a pass predicts of requests that may be audited at their first step, and at a step by chance."""
-        at = 0
-        for turn in ran.batch:
-            count, running = sum(len(plan.predicted) for _, plan in turn.items), turn.member
+    def on_launch(self, result: PassResult) -> None:
+        """Store the hidden states of turns that may be audited: the first step of requests, and steps by chance."""
+        row = 0
+        for turn in result.batch:
+            count = sum(len(plan.predicted) for _, plan in turn.items)
+            running = turn.member
             if isinstance(running, RunningRequest) and count and not turn.plan.fills:
-                chosen = self.open.get(running)
-                keeps = turn.decoder is not None and turn.decoder.step == 0 and self._own(running)
-                if chosen is not None:
-                    chosen.steps += 1
-                    # Of n steps each is the last that was chosen with a chance of 1 in n.
-                    if self._draws.random() * chosen.steps < 1:
-                        chosen.turn, keeps = turn, True
-                if keeps:
-                    turn.hidden = ran.hidden[at : at + count].clone()
-            at += count
+                is_first = turn.decoder is not None and turn.decoder.step == 0
+                is_stored = is_first and self._is_reference(running)
+                candidate = self.candidates.get(running)
+                if candidate is not None:
+                    candidate.steps += 1
+                    # Reservoir sampling: of n steps each is chosen last with a probability of 1 / n.
+                    if self._draws.random() * candidate.steps < 1:
+                        candidate.turn = turn
+                        is_stored = True
+                if is_stored:
+                    turn.hidden = result.hidden[row : row + count].clone()
+            row += count
 
-    def writing(self, turn: Turn) -> None:
-        """Note what the first pass of a request saw, and the pass that was chosen, before its tokens change."""
+    def on_write(self, turn: Turn) -> None:
+        """Copy the input of the pass that was chosen, and of the first one, before the tokens of `turn` are written."""
         running = turn.member
         if not isinstance(running, RunningRequest):
             return
-        chosen = self.open.get(running)
-        if chosen is not None and chosen.turn is turn:
-            chosen.turn, chosen.seen, chosen.hidden = None, Seen.of(turn), turn.hidden
+        candidate = self.candidates.get(running)
+        if candidate is not None and candidate.turn is turn:
+            candidate.turn = None
+            candidate.pass_input = PassInput.of(turn)
+            candidate.hidden = turn.hidden
         if turn.decoder is not None and turn.decoder.step == 0 and not turn.plan.fills:
-            self._begin(turn, running)
+            self._choose_audits(turn, running)
 
     def run(self) -> None:
-        """Run one pass of the audit that has waited longest, if there is one. Raises what no audit causes."""
-        for running in [running for running in self.open if running.ended]:
-            chosen = self.open.pop(running)
-            if chosen.seen is not None and chosen.hidden is not None:
-                self._queue(partial(self._audit_step, chosen.seen, chosen.hidden, chosen.policy))
-        if not self.waiting:
+        """Run one pass of the audit that has waited longest, if there is one.
+
+        An audit that fails is counted and dropped. Raises errors of the device.
+        """
+        for running in [running for running in self.candidates if running.ended]:
+            candidate = self.candidates.pop(running)
+            if candidate.pass_input is not None and candidate.hidden is not None:
+                self._enqueue(partial(self._audit_step, candidate.pass_input, candidate.hidden, candidate.policy))
+        if not self.queue:
             return
-        work = self.waiting[0]
+        work = self.queue[0]
         try:
             next(work)
         except StopIteration:
-            self.waiting.popleft()
-        # Whatever one audit fails with is learned nothing from, and ends no request.
+            self.queue.popleft()
         except Exception as error:
-            self.waiting.popleft()
+            self.queue.popleft()
             if is_fatal(error):
                 raise
             self.stats.failed_audits += 1
             log.warning("an audit failed, and nothing is learned from it: %s", error, exc_info=error)
 
     def report(self) -> AuditReport:
-        """What audits have found so far."""
+        """The results of all audits so far, and their cost."""
         stats = self.stats
         return AuditReport(
             stats.audits,
@@ -143,12 +153,12 @@ class Auditor:
         )
 
     def forget(self) -> None:
-        """Drop all audits that wait: memory was emptied."""
-        self.waiting.clear()
-        self.open.clear()
+        """Drop all audits that wait, after memory was emptied."""
+        self.queue.clear()
+        self.candidates.clear()
 
-    def _begin(self, turn: Turn, running: RunningRequest) -> None:
-        """Decide what is audited of a request, at its first step."""
+    def _choose_audits(self, turn: Turn, running: RunningRequest) -> None:
+        """Decide at the first step of a request what is audited of it."""
         policy, shape = running.request.policy, self.passes.model.config
         if not self.share or shape.kind == "block_causal" or shape.self_conditioning:
             return
@@ -156,137 +166,153 @@ class Auditor:
             return
         prefix = running.record.prefix
         if prefix and isinstance(policy, BiCache | Reuse):
-            self._begin_prefix(turn, running, prefix)
+            self._choose_prefix_audit(turn, running, prefix)
         if running.policy.traits.exact or isinstance(running.policy, Reuse):
             return
         inner = running.policy.inner if isinstance(running.policy, BiCache) else running.policy
-        if not inner.traits.exact and self._is_due(
-            name_of(running.policy), len(running.canvases[0].canvas), 1 + self.passes.model.quantised
-        ):
-            self.open[running] = _Open(name_of(running.policy))
+        if inner.traits.exact:
+            return
+        name = name_of(running.policy)
+        if self._is_due(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantised):
+            self.candidates[running] = _StepAudit(name)
 
-    def _begin_prefix(self, turn: Turn, running: RunningRequest, prefix: int) -> None:
+    def _choose_prefix_audit(self, turn: Turn, running: RunningRequest, prefix: int) -> None:
         policy, length = running.request.policy, len(running.canvases[0].canvas)
         record = self.depths.record(running.request.adapter or "", prefix, length)
-        key, read = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix], running.request.salt), 0
+        key = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix], running.request.salt)
         hit = running.canvases[0].prefix
+        read_depth = 0
         if hit is not None:
-            read = hit.boundary
+            read_depth = hit.boundary
             record.unaudited += 1
-        name = name_of(policy).partition("+")[0]  # an inner policy has no part in it
-        depths = record.audit_depths(key) if _earns(policy) else ()
+        name = name_of(policy).partition("+")[0]  # the depth does not depend on the inner policy
+        has_earned = _has_earned_depth(policy)
+        depths = record.audit_depths(key) if has_earned else ()
         if not depths or record.depth(key, 0):
-            # Nothing is to be proven before anything is saved, so the share decides. An audit is then of the depth that
-            # is read; of some also of what might be read instead, as traffic may have changed to what would allow it.
-            deeper = depths or ((record.next_depth(read),) if _earns(policy) else ())
-            depths = ((read,) if read else ()) + (deeper if not read or self._guards % DEEPER == DEEPER - 1 else ())
+            # Nothing is left to prove, or a depth is earned already: the share decides. These audits run at the depth
+            # that requests read; some also at the next one, as traffic may have changed so that it would be allowed.
+            next_depths = depths or ((record.next_depth(read_depth),) if has_earned else ())
+            tries_next = not read_depth or self._prefix_audits % DEEPER_INTERVAL == DEEPER_INTERVAL - 1
+            depths = ((read_depth,) if read_depth else ()) + (next_depths if tries_next else ())
             depths = tuple(dict.fromkeys(depths))
             if not depths or not self._is_due(f"{name} prefix", length, 1 + len(depths)):
                 return
-            self._guards += 1
-        seen, hidden = Seen.of(turn), turn.hidden if self._own(running) else None
-        self._queue(partial(self._audit_prefix, seen, hidden, prefix, key, record, depths, read, name))
+            self._prefix_audits += 1
+        pass_input = PassInput.of(turn)
+        hidden = turn.hidden if self._is_reference(running) else None
+        self._enqueue(partial(self._audit_prefix, pass_input, hidden, prefix, key, record, depths, read_depth, name))
 
-    def _own(self, running: RunningRequest) -> bool:
-        """Whether the first pass of a request is the exact one that an audit of its prefix compares with."""
-        exact = running.policy.traits.exact and not self.passes.model.quantised
-        return self.share > 0 and exact and running.record.prefix > 0 and _earns(running.request.policy)
+    def _is_reference(self, running: RunningRequest) -> bool:
+        """Whether the first pass of a request is the exact pass with which an audit of its prefix compares."""
+        is_exact = running.policy.traits.exact and not self.passes.model.quantised
+        return self.share > 0 and is_exact and running.record.prefix > 0 and _has_earned_depth(running.request.policy)
 
     def _is_due(self, kind: str, rows: int, passes: int) -> bool:
-        """Whether the share says that a request of this kind is audited, by so many passes over `rows` rows.
+        """Count a request of this kind. Whether it is to be audited, by this many `passes` over `rows` rows.
 
-        What the work done since requests could be audited does not allow yet is due at the next one.
+        An audit that would exceed the limit of work is due again at the next request.
         """
-        self._due[kind] += 1
-        if self._began is None:
-            self._began = self.stats.row_layers
-        work = self._work(rows, passes)
-        if self._due[kind] * self.share < 1:
+        self._requests_since[kind] += 1
+        if self._first_row_layers is None:
+            self._first_row_layers = self.stats.row_layers
+        if self._requests_since[kind] * self.share < 1:
             return False
-        if self._most is not None and self._spent + work > self._most * (self.stats.row_layers - self._began):
+        total = self._audit_work + self._row_layers(rows, passes)
+        row_layers = self.stats.row_layers - self._first_row_layers
+        if self._max_work is not None and total > self._max_work * row_layers:
             return False
-        self._due[kind] = 0
-        self._spent += work
+        self._requests_since[kind] = 0
+        self._audit_work = total
         return True
 
-    def _work(self, rows: int, passes: int) -> int:
+    def _row_layers(self, rows: int, passes: int) -> int:
         return passes * rows * self.passes.model.config.layers
 
-    def _queue(self, begin: Callable[[], Work]) -> None:
-        if len(self.waiting) < WAITING:
-            self.waiting.append(begin())
+    def _enqueue(self, audit: Callable[[], Work]) -> None:
+        if len(self.queue) < MAX_QUEUE:
+            self.queue.append(audit())
         else:
             self.skipped += 1
 
     def _audit_prefix(
         self,
-        seen: Seen,
+        pass_input: PassInput,
         hidden: Tensor | None,
         prefix: int,
         key: int,
         record: Record,
         depths: tuple[int, ...],
-        read: int,
+        read_depth: int,
         name: str,
     ) -> Work:
-        """One exact pass, unless the request's `hidden` was one, and one at each of `depths`."""
-        passes, audits, reference = self.passes, list[Audit](), hidden
+        """Compare passes at each of `depths` with the exact pass, which is not run if `hidden` are its results."""
+        passes = self.passes
+        audits = list[Audit]()
+        reference = hidden
         if reference is None:
-            reference = self._counted(seen, passes.exact(seen, rounded=False))
+            reference = self._count_pass(pass_input, passes.run_exact(pass_input, rounded=False))
             if reference is None:
                 return
             yield
         for depth in depths:
-            predicted = self._counted(seen, passes.reusing(seen, prefix, depth))
+            predicted = self._count_pass(pass_input, passes.run_reusing(pass_input, prefix, depth))
             if predicted is None:
                 return
-            audits.append(Audit(key, depth, passes.moved(reference, predicted)))
+            audits.append(Audit(key, depth, passes.max_divergence(reference, predicted)))
             if depth < depths[-1]:
                 yield
         self.stats.audits += 1
-        before, suffered = record.depth(key, 0), record.unaudited
+        old_depth = record.depth(key, 0)
+        unaudited = record.unaudited
         if self.depths.add(record, audits):
             log.warning(
                 "an audit moved first predictions by %.2f nats where %d layers read the prefix: %d do from now on; %d "
                 "requests since the audit before had read as many",
-                max(audit.nats for audit in audits if audit.depth <= before),
-                before,
+                max(audit.nats for audit in audits if audit.depth <= old_depth),
+                old_depth,
                 record.depth(key, 0),
-                suffered,
+                unaudited,
             )
-        at_work = next((audit.nats for audit in audits if audit.depth == read), None)
-        if at_work is not None:
-            self._take(name, at_work)
+        for audit in audits:
+            if audit.depth == read_depth:
+                self._record(name, audit.nats)
 
-    def _audit_step(self, seen: Seen, hidden: Tensor, name: str) -> Work:
-        """The exact pass, and with quantized weights one without rounding, to which both are compared."""
-        passes, moved = self.passes, 0.0
-        reference = exact = self._counted(seen, passes.exact(seen))
+    def _audit_step(self, pass_input: PassInput, hidden: Tensor, name: str) -> Work:
+        """Compare `hidden` with the exact pass.
+
+        With quantized weights both are compared with an exact pass without rounding, and the difference is recorded.
+        """
+        passes = self.passes
+        exact = self._count_pass(pass_input, passes.run_exact(pass_input))
+        reference = exact
+        rounding = 0.0
         if exact is not None and passes.model.quantised:
             yield
-            reference = self._counted(seen, passes.exact(seen, rounded=False))
-            moved = 0.0 if reference is None else min(passes.moved(reference, exact), MAX_NATS)
+            reference = self._count_pass(pass_input, passes.run_exact(pass_input, rounded=False))
+            if reference is not None:
+                rounding = min(passes.max_divergence(reference, exact), MAX_NATS)
         if reference is None:
             return
         self.stats.audits += 1
-        self._take(name, min(passes.moved(reference, hidden), MAX_NATS) - moved)
+        self._record(name, min(passes.max_divergence(reference, hidden), MAX_NATS) - rounding)
 
-    def _counted(self, seen: Seen, predicted: Tensor | None) -> Tensor | None:
-        """What a pass over `seen` predicted, which is counted; None: there was no room for it."""
+    def _count_pass(self, pass_input: PassInput, predicted: Tensor | None) -> Tensor | None:
+        """Count a pass, which had no room if `predicted` is None. Returns `predicted`."""
         if predicted is None:
             self.skipped += 1
         else:
-            self.stats.audit_row_layers += self._work(len(seen.canvas), 1)
+            self.stats.audit_row_layers += self._row_layers(len(pass_input.canvas), 1)
         return predicted
 
-    def _take(self, name: str, nats: float) -> None:
+    def _record(self, name: str, nats: float) -> None:
+        """Record a divergence of the policy `name`, and warn once if it exceeds the bound."""
         findings = self.findings.setdefault(name, Findings())
         findings.recent.append(nats)
         findings.count += 1
-        if self.found is not None:
-            self.found(name, nats)
+        if self.listener is not None:
+            self.listener(name, nats)
         estimate = findings.estimate
-        if not findings.warned and estimate.count >= ENOUGH and estimate.low > self.depths.bound:
+        if not findings.warned and estimate.count >= MIN_AUDITS and estimate.low > self.depths.bound:
             findings.warned = True
             log.warning(
                 "the cache %s moves predictions by %.2f nats here (%.2f to %.2f where they move most, %d audits), "
@@ -300,15 +326,15 @@ class Auditor:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A request whose step is audited once it has ended: the last step that was chosen."""
+class _StepAudit:
+    """The step of a running request that is audited once the request has ended, as chosen so far."""
 
-    policy: str  # its name
-    steps: int = 0  # those that it has taken
-    turn: Turn | None = None  # the chosen one, until it is written
-    hidden: Tensor | None = None  # what it predicted, [predicted, D]
-    seen: Seen | None = None  # what it saw
+    policy: str  # name of the policy
+    steps: int = 0  # that the request has taken
+    turn: Turn | None = None  # of the step, until it is written
+    hidden: Tensor | None = None  # hidden states of its predicted rows, [predicted, D]
+    pass_input: PassInput | None = None
 
 
-def _earns(policy: CachePolicy) -> bool:
+def _has_earned_depth(policy: CachePolicy) -> bool:
     return isinstance(policy, BiCache) and isinstance(policy.depth, Earned)

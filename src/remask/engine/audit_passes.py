@@ -25,95 +25,105 @@ from remask.sampling.measures import divergence
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a pass of a request saw, of which nothing changes any more."""
+class PassInput:
+    """The input of a request's pass. Nothing changes it afterwards."""
 
     canvas: Canvas  # a copy
-    predicted: Positions  # the positions that it could fill, int64 [predicted]
+    predicted: Positions  # the positions that it predicts, int64 [predicted]
     sees: Reach | None  # how many leading positions each row attends to; None: all
-    shift: int  # as the adapter, of the canvas
-    adapter: str | None
+    shift: int  # see `CanvasState`
+    adapter: str | None  # see `CanvasState`
 
     @classmethod
-    def of(cls, turn: Turn) -> "Seen":
-        """What the pass of `turn` saw, before its predictions are written."""
+    def of(cls, turn: Turn) -> "PassInput":
+        """The input of the pass of `turn`, whose predictions must not be written yet."""
         state, plan = turn.items[0]
         canvas = copy(state.canvas)
-        canvas.tokens, canvas.noisy = canvas.tokens.copy(), canvas.noisy.copy()
+        canvas.tokens = canvas.tokens.copy()
+        canvas.noisy = canvas.noisy.copy()
         return cls(canvas, turn.predicted, plan.sees, state.shift, state.adapter)
 
     @classmethod
-    def first(cls, decoding: Decoding, shift: int, adapter: str | None) -> "Seen":
-        """What the first pass of a masked model's request sees, whose rows attend to the whole canvas."""
+    def first_pass(cls, decoding: Decoding, shift: int, adapter: str | None) -> "PassInput":
+        """The input of the first pass of a request to a masked model, whose rows attend to the whole canvas."""
         canvas, block = decoding.canvas(), decoding.block_ranges[0]
-        places = np.arange(block.start, min(block.stop, len(canvas)))
-        return cls(canvas, places[canvas.noisy[places]], None, shift, adapter)
+        positions = np.arange(block.start, min(block.stop, len(canvas)))
+        return cls(canvas, positions[canvas.noisy[positions]], None, shift, adapter)
 
 
 class AuditPasses:
     """Runs the passes of audits of one engine."""
 
     def __init__(self, model: Transformer, memory: Memory) -> None:
-        self.model, self.memory = model, memory
-        shape = model.config
-        self._target = Target(model.device, model.arithmetic.invariant, shape.sliding)
+        self.model = model
+        self.memory = memory
+        self._target = Target(model.device, model.arithmetic.invariant, model.config.sliding)
 
-    def exact(self, seen: Seen, *, rounded: bool = True) -> Tensor | None:
-        """Hidden states [predicted, D] of a pass over the whole canvas; `rounded`: as quantized; None: no room."""
-        return self._run(seen, seen.sees, 0, rounded)
+    def run_exact(self, pass_input: PassInput, *, rounded: bool = True) -> Tensor | None:
+        """Run a pass over the whole canvas. Returns hidden states [predicted, D], or None if memory has no room.
 
-    def reusing(self, seen: Seen, prefix: int, depth: int) -> Tensor | None:
-        """As `exact`, not rounded, of a canvas that reuses its first `prefix` rows in `depth` layers.
-
-        Below the depth these rows attend to themselves alone, as in the pass that fills the store, and they go on from
-        that state, as `bicache` does in a step that refreshes.
+        If not `rounded`, products with quantized weights do not round rows.
         """
-        apart = np.full(len(seen.canvas), len(seen.canvas))
-        apart[:prefix] = prefix
-        return self._run(seen, apart, depth, rounded=False)
+        return self._run(pass_input, pass_input.sees, 0, rounded)
 
-    def moved(self, reference: Tensor, predicted: Tensor) -> float:
-        """Nats by which the row of hidden states [predicted, D] moves that moves most. Waits for the device."""
-        step, parts = logit_rows(self.model.config), list[Tensor]()
+    def run_reusing(self, pass_input: PassInput, prefix: int, depth: int) -> Tensor | None:
+        """Run a pass that reuses the first `prefix` rows in `depth` layers, without rounding. Returns as `run_exact`.
+
+        In these layers the prefix rows attend to themselves alone, as in the pass that fills the store. They go on from
+        there, as under `bicache` in a step that refreshes.
+        """
+        sees = np.full(len(pass_input.canvas), len(pass_input.canvas))
+        sees[:prefix] = prefix
+        return self._run(pass_input, sees, depth, rounded=False)
+
+    def max_divergence(self, reference: Tensor, predicted: Tensor) -> float:
+        """The largest divergence, in nats, of a row of hidden states [predicted, D]. Waits for the device.
+
+        Raises `ArithmeticError` if it is not a number.
+        """
+        step = logit_rows(self.model.config)
+        parts = list[Tensor]()
         for start in range(0, len(reference), step):
             rows = slice(start, start + step)
-            parts.append(self.model.ranks.everywhere(_diverged, self.model, reference[rows], predicted[rows]))
-        greatest = float(torch.cat(parts).max())
-        if math.isnan(greatest):
+            parts.append(self.model.ranks.everywhere(_divergences, self.model, reference[rows], predicted[rows]))
+        result = float(torch.cat(parts).max())
+        if math.isnan(result):
             raise ArithmeticError("predictions of an audit are not numbers")
-        return greatest
+        return result
 
-    def _run(self, seen: Seen, sees: Reach | None, depth: int, rounded: bool) -> Tensor | None:
-        """A pass in which rows see `sees` in the first `depth` layers, and what the canvas' own do in the others."""
+    def _run(self, pass_input: PassInput, sees: Reach | None, depth: int, rounded: bool) -> Tensor | None:
+        """A pass in which rows attend by `sees` in the first `depth` layers, and by `pass_input.sees` in the others."""
         layers, allocator = self.model.config.layers, self.memory.allocator
-        extent = allocator.allocate(len(seen.canvas), range(layers))
+        extent = allocator.allocate(len(pass_input.canvas), range(layers))
         if extent is None:
             return None
         try:
             state = CanvasState(
-                seen.canvas,
-                Ledger(layers, len(seen.canvas), None),
+                pass_input.canvas,
+                Ledger(layers, len(pass_input.canvas), None),
                 (plain_table(extent),),
-                shift=seen.shift,
-                adapter=seen.adapter,
+                shift=pass_input.shift,
+                adapter=pass_input.adapter,
             )
-            below, above = (self._packed(seen, state, reach) for reach in (sees, seen.sees))
-            batch = _changing(below, above, depth, layers)
+            below = self._pack(pass_input, state, sees)
+            above = self._pack(pass_input, state, pass_input.sees)
+            batch = _join(below, above, depth, layers)
             return self.model.ranks.everywhere(_forward, self.model, batch, self.memory.pool, rounded)
         finally:
             allocator.release(extent)
 
-    def _packed(self, seen: Seen, state: CanvasState, sees: Reach | None) -> StepBatch:
-        last = len(seen.canvas) if seen.sees is None else int(seen.sees.max())
-        predict: Mask = np.zeros(len(seen.canvas), dtype=np.bool_)
-        predict[seen.predicted] = True
-        rows = rows_of(range(last), len(seen.canvas))
+    def _pack(self, pass_input: PassInput, state: CanvasState, sees: Reach | None) -> StepBatch:
+        length = len(pass_input.canvas)
+        stop = length if pass_input.sees is None else int(pass_input.sees.max())
+        predict: Mask = np.zeros(length, dtype=np.bool_)
+        predict[pass_input.predicted] = True
+        rows = rows_of(range(stop), length)
         plan = Plan((Span(range(self.model.config.layers), rows),), predict=predict, sees=sees)
         return pack([(state, plan)], self._target)
 
 
-def _changing(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
-    """The pass that is `below` in the first `depth` layers and `above` in the others; both have the same rows."""
+def _join(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
+    """The pass that is `below` in the first `depth` layers and `above` in the others. Both have the same rows."""
     parts = ((below, range(depth)), (above, range(depth, layers)))
     return replace(above, stages=tuple(replace(batch.stages[0], layers=part) for batch, part in parts if part))
 
@@ -124,5 +134,5 @@ def _forward(model: Transformer, batch: StepBatch, pool: Pool, rounded: bool) ->
 
 
 @torch.inference_mode()
-def _diverged(model: Transformer, reference: Tensor, predicted: Tensor) -> Tensor:
+def _divergences(model: Transformer, reference: Tensor, predicted: Tensor) -> Tensor:
     return divergence(model.head(reference), model.head(predicted), vocabulary_of(model))

@@ -1,4 +1,4 @@
-"""What audits have found, as numbers for people and programs."""
+"""The results of audits, as numbers for people and programs."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ from typing import Final
 
 from remask.policies.earned import MAX_NATS, Estimate
 
-KEPT: Final = 512  # divergences of each policy that are remembered
+MAX_DIVERGENCES: Final = 512  # of each policy that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,46 +22,46 @@ class Divergence:
 
     @classmethod
     def of(cls, estimate: Estimate) -> "Divergence":
-        """An estimate as JSON can hold it."""
-        ends = (end if math.isfinite(end) else None for end in (estimate.low, estimate.high))
-        return cls(estimate.count, estimate.mean, *ends)
+        """`estimate` with None for infinite ends, which JSON cannot hold."""
+        low = estimate.low if math.isfinite(estimate.low) else None
+        high = estimate.high if math.isfinite(estimate.high) else None
+        return cls(estimate.count, estimate.mean, low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class DepthReport:
-    """What audits have shown of one prefix ratio."""
+    """The results of audits at one prefix ratio."""
 
-    adapter: str  # that requests are computed with; empty: none
-    ratio: int  # least prefix ratio in percent; the next record begins ten higher
-    depth: int  # layers that a prefix without audits of its own may read; 0: none is proven
-    prefixes: int  # different prefixes that were audited
-    # By depth: audits, their mean, and the ends of its 95 % interval; None of a single one
-    nats: Mapping[int, Divergence]
+    adapter: str  # that requests are computed with; empty without one
+    ratio: int  # smallest prefix ratio in percent; the next report begins ten higher
+    depth: int  # layers that a prefix without audits of its own may read; 0 if no depth is proven
+    prefixes: int  # number of different prefixes that were audited
+    nats: Mapping[int, Divergence]  # by depth
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What audits have found, and what they cost."""
+    """The results of all audits, and their cost."""
 
     audits: int  # that have ended
     failed: int
-    skipped: int  # those that found no room
-    row_layers: int  # that they computed
-    bound: float  # nats that count as unmoved, at most
-    caches: Mapping[str, Divergence]  # by cache policy, what it moves at the depths and steps that requests used
+    skipped: int  # for which there was no room
+    row_layers: int  # that audits computed
+    bound: float  # largest mean divergence in nats that is allowed
+    caches: Mapping[str, Divergence]  # by cache policy, at the depths and steps that requests used
     depths: tuple[DepthReport, ...]  # by adapter and prefix ratio
 
 
 @dataclass(slots=True)
 class Findings:
-    """What audits of one policy have found."""
+    """The results of the audits of one policy."""
 
-    # The last divergences in nats, of the position that moved most; what rounding moves is subtracted
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    # The last divergences in nats, each of the position that moved most, less that of rounding
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DIVERGENCES))
     count: int = 0  # audits
-    warned: bool = False
+    warned: bool = False  # whether the warning about this policy was logged
 
     @property
     def estimate(self) -> Estimate:
-        """The mean of the recent ones, which count at most `MAX_NATS` each, and its interval."""
+        """The mean of the recent divergences, each clipped to `MAX_NATS`, and its interval."""
         return Estimate.of([min(nats, MAX_NATS) for nats in self.recent])

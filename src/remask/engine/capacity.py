@@ -1,4 +1,4 @@
-"""What a device has room for: a model's weights, the tokens of K/V beside them, and the way out where it has not.
+"""What a device has room for: a model's weights, tokens of K/V, and passes; and errors with advice if it has not.
 
 Nothing here imports PyTorch: `remask models` says what fits before anything heavy is imported.
 """
@@ -23,26 +23,26 @@ from remask.model.work_list import WorkList, WorkListBuilder
 if TYPE_CHECKING:
     from remask.model.attention import Attention
 
-MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
-LOGIT_COPIES = 4  # of these: the logits, and what is made of them
+MAX_LOGITS = 2**26  # that exist at a time, in whole rows: 0.25 GiB in float32
+LOGIT_COPIES = 4  # tensors of their size that exist at a time: the logits, and what is computed from them
 INDICES = 32  # numbers that a pass sends for each of its rows: tokens, positions, slots, in each of its stages
-FEW_ROWS = 64  # of a unit of attention
+UNIT_ROWS = 64  # rows of a unit of attention in the list with the longest unit
 MAX_DEFAULT_LENGTH = 4096
 DEFAULT_PAGE = 16
-MOST_LISTS = 8  # work lists of the last two passes that are on the device at a time
+MAX_LISTS = 8  # work lists of the last two passes that are on the device at a time
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Memory of one device, in bytes."""
 
-    total: int  # all of it
-    free: int  # what nobody has taken
-    share: float  # the part of `total` that may be taken by everybody together
+    total: int
+    free: int  # that no program has allocated
+    share: float  # of `total` that all programs together may allocate
 
     @property
     def room(self) -> int:
-        """Bytes that may still be taken; negative where others have taken more than `share`."""
+        """Bytes that may still be allocated; negative if more than `share` is allocated."""
         return int(self.share * self.total) - (self.total - self.free)
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class TokenBytes:
     """Memory of one token on one rank, in bytes."""
 
     kv: int  # K and V in all layers
-    state: int  # the hidden states that a stored prefix keeps beside these
+    state: int  # the hidden states that a stored prefix has in addition
 
 
 def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | None = None) -> TokenBytes:
-    """The memory of one token on each of `ranks`, with `item` bytes a number, and `kv_item` bytes one of K and V."""
+    """The memory of one token on each of `ranks`. A number takes `item` bytes, in K and V `kv_item` bytes if given."""
     part = Shard(0, ranks).part(config)
     kv = part.kv_numbers * (kv_item or item) + config.self_conditioning * config.hidden * item
     # Exact pages of block-causal models need no states, and uniform models store nothing.
@@ -73,152 +73,172 @@ def weight_bytes(
 
 
 def logit_rows(config: ModelConfig) -> int:
-    """Rows of logits that exist at a time where greedy ones are read. Others count as `DRAW_WEIGHT` of these."""
+    """Rows of logits that exist at a time. A row that is not read greedily counts as `DRAW_WEIGHT` rows."""
     return max(DRAW_WEIGHT, MAX_LOGITS // config.vocab)
 
 
 def logit_bytes(config: ModelConfig, rows: int, ranks: int = 1) -> int:
-    """Bytes that reading `rows` predicted rows takes on each of `ranks`: an upper estimate."""
+    """Upper estimate of the bytes that scoring `rows` predicted rows takes on each of `ranks`."""
     return LOGIT_COPIES * min(rows * DRAW_WEIGHT, logit_rows(config)) * -(-config.vocab // ranks) * 4
 
 
-def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None = None) -> int:
-    """Bytes that `rows` rows of canvases of up to `longest` tokens take in a layer: an upper estimate.
+def layer_bytes(part: ModelConfig, rows: int, max_canvas: int, item: int, attention: Attention | None = None) -> int:
+    """Upper estimate of the bytes that `rows` rows of canvases of up to `max_canvas` tokens take in a layer.
 
-    Hidden states and what is computed of them exist for one layer at a time. `part` is the shape that a rank computes
-    with, whose model attends by `attention`; None: by PyTorch.
+    What a layer computes exists for one layer at a time. `part` is the shape that a rank computes. `attention` is that
+    of the model; None is PyTorch's.
     """
-    (queries, keys), hidden = _widest(part), part.hidden
-    # What stays: the stage before's hidden states and these, cos and sin, and indices.
-    angle = max(item, 4) if part.rope_float32 else item
-    stays = item * 2 * hidden + angle * (part.rotary_dim or part.head_dim) + INDICES * 8
-    single = 4 * max(1, item // 4)  # bytes of a number of float32, or wider where the model is
-    normed = 3 * single * max(hidden, queries)
-    turned = 2 * angle * (queries + keys) if angle > item else 0
-    projected = item * (hidden + 2 * queries + 3 * keys) + max(normed, turned)
-    compared = item * (2 * hidden + 2 * keys) + 5 * single * keys
-    wide = (3 if part.gated else 1) * part.intermediate
+    queries, keys = _max_widths(part)
+    hidden = part.hidden
+    float_item = 4 * max(1, item // 4)  # bytes of a number in float32, or in the model's dtype if that is wider
+    angle_item = max(item, 4) if part.rope_float32 else item
+    # All through the layer: hidden states of this stage and the one before, cos and sin, and indices.
+    resident = item * 2 * hidden + angle_item * (part.rotary_dim or part.head_dim) + INDICES * 8
+    norm = 3 * float_item * max(hidden, queries)
+    rope = 2 * angle_item * (queries + keys) if angle_item > item else 0
+    projections = item * (hidden + 2 * queries + 3 * keys) + max(norm, rope)
+    selection = item * (2 * hidden + 2 * keys) + 5 * float_item * keys
+    mlp_width = (3 if part.gated else 1) * part.intermediate
     mixture = part.mixture
     if mixture is not None:  # a row is copied for each of its experts
-        wide = max(wide, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
-        wide += mixture.experts * 3 * single // item + hidden
-    fed = item * (3 * hidden + queries + wide)
-    attended = item * (2 * queries + keys) * rows + attention_bytes(part, rows, longest, item, attention)
-    return rows * stays + max(rows * max(projected, compared, fed), attended)
+        mlp_width = max(mlp_width, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
+        mlp_width += mixture.experts * 3 * float_item // item + hidden
+    mlp = item * (3 * hidden + queries + mlp_width)
+    attention_total = item * (2 * queries + keys) * rows + attention_bytes(part, rows, max_canvas, item, attention)
+    return rows * resident + max(rows * max(projections, selection, mlp), attention_total)
 
 
-def _widest(part: ModelConfig) -> tuple[int, int]:
-    """Channels of all heads of queries, and of all of K, in the layers that have most."""
-    shapes = part.shapes
-    return max(one.heads * one.head_dim for one in shapes), max(one.kv_heads * one.head_dim for one in shapes)
+def _max_widths(part: ModelConfig) -> tuple[int, int]:
+    """The largest width of any layer of all query heads, and of all K heads."""
+    queries = max(shape.heads * shape.head_dim for shape in part.shapes)
+    keys = max(shape.kv_heads * shape.head_dim for shape in part.shapes)
+    return queries, keys
 
 
 def attention_bytes(
-    part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None, *, filled: bool = False
+    part: ModelConfig, rows: int, max_canvas: int, item: int, attention: Attention | None, *, filled: bool = False
 ) -> int:
-    """Bytes that attention takes beside queries and results; with `filled` lists are filled up, as in graphs."""
+    """Upper estimate of the bytes that attention takes beside queries and results; parameters as in `layer_bytes`.
+
+    If `filled`, work lists are padded to the sizes of graphs.
+    """
     if attention is not None:
-        from remask.model.attention import SizedAttention  # needs PyTorch, which whatever attends has imported
+        from remask.model.attention import SizedAttention  # imports PyTorch, as `attention` already has
 
         if isinstance(attention, SizedAttention):
-            lists = _largest_lists(rows, longest)
+            lists = _largest_lists(rows, max_canvas)
             sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
             if filled:
                 sizes = [size.round_up(size.rows) for size in sizes]
             numbers = max(sum(size.lengths) for size in sizes) * 4
-            return MOST_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
-    # Queries and results in float32, those of a unit, its K and V where they are gathered, and a tile of scores.
-    single = 4 * max(1, item // 4)
-    queries, keys = _widest(part)
-    scores = 2 * single * min(GPU_SCORES, part.heads * rows * longest)
-    return rows * single * (5 * queries + 4 * part.heads) + 2 * longest * keys * (item + single) + scores
+            return MAX_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
+    # Queries and results in float32, those of a unit, its gathered K and V, and a tile of scores.
+    float_item = 4 * max(1, item // 4)
+    queries, keys = _max_widths(part)
+    scores = 2 * float_item * min(GPU_SCORES, part.heads * rows * max_canvas)
+    return rows * float_item * (5 * queries + 4 * part.heads) + 2 * max_canvas * keys * (item + float_item) + scores
 
 
-def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
-    """Work lists of passes over `rows` rows that leave the most partial results: all canvases read one leading slot.
+def _largest_lists(rows: int, max_canvas: int) -> Iterator[WorkList]:
+    """Yield the work lists of at most `rows` rows for which attention needs the most memory.
 
-    So each row stands in two units, of which the second has nearly all slots. The passes are full ones of 1, 2, 4, ...
-    canvases, as a list may be cut finer where it is short, and one in which a few rows alone see more than two slots.
+    Memory grows with partial results, which a row has for each of its units and for each piece into which a unit is
+    cut. So all canvases share their first slot, which puts each row into two units, one of them with nearly all slots.
+    As short lists are cut into more pieces, full passes of 1, 2, 4, ... canvases are listed, and one in which only
+    `UNIT_ROWS` rows see many slots.
     """
-    most = max(1, rows // longest)
-    for canvases in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
-        builder = WorkListBuilder()
-        slots = builder.slots(np.arange(longest))
-        if longest > 1:
-            builder.add(0, canvases * longest, slots, 1, None)
-        for number in range(canvases):
-            builder.add(number * longest, longest, slots, max(1, longest - 1), None)
+    max_canvases = max(1, rows // max_canvas)
+    counts = {max_canvases}
+    count = 1
+    while count < max_canvases:
+        counts.add(count)
+        count *= 2
+    for canvases in sorted(counts):
+        builder, first_slot = _list_builder(max_canvas)
+        if max_canvas > 1:
+            builder.add(0, canvases * max_canvas, first_slot, 1, None)
+        for canvas in range(canvases):
+            builder.add(canvas * max_canvas, max_canvas, first_slot, max(1, max_canvas - 1), None)
         yield builder.list()
-    few = min(rows, FEW_ROWS)
-    builder = WorkListBuilder()
-    slots = builder.slots(np.arange(longest))
-    builder.add(0, rows, slots, 1, None)
-    builder.add(0, few, slots, longest, None)
-    if rows > few:
-        builder.add(few, rows - few, slots, 1, None)
+    unit_rows = min(rows, UNIT_ROWS)
+    builder, first_slot = _list_builder(max_canvas)
+    builder.add(0, rows, first_slot, 1, None)
+    builder.add(0, unit_rows, first_slot, max_canvas, None)
+    if rows > unit_rows:
+        builder.add(unit_rows, rows - unit_rows, first_slot, 1, None)
     yield builder.list()
 
 
-def workspace_bytes(
-    config: ModelConfig, rows: int, longest: int, item: int, ranks: int = 1, attention: Attention | None = None
-) -> int:
-    """Bytes that a pass over `rows` rows takes beside weights and K/V, on each of `ranks`: an upper estimate.
+def _list_builder(slots: int) -> tuple[WorkListBuilder, int]:
+    """A builder with `slots` slots, and its index of the first of them."""
+    builder = WorkListBuilder()
+    return builder, builder.slots(np.arange(slots))
 
-    `longest` and `attention` are as in `layer_bytes`. What layers take and what logits take do not exist at the same
-    time, and are added all the same: PyTorch's allocator keeps pieces of memory as they were cut.
+
+def workspace_bytes(
+    config: ModelConfig, rows: int, max_canvas: int, item: int, ranks: int = 1, attention: Attention | None = None
+) -> int:
+    """Upper estimate of the bytes that a pass over `rows` rows takes beside weights and K/V, on each of `ranks`.
+
+    `max_canvas` and `attention` are as in `layer_bytes`. The memory of layers and that of logits are added although
+    they are not used at the same time, because PyTorch's allocator does not merge all freed memory.
     """
     part = Shard(0, ranks).part(config)
-    return layer_bytes(part, rows, longest, item, attention) + logit_bytes(config, rows, ranks)
+    return layer_bytes(part, rows, max_canvas, item, attention) + logit_bytes(config, rows, ranks)
 
 
 def product_bytes(part: ModelConfig) -> int:
-    """Bytes that a product of quantized matrices takes beside rows and results: an upper estimate."""
-    dim, mixture = part.head_dim, part.mixture
-    inner = max(part.hidden, part.heads * dim, part.intermediate, 0 if mixture is None else mixture.shared)
-    outer = max(2 * inner, (part.heads + 2 * part.kv_heads) * dim)
-    # Rows in float32 twice, and in whole numbers; results in whole numbers twice, and in float32. Numbers of four bits
-    # are unpacked a tile at a time.
+    """Upper estimate of the bytes that a product with a quantized matrix takes beside its input and output."""
+    head_dim, mixture = part.head_dim, part.mixture
+    inner = max(part.hidden, part.heads * head_dim, part.intermediate, 0 if mixture is None else mixture.shared)
+    outer = max(2 * inner, (part.heads + 2 * part.kv_heads) * head_dim)
+    # Inputs twice in float32 and once in integers; outputs twice in integers and once in float32. Numbers of four bits
+    # are unpacked one tile at a time.
     return PRODUCT_ROWS * (13 * inner + 12 * outer) + TILE_BYTES
 
 
 def pass_rows(
     config: ModelConfig,
-    most: int,
-    longest: int,
+    max_rows: int,
+    max_canvas: int,
     item: int,
     room: int,
     ranks: int = 1,
     attention: Attention | None = None,
 ) -> int:
-    """Rows that a pass may have in any layer to fit in `room` bytes: `most`, or fewer, but those of one request."""
-    least = 2 * longest  # as classifier-free guidance runs two canvases together
-    rows = max(least, most)
-    while rows > least and workspace_bytes(config, rows, longest, item, ranks, attention) > room:
-        rows = max(least, rows // 2)
+    """Rows that a pass may have in any layer to fit into `room` bytes: `max_rows`, halved if needed.
+
+    A pass has at least the rows of two canvases, even if these do not fit.
+    """
+    min_rows = 2 * max_canvas  # as classifier-free guidance runs two canvases together
+    rows = max(min_rows, max_rows)
+    while rows > min_rows and workspace_bytes(config, rows, max_canvas, item, ranks, attention) > room:
+        rows = max(min_rows, rows // 2)
     return rows
 
 
 def store_tokens(
-    memory: DeviceMemory, token: TokenBytes, workspace: int, canvases: int, longest: int, page: int
+    memory: DeviceMemory, token: TokenBytes, workspace: int, canvases: int, max_canvas: int, page: int
 ) -> int:
-    """Tokens that the prefix store may hold where `canvases` canvases of `longest` tokens have their K/V.
+    """Tokens that the prefix store may hold beside the K/V of `canvases` canvases of `max_canvas` tokens.
 
-    A canvas may take a `page` more than its length says. Raises `ConfigError`, with the numbers and what to change,
-    where these have no room.
+    A canvas may take a `page` more than its length. Raises `ConfigError`, with advice, if the canvases do not fit.
     """
-    extent = longest + page
-    needed, room = canvases * extent * token.kv, memory.room - workspace
-    if needed > room:
+    extent = max_canvas + page
+    required = canvases * extent * token.kv
+    room = memory.room - workspace
+    if required > room:
         fitting = max(0, room) // token.kv
         ways = [f"--max-num-seqs {fitting // extent}"] if fitting >= 2 * extent else []
-        if (shorter := fitting // canvases - page) > 1:
+        shorter = fitting // canvases - page
+        if shorter > 1:
             ways.append(f"--max-model-len {shorter}")
         raise ConfigError(
-            f"K/V do not fit: {canvases} canvases of {longest} tokens need {gigabytes(needed)}, and beside the weights "
-            f"and {gigabytes(workspace)} for a pass there are {gigabytes(max(0, room))}; everything may take {memory}. "
-            f"Use {' or '.join([*ways, *_MORE])}"
+            f"K/V do not fit: {canvases} canvases of {max_canvas} tokens need {gigabytes(required)}, and beside the "
+            f"weights and {gigabytes(workspace)} for a pass there are {gigabytes(max(0, room))}; everything may take "
+            f"{memory}. Use {' or '.join([*ways, *_MORE])}"
         )
-    return (room - needed) // (token.kv + token.state)
+    return (room - required) // (token.kv + token.state)
 
 
 def check_weights_fit(
@@ -231,59 +251,61 @@ def check_weights_fit(
     quantization: Quantization | None = None,
     bfloat16: bool = True,
 ) -> None:
-    """Raise `ConfigError` where the weights have no room, with the numbers and what to change.
+    """Raise `ConfigError`, with advice, if the weights do not fit.
 
-    `apart`: each of `ranks` has a device of its own with this memory; else they share it. `bfloat16`: the device
-    computes in it, so that it may be advised.
+    If `apart`, each of `ranks` has a device of its own with this memory; otherwise they share it. `bfloat16` says
+    whether the device computes in it, so that it may be advised.
     """
 
-    def needed(number: int, kind: Quantization | None = quantization, item: NumberFormat = dtype) -> int:
-        return weight_bytes(config, item, number, kind) * (1 if apart else number)
+    def required_bytes(ranks: int, kind: Quantization | None = quantization, item: NumberFormat = dtype) -> int:
+        return weight_bytes(config, item, ranks, kind) * (1 if apart else ranks)
 
-    if needed(ranks) <= memory.room:
+    if required_bytes(ranks) <= memory.room:
         return
     name = str(dtype).removeprefix("torch.")
     ways = []
     if apart:
-        more = [number for number in _numbers(config) if number > ranks and needed(number) <= memory.room]
-        ways = [f"--tensor-parallel {more[0]}"] if more else []
-    if dtype.itemsize > 2 and bfloat16 and needed(ranks, item=FORMATS["bfloat16"]) <= memory.room:
+        counts = [count for count in _rank_counts(config) if count > ranks and required_bytes(count) <= memory.room]
+        ways = [f"--tensor-parallel {counts[0]}"] if counts else []
+    if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, item=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
         kinds: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")
-        ways += [f"--quantization {kind}" for kind in kinds if needed(ranks, kind) <= memory.room][:1]
+        ways += [f"--quantization {kind}" for kind in kinds if required_bytes(ranks, kind) <= memory.room][:1]
     raise ConfigError(
-        f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need {gigabytes(needed(ranks))} as "
-        f"{quantization or name}{' on each device' if apart and ranks > 1 else ''}, and everything may take {memory}. "
+        f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need "
+        f"{gigabytes(required_bytes(ranks))} as {quantization or name}"
+        f"{' on each device' if apart and ranks > 1 else ''}, and everything may take {memory}. "
         f"Use {' or '.join([*ways, 'a smaller model', *_MORE[1:]])}"
     )
 
 
 def page_size(size: int | None, shape: ModelConfig) -> int:
-    """Token slots a page: as asked, or at least 16. Raises `ConfigError` unless they are whole blocks."""
+    """Token slots of a page: `size`, or by default at least 16. Raises `ConfigError` unless they are whole blocks."""
     block = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
     if size is None:
         return -(-DEFAULT_PAGE // block) * block
     if size % block:
-        near = -(-size // block) * block
+        next_multiple = -(-size // block) * block
         raise ConfigError(
-            f"page_size={size} is not a multiple of the model's block of {block}; use {near}, or leave it"
+            f"page_size={size} is not a multiple of the model's block of {block}; use {next_multiple}, or leave it"
         )
     return size
 
 
 def default_length(shape: ModelConfig) -> int:
-    """Tokens of the longest canvas where nobody names a length."""
+    """Tokens of the longest canvas of an engine without a `max_model_len`."""
     return min(shape.max_length, MAX_DEFAULT_LENGTH)
 
 
 def gigabytes(size: float) -> str:
-    """A size in words."""
+    """A number of bytes as text, in GB or MB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
 
 
-def _numbers(config: ModelConfig) -> list[int]:
-    return [number for number in range(2, config.heads + 1) if Shard(0, number).fits(config)]
+def _rank_counts(config: ModelConfig) -> list[int]:
+    """Numbers of ranks, from 2 on, over which the model can be split."""
+    return [count for count in range(2, config.heads + 1) if Shard(0, count).fits(config)]
 
 
 _MORE = ("--tensor-parallel with more devices", "a device with more memory")

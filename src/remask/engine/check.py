@@ -1,4 +1,4 @@
-"""Checks a request before anything is computed, and makes it a pending request. The limits of one request."""
+"""Checks of a request before anything is computed, which make it a pending request; the limits of a request."""
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,7 +39,7 @@ STEPS_PER_POSITION = 4  # of the default limit of steps
 class RequestLimits:
     """Limits of one request. Each error names the field, the value, the limit and the way out."""
 
-    longest: int  # positions of a canvas
+    max_canvas: int  # positions
     steps: int
     row_layers: int | None
 
@@ -50,18 +50,18 @@ class RequestLimits:
         return cls(max_model_len, steps, config.max_request_row_layers)
 
     def check_steps(self, params: SamplingParams) -> None:
-        """Raise `ConfigError` where one of the fields that count steps exceeds the limit by itself."""
-        for name in ("steps", "steps_per_block", "remasking.max_post_steps", *_OF_STEPS):
+        """Raise `ConfigError` if one of the fields that count steps exceeds the limit by itself."""
+        for name in ("steps", "steps_per_block", "remasking.max_post_steps", *_BLOCK_STEP_FIELDS):
             value = attrgetter(name)(params)
             if value is not None and value > self.steps:
                 raise ConfigError(f"{name}={value} is more than the {self.steps} steps {_WAY_OUT}")
 
     def check_work(self, steps: int, row_layers: int, params: SamplingParams) -> None:
-        """Raise `ConfigError` on more work than a request may ask for."""
+        """Raise `ConfigError` if a request takes more steps or row-layers than it may."""
         if steps > self.steps:
             names = [name for name in _STEP_FIELDS if attrgetter(name)(params)] or ["max_tokens"]
-            named = ", ".join(f"{name}={attrgetter(name)(params)}" for name in names)
-            raise ConfigError(f"{named} make {steps} steps, more than the {self.steps} {_WAY_OUT}")
+            values = ", ".join(f"{name}={attrgetter(name)(params)}" for name in names)
+            raise ConfigError(f"{values} make {steps} steps, more than the {self.steps} {_WAY_OUT}")
         if self.row_layers is not None and row_layers > self.row_layers:
             raise ConfigError(
                 f"max_tokens={params.max_tokens} and {steps} steps may take {row_layers} row-layers, and a "
@@ -70,8 +70,8 @@ class RequestLimits:
             )
 
 
-_OF_STEPS = ("remasking.max_steps_per_block", "uniform.correction_steps")
-_STEP_FIELDS = ("steps_per_block", "steps", "remasking.max_post_steps", *_OF_STEPS, "block_length")
+_BLOCK_STEP_FIELDS = ("remasking.max_steps_per_block", "uniform.correction_steps")
+_STEP_FIELDS = ("steps_per_block", "steps", "remasking.max_post_steps", *_BLOCK_STEP_FIELDS, "block_length")
 _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 
@@ -82,8 +82,9 @@ def check_request(
     decode: Decode | None,
     page_keys: Callable[[Request, Decoding], tuple[int, ...]],
 ) -> PendingRequest:
-    """`request`, ready to begin. Raises `ConfigError` where it cannot run. `page_keys` is `Pages.keys`."""
-    params, policy, shape, max_model_len = request.params, request.policy, model.config, limits.longest
+    """`request`, ready to begin. Raises `ConfigError` if it cannot run. `page_keys` is `Pages.keys`."""
+    params, policy, shape = request.params, request.policy, model.config
+    max_model_len = limits.max_canvas
     adapters = model.weights.adapters
     if request.adapter is not None and request.adapter not in adapters:
         raise UnknownNameError("adapter", request.adapter, adapters)
@@ -91,31 +92,32 @@ def check_request(
     _check_prompt(request, shape)
     _check_template(request, shape)
     stops = _stop_rule(request, shape, decode)
-    whole = max_model_len >= shape.max_length
-    limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
-    more = "" if whole else " or raise max_model_len"
+    is_model_limit = max_model_len >= shape.max_length
+    limit = f"max_model_len is {max_model_len}{', all that the model takes' if is_model_limit else ''}"
+    way_out = "" if is_model_limit else " or raise max_model_len"
     prompt, response = len(request.prompt_token_ids), params.max_tokens
-    needed = prompt + response
-    if needed > max_model_len and not shape.whole_canvas:
+    length = prompt + response
+    if length > max_model_len and not shape.whole_canvas:
         raise CanvasLengthError(
-            f"prompt of {prompt} tokens and max_tokens={response} make a canvas of {needed}, but {limit}; shorten one "
-            f"of them{more}",
+            f"prompt of {prompt} tokens and max_tokens={response} make a canvas of {length}, but {limit}; shorten one "
+            f"of them{way_out}",
             prompt,
             response,
         )
     limits.check_steps(params)
     seed = secrets.randbits(62) if params.seed is None else params.seed
-    seed = seed % LARGEST if seed < 0 else seed  # generators take no negative one
+    if seed < 0:
+        seed %= LARGEST  # random generators take no negative seed
     schedule, readers = policy.traits.schedule, request.readers
     asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
-    decoding = _decoding(asked, limits, adapters)
+    decoding = _make_decoding(asked, limits, adapters)
     if decoding.length > max_model_len:
         block = max(map(len, decoding.block_ranges))
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
         raise ConfigError(
             f"{cause} make a canvas of {decoding.length}, but {limit}; lower that, shorten the prompt or the "
-            f"response{more}"
+            f"response{way_out}"
         )
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
@@ -126,16 +128,18 @@ def check_request(
             f"one pool for each block of {shape.routing_block}, so that a row depends on all of its block; use exact "
             "or none"
         )
-    for facts in _facts(decoding, request, shape):
+    for facts in _policy_facts(decoding, request, shape):
         policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(asked, decoding)
-    undrafted = _undrafted(asked, decoding) if params.mode == SPECULATION else None
-    if undrafted is not None:
-        raise ConfigError(
-            f"mode {SPECULATION!r}: what {undrafted.name!r} reads or writes depends on the steps before; use mode 'ar'"
-        )
+    if params.mode == SPECULATION:
+        reader_of_steps = _find_undraftable(asked, decoding)
+        if reader_of_steps is not None:
+            raise ConfigError(
+                f"mode {SPECULATION!r}: what {reader_of_steps.name!r} reads or writes depends on the steps before; use "
+                "mode 'ar'"
+            )
     rows = decoding.max_length * pending.canvases
     pending.row_layers = decoding.max_passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
     limits.check_work(decoding.total_steps, pending.row_layers, params)
@@ -143,8 +147,8 @@ def check_request(
     return pending
 
 
-def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
-    """Of a growing canvas those of the first block and of the last, which may be shorter."""
+def _policy_facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
+    """Yield what a policy checks: of a growing canvas for its first block and its last, which may be shorter."""
     layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
     if not isinstance(decoding, GrowingDecoding):
         places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps
@@ -157,16 +161,21 @@ def _facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator
 
 def _check_readers(readers: Sequence[Reader]) -> None:
     names = [reader.name for reader in readers]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"readers: two of them are called {twice!r}, by which results name them; leave one out")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ConfigError(f"readers: two of them are called {duplicate!r}, by which results name them; leave one out")
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
     params = request.params
-    usual = frozenset() if params.ignore_eos or params.uniform.trim is False else frozenset(shape.stop_ids)
-    extra = frozenset(params.stop_token_ids)
-    token_ids, cut = (extra, usual) if shape.whole_canvas else (extra | usual, frozenset[int]())
+    ignores_eos = params.ignore_eos or params.uniform.trim is False
+    model_stops = frozenset[int]() if ignores_eos else frozenset(shape.stop_ids)
+    token_ids = frozenset(params.stop_token_ids)
+    cut = frozenset[int]()
+    if shape.whole_canvas:
+        cut = model_stops
+    else:
+        token_ids |= model_stops
     if not params.stop:
         return StopRule(token_ids, cut=cut)
     if decode is None:
@@ -184,7 +193,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
             raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
 
 
-def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
+def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
     for reader in asked.readers:
@@ -206,11 +215,18 @@ def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) ->
         if attrgetter(path)(params) is not None:
             raise ConfigError(f"{path} is for models that are decoded in several modes; leave it out on {shape.family}")
     if shape.kind == "block_causal":
-        block, routing, most = shape.block_length, shape.routing_block, limits.steps
         decoding = BlockCausalDecoding.of(
-            prompt, params, shape.sampling, block, shape.mask_id, seed, template,
-            edit_tokens=shape.edit_tokens, routing=routing, max_steps=most,
-        )  # fmt: skip
+            prompt,
+            params,
+            shape.sampling,
+            shape.block_length,
+            shape.mask_id,
+            seed,
+            template,
+            edit_tokens=shape.edit_tokens,
+            routing=shape.routing_block,
+            max_steps=limits.steps,
+        )
         if decoding.rule.edits and shape.sampling.opens_blocks:
             raise ConfigError(
                 f"remasking {decoding.rule.name!r} edits tokens, which is not defined on {shape.family} models: they "
@@ -219,19 +235,20 @@ def _decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) ->
         return decoding
     if shape.kind == "uniform":
         assert shape.noise is not None
-        canvas = min(shape.max_length, limits.longest)
-        stops, structured = shape.stop_ids, shape.structured_attention
+        canvas = min(shape.max_length, limits.max_canvas)
+        stops = shape.stop_ids
         if shape.whole_canvas:
             return WholeCanvasDecoding.on_canvas(prompt, params, shape.noise, stops, canvas, seed, template)
-        return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
-    blockwise, masked = asked.schedule.blockwise, MaskedDecoding
-    if canvas_grows(params, shape.sampling, template):
-        masked = GrowingDecoding
-    return masked.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
+        return UniformDecoding.of(
+            prompt, params, shape.noise, stops, canvas, seed, shape.structured_attention, template
+        )
+    decoding_type = GrowingDecoding if canvas_grows(params, shape.sampling, template) else MaskedDecoding
+    blockwise = asked.schedule.blockwise
+    return decoding_type.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
-def _undrafted(asked: Asked, decoding: Decoding) -> Reader | None:
-    """A reader whose reading depends on more than a row and its position; None without one."""
+def _find_undraftable(asked: Asked, decoding: Decoding) -> Reader | None:
+    """A reader that depends on more than a row and its position, so that drafts exclude it; None if there is none."""
     readers = (*asked.readers, *biases_of(asked.params, decoding.canvas()))
     return next((reader for reader in readers if not reader.drafted), None)
 
@@ -249,21 +266,21 @@ def _check_template(request: Request, shape: ModelConfig) -> None:
         raise ConfigError(f"max_tokens={length} is not the canvas' length of {len(template)}; leave it out")
     if not template.holes:
         raise ConfigError("canvas has no hole, so there is nothing to generate; give a part with mask")
-    bad = [token for token in template.tokens if token != OPEN and not 0 <= token < shape.vocab]
-    if bad:
-        raise ConfigError(f"canvas holds the token id {bad[0]}; token ids go from 0 to {shape.vocab - 1}")
+    invalid = [token for token in template.tokens if token != OPEN and not 0 <= token < shape.vocab]
+    if invalid:
+        raise ConfigError(f"canvas holds the token id {invalid[0]}; token ids go from 0 to {shape.vocab - 1}")
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
-    # Prompts are long and mostly right, so they are checked without a loop over their tokens first.
+    # Prompts are long and mostly valid, so the loop over their tokens runs only if a fast check fails.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
-        bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
-        if bad:
+        invalid = [token for token in prompt if not is_whole(token, 0, shape.vocab - 1)]
+        if invalid:
             allowed = f"token ids are whole numbers from 0 to {shape.vocab - 1}"
-            raise ConfigError(f"prompt_token_ids holds {shown(bad[0])}; {allowed}")
-    wanted = request.prefix_length
-    if not is_whole(wanted, 0, len(prompt)):
-        raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {shown(wanted)}")
+            raise ConfigError(f"prompt_token_ids holds {shown(invalid[0])}; {allowed}")
+    length = request.prefix_length
+    if not is_whole(length, 0, len(prompt)):
+        raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {shown(length)}")

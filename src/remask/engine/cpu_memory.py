@@ -1,4 +1,4 @@
-"""How a model's matrices are kept: as asked, as in its files, or as `--quantization auto` measures."""
+"""How a model's matrices are quantized: as configured, as in its files, or as `--quantization auto` measures."""
 
 from typing import Final
 
@@ -15,37 +15,42 @@ from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import Speeds, average, dtype_speeds, int4_kernel, int8_kernel
 
 NONE: Final = "none"
-_GAIN = 1.1  # by how much narrower numbers must be faster to be taken
+_MIN_SPEEDUP = 1.1  # by which a narrower format must be faster to be chosen
 
 
 def resolve_quantization(
-    asked: QuantizationChoice,
+    choice: QuantizationChoice,
     stored: Quantization | None,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     memory: DeviceMemory | None,
     processes: int = 1,
-    usual: str | None = None,
+    default: str | None = None,
 ) -> tuple[Quantization | None, str]:
-    """How a model's matrices are kept, and the reason for it in words.
+    """The quantization of a model's matrices (None without one), and the reason for it in words.
 
-    On a CPU `auto` is the fastest of the dtype, int8 and int4 beside which an engine has room (`CpuMemory`), by short
-    measurements: the wider one where they are as fast, and the narrowest where none fits. Quantised files stay as they
-    are. `memory`, which `processes` share, is None where it is not known. `usual` is what the model's files name for
-    CPUs, and holds where nothing is asked. Raises `ConfigError` where it is none of these, or where `none` is asked of
-    files that are quantized.
+    `choice` is the user's setting, `stored` the quantization of the model's files, and `default` what these advise for
+    CPUs, which applies if there is no setting.
+
+    On a CPU `auto` is the fastest of the dtype, int8 and int4 with which an engine fits (`CpuMemory`), by short
+    measurements; a narrower one must be 1.1 times as fast, and if none fits, the narrowest is taken. Quantized files
+    stay as they are. `memory`, which `processes` share, is None if it is not known.
+
+    Raises `ConfigError` if `default` is no quantization, or if `choice` is "none" and the files are quantized.
     """
-    if asked is None and stored is None and usual is not None and device.type == "cpu":
-        check_choice("'quantization' in remask.json", usual, (AUTO, NONE, *CPU_QUANTIZATIONS))
-        kind, why = resolve_quantization(usual, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
-        return kind, why if usual == AUTO else "as the model's files advise"
-    if asked == NONE:
+    if choice is None and stored is None and default is not None and device.type == "cpu":
+        check_choice("'quantization' in remask.json", default, (AUTO, NONE, *CPU_QUANTIZATIONS))
+        kind, reason = resolve_quantization(default, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
+        return kind, reason if default == AUTO else "as the model's files advise"
+    if choice == NONE:
         if stored is not None:
             raise ConfigError(f"quantization 'none': the model's files hold {stored}; load the model they were made of")
         return None, "as asked"
-    if asked != AUTO:
-        return asked or stored, "as asked" if asked else "as in the files" if stored else "by default"
+    if choice is not None and choice != AUTO:
+        return choice, "as asked"
+    if choice is None:
+        return stored, "as in the files" if stored else "by default"
     if stored is not None:
         return stored, "auto: as in the files"
     if device.type != "cpu":
@@ -54,18 +59,23 @@ def resolve_quantization(
         return None, f"auto: {config.parameters / 1e6:.3g} million parameters gain nothing"
 
     def fits(kind: Quantization | None) -> bool:
-        return memory is None or CpuMemory.before(config, dtype, kind, memory.room, processes).fitting_length() > 0
+        if memory is None:
+            return True
+        return CpuMemory.before_loading(config, dtype, kind, memory.room, processes).fitting_length() > 0
 
     kinds: list[Quantization | None] = [None, *cpu_quantizations(config, processes)]
     fitting = [kind for kind in kinds if fits(kind)]
-    if len(fitting) < 2:
-        return (fitting or kinds)[-1], "auto: no other fits" if fitting else "auto: nothing fits"
+    if not fitting:
+        return kinds[-1], "auto: nothing fits"
+    if len(fitting) == 1:
+        return fitting[0], "auto: no other fits"
     speed = {kind: average(_speeds(kind, dtype)) for kind in fitting}
     fastest = fitting[0]
     for kind in fitting[1:]:
-        fastest = kind if speed[kind] > _GAIN * speed[fastest] else fastest
+        if speed[kind] > _MIN_SPEEDUP * speed[fastest]:
+            fastest = kind
     names = {None: str(dtype).removeprefix("torch.")} | {kind: kind for kind in CPU_QUANTIZATIONS}
-    speeds = ", ".join(f"{names[kind]} {times:.1f}" for kind, times in speed.items())
+    speeds = ", ".join(f"{names[kind]} {speedup:.1f}" for kind, speedup in speed.items())
     return fastest, f"auto: of what fits, times as fast as float32: {speeds}"
 
 

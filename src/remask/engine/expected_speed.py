@@ -1,7 +1,8 @@
-"""How fast a model writes at most on a machine, computed from its shape: nothing is run.
+"""Upper bounds of a model's speed on a machine, computed from its shape without running anything.
 
-One request at one token a step. A pass takes at least the FLOPs and the bytes of its operations by a GPU's data sheet,
-or the CPU time that was measured for LLaDA-8B's shape. Real passes take longer. Nothing here imports PyTorch.
+They are for one request at one token a step. On a GPU a pass takes the time of its FLOPs and bytes by the data sheet,
+on a CPU a time scaled from one that was measured for LLaDA-8B's shape. Real passes take longer. Nothing here imports
+PyTorch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,41 +16,50 @@ from remask.plan import Plan, Span
 from remask.plan.cost import PassCost
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
 
-CANVAS, BLOCK = 1024, 32  # tokens of a request, and of a block where the model has no length of its own
+CANVAS, BLOCK = 1024, 32  # default tokens of a canvas and of a block
 DATA_SHEETS: Mapping[str, tuple[float, float]] = {"h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12)}
 """FLOPs of dense bfloat16 and bytes a second, by a part of the GPU's name."""
-MEASURED = "llada-8b", 1.77  # seconds of one core for a pass of one block as int8: docs/laptop.md
-MEMORY_S = 40e9  # of a CPU; bytes a second
+CPU_REFERENCE = "llada-8b", 1.77  # a preset, and seconds of one core for a pass of one block as int8: docs/laptop.md
+CPU_BANDWIDTH = 40e9  # bytes a second
 
 
 def tokens_per_second(config: ModelConfig, policy: str, device: str | int) -> float:
-    """Tokens a second under a cache `policy` on a GPU of `DATA_SHEETS`, or on a CPU with so many cores, as int8."""
+    """Tokens a second under the cache `policy`. `device` is a GPU of `DATA_SHEETS`, or a CPU's number of cores.
+
+    On a CPU weights are int8.
+    """
     canvas, block = _canvas(config), config.block_length or BLOCK
     return block / sum(pass_seconds(config, rows, device) for rows in rows_computed(policy, canvas, block))
 
 
 def rows_computed(policy: str, canvas: int, block: int) -> Iterator[int]:
-    """Rows that each step of a block computes, at one token a step."""
+    """Yield the number of rows that each step of a block computes, at one token a step."""
     for step in range(block):
         if policy == "none":
             yield canvas
         elif step == 0:
             yield 2 * block if policy == "exact" else canvas
-        else:  # by default every fourth step of `uniform-cache` computes the next block too
-            yield 2 * block if policy == "uniform-cache" and (step + 1) % 4 == 0 else block
+        elif policy == "uniform-cache" and (step + 1) % 4 == 0:  # by default every fourth step computes the next block
+            yield 2 * block
+        else:
+            yield block
 
 
 @cache
 def pass_seconds(config: ModelConfig, rows: int | None, device: str | int) -> float:
-    """The least time of a pass over the last `rows` rows of a canvas, or all, on a `device` as above."""
-    rows = _canvas(config) if rows is None else rows
+    """Lower bound of the seconds of a pass over the last `rows` rows of a canvas (None: all of them).
+
+    `device` is as in `tokens_per_second`.
+    """
+    count = _canvas(config) if rows is None else rows
     if isinstance(device, int):
-        name, seconds = MEASURED
-        rate = device * _cost(preset(name), BLOCK, 1).total.flops / seconds
-        total = _cost(config, rows, 1).total
-        return max(total.flops / rate, total.weights / MEMORY_S)
-    flops, moved = DATA_SHEETS[device]
-    return sum(max(cost.flops / flops, cost.bytes / moved) for cost in _cost(config, rows, 2).operations.values())
+        name, seconds = CPU_REFERENCE
+        flops_per_second = device * _cost(preset(name), BLOCK, 1).total.flops / seconds
+        total = _cost(config, count, 1).total
+        return max(total.flops / flops_per_second, total.weights / CPU_BANDWIDTH)
+    flops_per_second, bandwidth = DATA_SHEETS[device]
+    costs = _cost(config, count, 2).operations.values()
+    return sum(max(cost.flops / flops_per_second, cost.bytes / bandwidth) for cost in costs)
 
 
 def _canvas(config: ModelConfig) -> int:
@@ -57,9 +67,9 @@ def _canvas(config: ModelConfig) -> int:
 
 
 def _cost(config: ModelConfig, rows: int, item: int) -> PassCost:
-    """The cost of a pass over the last `rows` rows, of which those of one block predict; `item` bytes a number."""
+    """The cost of a pass over the last `rows` rows, which predicts one block, with `item` bytes a number."""
     canvas = _canvas(config)
-    places = np.arange(canvas)
-    predicted = places >= canvas - min(rows, config.block_length or BLOCK)
-    plan = Plan([Span(range(config.layers), places >= canvas - rows)], predicted)
+    positions = np.arange(canvas)
+    predict = positions >= canvas - min(rows, config.block_length or BLOCK)
+    plan = Plan([Span(range(config.layers), positions >= canvas - rows)], predict)
     return pass_cost(config.widths(item), [ExecutedPlan(plan)])

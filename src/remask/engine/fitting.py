@@ -1,6 +1,6 @@
-"""What a machine's memory has room for beside a model's weights, and the widest form of numbers in which it fits.
+"""Which canvases fit into a machine's memory beside a model's weights, and the widest number format for which some do.
 
-It follows from the model's shape alone, before weights are read or downloaded. Nothing here imports PyTorch.
+It is computed from the model's shape, before weights are read or downloaded. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -33,98 +33,109 @@ if TYPE_CHECKING:
     from remask.model.attention import Attention
     from remask.model.transformer import Transformer
 
-CPU_SHARE = 0.9  # of the memory that is left: other programs need some too
+CPU_SHARE = 0.9  # of the free memory, as other programs need some too
 
 
 @dataclass(frozen=True, slots=True)
 class CpuMemory:
-    """What a CPU's memory has left beside a model's weights, and what needs room there, in bytes of all ranks."""
+    """The memory of a CPU beside a model's weights, and what an engine needs of it, in bytes of all ranks."""
 
     config: ModelConfig
     dtype: NumberFormat  # of hidden states
     kv_item: int  # bytes of a number of K/V
     quantised: bool  # whether the matrices are quantized
-    ranks: int  # processes that the model is spread over
-    attention: Attention | None  # how it attends; None: by PyTorch
-    left: int  # bytes that may be taken; negative where the weights alone are too large
-    page: int  # tokens of a page. A canvas may take one more than its length says
+    ranks: int  # processes that the model is distributed over
+    attention: Attention | None  # computes attention; None for PyTorch
+    available: int  # bytes that may be allocated; negative if the weights alone are too large
+    page: int  # tokens of a page, by which a canvas may be larger than its length
 
     @classmethod
-    def beside(cls, model: Transformer, free: int, page: int) -> CpuMemory:
-        """Beside a `model` that is loaded, on a machine with `free` bytes of memory."""
-        left = int(CPU_SHARE * free)
+    def beside_model(cls, model: Transformer, free: int, page: int) -> CpuMemory:
+        """For a `model` that is loaded, on a machine with `free` bytes of memory."""
         ranks = model.ranks.shard.size
+        available = int(CPU_SHARE * free)
         return cls(
-            model.config, model.dtype, model.kv_dtype.itemsize, model.quantised, ranks, model.attention, left, page
+            model.config, model.dtype, model.kv_dtype.itemsize, model.quantised, ranks, model.attention, available, page
         )
 
     @classmethod
-    def before(
+    def before_loading(
         cls, config: ModelConfig, dtype: NumberFormat, quantization: Quantization | None, free: int, ranks: int = 1
     ) -> CpuMemory:
-        """As it will be once such a model is loaded, on a machine with `free` bytes of memory now."""
-        left = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
+        """For a model that will be loaded, on a machine with `free` bytes of memory before that."""
+        available = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
         quantised = quantization is not None
-        return cls(config, dtype, kv_item(dtype, quantised), quantised, ranks, None, left, page_size(None, config))
+        return cls(config, dtype, kv_item(dtype, quantised), quantised, ranks, None, available, page_size(None, config))
 
     @property
     def token(self) -> TokenBytes:
         """The memory of a token on all ranks."""
-        one = token_bytes(self.config, self.dtype.itemsize, self.ranks, self.kv_item)
-        return TokenBytes(self.ranks * one.kv, self.ranks * one.state)
+        rank_bytes = token_bytes(self.config, self.dtype.itemsize, self.ranks, self.kv_item)
+        return TokenBytes(self.ranks * rank_bytes.kv, self.ranks * rank_bytes.state)
 
     def workspace(self, rows: int, length: int) -> int:
-        """What a pass over `rows` rows of canvases of `length` tokens takes."""
-        one = workspace_bytes(self.config, rows, length, self.dtype.itemsize, self.ranks, self.attention)
-        part = Shard(0, self.ranks).part(self.config)
-        return self.ranks * (one + (product_bytes(part) if self.quantised else 0))
+        """Bytes that a pass over `rows` rows of canvases of `length` tokens takes."""
+        rank_bytes = workspace_bytes(self.config, rows, length, self.dtype.itemsize, self.ranks, self.attention)
+        if self.quantised:
+            rank_bytes += product_bytes(Shard(0, self.ranks).part(self.config))
+        return self.ranks * rank_bytes
 
     def pair(self, length: int, store: int = 0) -> int:
-        """What a guided request of `length` tokens takes, whose two canvases run together, and `store` stored ones."""
-        long, token = length + self.page, self.token
-        return 2 * long * token.kv + self.workspace(2 * long, long) + store * (token.kv + token.state)
+        """Bytes that a guided request takes, whose two canvases of `length` tokens run together, and `store` tokens."""
+        extent = length + self.page
+        token = self.token
+        return 2 * extent * token.kv + self.workspace(2 * extent, extent) + store * (token.kv + token.state)
 
-    def longest(self, length: int, store: int) -> int:
-        """The most tokens up to `length` of which a pair has room, beside as many of `store`: whole pages, or all."""
+    def max_canvas(self, length: int, store: int) -> int:
+        """The largest number of tokens, up to `length`, with which a pair fits: whole pages, or `length` itself.
 
-        def needed(tokens: int) -> int:
+        The store takes as many tokens, up to `store`, beside it. Returns 0 if no page fits.
+        """
+
+        def required_bytes(tokens: int) -> int:
             return self.pair(tokens, min(tokens, store))
 
-        if needed(length) <= self.left:
+        if required_bytes(length) <= self.available:
             return length
         counts = range(1, length // self.page + 1)
-        return bisect_right(counts, self.left, key=lambda count: needed(count * self.page)) * self.page
+        return bisect_right(counts, self.available, key=lambda count: required_bytes(count * self.page)) * self.page
 
-    def fitting_length(self, asked: int | None = None) -> int:
-        """Tokens of the longest canvas of an engine by default, or of up to `asked`; 0 where it would be refused."""
-        if asked is not None:
-            return self.longest(asked, 0)
-        return self.longest(default_length(self.config), DEFAULT_STORE_TOKENS)
+    def fitting_length(self, max_model_len: int | None = None) -> int:
+        """Tokens of the longest canvas of an engine with this setting; 0 if the engine would be refused."""
+        if max_model_len is not None:
+            return self.max_canvas(max_model_len, 0)
+        return self.max_canvas(default_length(self.config), DEFAULT_STORE_TOKENS)
 
     def tokens(self) -> int | None:
-        """Tokens of K/V that have room beside a pass over the longest default canvas; None: no canvas has."""
-        long = self.fitting_length() + self.page
-        return (self.left - self.workspace(2 * long, long)) // self.token.kv if long > self.page else None
+        """Tokens of K/V that fit beside a pass over the longest default canvas; None if no canvas fits."""
+        length = self.fitting_length()
+        if not length:
+            return None
+        extent = length + self.page
+        return (self.available - self.workspace(2 * extent, extent)) // self.token.kv
 
-    def rows(self, most: int, length: int, taken: int) -> int:
-        """Rows of a pass that has room beside `taken` bytes: `most`, or fewer."""
-        while most > 2 * length and self.workspace(most, length) > self.left - taken:
-            most = max(2 * length, most // 2)
-        return most
+    def max_rows(self, rows: int, length: int, allocated: int) -> int:
+        """Rows of a pass over canvases of `length` that fits beside `allocated` bytes: `rows`, halved if needed.
 
-    def no_room(self, longest: int, fitting: int) -> ConfigError:
-        """The error where two canvases of `longest` tokens do not fit, and those of `fitting` do; 0: none."""
+        A pass has at least the rows of two canvases.
+        """
+        while rows > 2 * length and self.workspace(rows, length) > self.available - allocated:
+            rows = max(2 * length, rows // 2)
+        return rows
+
+    def shortage_error(self, max_canvas: int, fitting: int) -> ConfigError:
+        """The error that two canvases of `max_canvas` tokens do not fit. It advises `fitting` tokens, unless 0."""
         ways = [f"--max-model-len {fitting}"] if fitting else []
         ways += [] if self.quantised else ["--quantization int8"]
         return ConfigError(
-            f"K/V do not fit: a request with guidance takes two canvases of up to {longest} tokens and a pass over "
-            f"them, {gigabytes(self.pair(longest))}, and {gigabytes(max(0, self.left))} of memory are left beside the "
-            f"weights. Use {' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
+            f"K/V do not fit: a request with guidance takes two canvases of up to {max_canvas} tokens and a pass over "
+            f"them, {gigabytes(self.pair(max_canvas))}, and {gigabytes(max(0, self.available))} of memory are left "
+            f"beside the weights. Use {' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
         )
 
 
 def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantization]:
-    """The quantizations for CPUs that take matrices of the sizes of `config`, the widest first."""
+    """Yield the quantizations for CPUs that support the matrix sizes of `config`, the widest first."""
     for kind in CPU_QUANTIZATIONS:
         with suppress(ConfigError):
             check_sizes(kind, Shard(ranks - 1, ranks).part(config))
@@ -133,19 +144,19 @@ def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantizat
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a model fits in one form of numbers."""
+    """How a model fits with one quantization, or without."""
 
-    quantization: Quantization | None  # what its matrices are quantized to; None: they are of the dtype
-    length: int  # tokens of the longest canvas that has room
-    wanted: int  # tokens of the longest canvas that an engine is to have
+    quantization: Quantization | None  # of its matrices; None if they have the dtype
+    length: int  # tokens of the longest canvas that fits
+    required: int  # tokens of the longest canvas that an engine is to have
 
     @property
-    def whole(self) -> bool:
-        """Whether all has room that is wanted."""
-        return self.length >= self.wanted
+    def is_full(self) -> bool:
+        """Whether the longest canvas fits that an engine is to have."""
+        return self.length >= self.required
 
 
-def widest(
+def widest_fit(
     config: ModelConfig,
     dtype: NumberFormat,
     memory: DeviceMemory,
@@ -154,29 +165,32 @@ def widest(
     gpu_kinds: Iterable[Quantization] | None = None,
     attention: Attention | None = None,
 ) -> Fit:
-    """The widest form in which an engine with these `limits` has room beside the weights.
+    """The widest number format with which an engine with these `limits` fits beside the weights.
 
-    The forms are `dtype`, and quantized matrices: on a CPU those that take matrices of these sizes, on a CUDA device
-    the `gpu_kinds`. Where no form has room for all that is wanted, it is the widest that has room for shorter or fewer
-    canvases; the one for the longest where their length was asked for; and where none has room for any, the narrowest,
+    The formats are `dtype`, and the quantizations for CPUs that support these matrix sizes; on a CUDA device the
+    `gpu_kinds`. If none has room for the required length, it is the widest that has room for a shorter canvas, or, if
+    `limits` name the length, the one with room for the longest. If none has room for any canvas, it is the narrowest,
     with a length of 0. `memory` is that of a CPU's machine, or of each of `ranks` devices.
     """
-    wanted = limits.max_model_len or default_length(config)
+    required = limits.max_model_len or default_length(config)
     kinds: list[Quantization | None] = [None, *(cpu_quantizations(config, ranks) if gpu_kinds is None else gpu_kinds)]
     fits = list[Fit]()
     for kind in kinds:
         if gpu_kinds is None:
-            length = CpuMemory.before(config, dtype, kind, memory.room, ranks).fitting_length(limits.max_model_len)
+            cpu = CpuMemory.before_loading(config, dtype, kind, memory.room, ranks)
+            length = cpu.fitting_length(limits.max_model_len)
         else:
             tokens = gpu_tokens(config, dtype, kind, memory, ranks, attention) or 0
             length = tokens // limits.max_num_seqs
-        fits.append(Fit(kind, length, wanted))
-        if fits[-1].whole:
+        fits.append(Fit(kind, length, required))
+        if fits[-1].is_full:
             return fits[-1]
-    some = [fit for fit in fits if fit.length]
-    if limits.max_model_len is not None and some:
-        return max(some, key=lambda fit: fit.length)
-    return next(iter(some), fits[-1])
+    partial_fits = [fit for fit in fits if fit.length]
+    if not partial_fits:
+        return fits[-1]
+    if limits.max_model_len is not None:
+        return max(partial_fits, key=lambda fit: fit.length)
+    return partial_fits[0]
 
 
 def gpu_tokens(
@@ -187,8 +201,8 @@ def gpu_tokens(
     ranks: int = 1,
     attention: Attention | None = None,
 ) -> int | None:
-    """Tokens of K/V with room on each of `ranks` GPUs beside weights and the longest pass; None: not even that."""
-    longest = default_length(config)
+    """Tokens of K/V that fit on each of `ranks` GPUs beside weights and the longest pass; None if these do not fit."""
+    max_canvas = default_length(config)
     room = memory.room - weight_bytes(config, dtype, ranks, quantization)
-    room -= workspace_bytes(config, longest, longest, dtype.itemsize, ranks, attention)
+    room -= workspace_bytes(config, max_canvas, max_canvas, dtype.itemsize, ranks, attention)
     return room // token_bytes(config, dtype.itemsize, ranks).kv if room >= 0 else None

@@ -1,4 +1,4 @@
-"""Passes with layer hooks: they run layer by layer, and what acts between layers may change their plans."""
+"""Passes with layer hooks, which run layer by layer, as hooks may change plans between layers."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ from remask.policies.on_device import DeviceHook
 
 
 class LayerRunner(Protocol):
-    """What of a `Runner` a pass with hooks needs."""
+    """The part of a `Runner` that a pass with hooks uses."""
 
     model: Transformer
     pool: Pool
@@ -35,49 +35,51 @@ class LayerRunner(Protocol):
 def run_layers(
     runner: LayerRunner,
     batch: StepBatch,
-    admitted: Items,
+    repeat_items: Items,
     hooks: Sequence[DeviceHook],
-    begun: list[Stage],
+    stages_run: list[Stage],
     revised: set[int],
 ) -> tuple[Tensor, Items]:
-    """The pass of `batch`, layer by layer. Stages that are packed again are added to `begun`.
+    """Run `batch` layer by layer. Returns hidden states [M, D] and the items with their final plans.
 
-    Plans that hooks change before a layer runs are changed in `admitted` too. Plans that they change after a layer
-    are only in the returned items; the numbers of these canvases are added to `revised`, and their ledgers hold the
-    new plans.
+    `repeat_items` has the plans with which the pass can be repeated if it fails. A plan that a hook changes before a
+    layer runs replaces the one there. A plan that it changes after a layer does not, but is entered into the ledger of
+    its canvas at once, whose index is added to `revised`. Stages that are packed again are added to `stages_run`.
     """
-    model, pool, stages, everywhere = runner.model, runner.pool, batch.stages, runner.model.ranks.everywhere
-    planned, items = list(admitted), list(admitted)
+    model, pool, everywhere = runner.model, runner.pool, runner.model.ranks.everywhere
+    stages = batch.stages
+    original = list(repeat_items)
+    items = list(repeat_items)
     h = everywhere(_enter, model, batch, pool)
     while stages:
         stage, stages = stages[0], stages[1:]
         if len(stage.layers):
-            changed = runner.before_layer(hooks, stage, h, [plan for _, plan in items])
-            for number, plan in changed.items():
-                items[number] = items[number][0], plan
-                if number not in revised:
-                    admitted[number] = items[number]
-            if changed:
-                stage = runner.pack_layer(items, stage.layers.start)  # later ones have the rows that they had
-                begun.append(stage)
+            new_plans = runner.before_layer(hooks, stage, h, [plan for _, plan in items])
+            for index, plan in new_plans.items():
+                items[index] = items[index][0], plan
+                if index not in revised:
+                    repeat_items[index] = items[index]
+            if new_plans:
+                stage = runner.pack_layer(items, stage.layers.start)  # the rows of later stages are unchanged
+                stages_run.append(stage)
         h = everywhere(_run, model, stage, h, pool)
-        # A stage without layers has still to keep what leaves this one.
+        # A stage without layers follows, which saves the states that leave this one.
         if stages and not len(stages[0].layers):
             continue
-        done = stage.layers.stop
-        changed = runner.after_layer(hooks, done - 1, [plan for _, plan in items])
-        for number, plan in changed.items():
-            state = items[number][0]
+        stop = stage.layers.stop
+        new_plans = runner.after_layer(hooks, stop - 1, [plan for _, plan in items])
+        for index, plan in new_plans.items():
+            state = items[index][0]
             state.ledger.revise(plan)
-            revised.add(number)
-            items[number] = state, plan
-        if changed:
-            batch = runner.pack(items, first=done)
+            revised.add(index)
+            items[index] = state, plan
+        if new_plans:
+            batch = runner.pack(items, first=stop)
             stages = batch.stages
-            begun += stages
+            stages_run += stages
     hidden = everywhere(_leave, model, h, batch.predict)
-    for number, ((state, plan), (_, before)) in enumerate(zip(items, planned, strict=True)):
-        if plan is not before and number not in revised:
+    for index, ((state, plan), (_, original_plan)) in enumerate(zip(items, original, strict=True)):
+        if plan is not original_plan and index not in revised:
             state.ledger.revise(plan)
     return hidden, items
 
@@ -99,19 +101,19 @@ def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
-    """`items` with the rows that `stages` have chosen so far."""
-    chosen = [
-        (layer, pick.keys, stage.partial.slots[rows].cpu().numpy())
-        for stage in stages
-        if stage.partial is not None
-        for pick in stage.partial.picks
-        for layer, rows in zip(stage.layers, pick.chosen, strict=False)
-    ]
-    items = list(items)
-    for number, (state, plan) in enumerate(items):
-        for layer, keys, slots in chosen:
-            pick = plan.spans.at(layer).pick
-            if pick is not None and (pick.by == "key") == keys:
-                plan = plan.chosen(layer, pick.among & np.isin(state.slots(layer), slots))
-        items[number] = state, plan
-    return items
+    """`items` with the picks of their plans replaced by the rows that `stages` have chosen so far."""
+    choices = []  # layer, whether K was compared, and the slots of the chosen rows
+    for stage in stages:
+        if stage.partial is not None:
+            for pick in stage.partial.picks:
+                # Layers that have not run yet have chosen nothing.
+                for layer, rows in zip(stage.layers, pick.chosen, strict=False):
+                    choices.append((layer, pick.keys, stage.partial.slots[rows].cpu().numpy()))
+    result = []
+    for state, plan in items:
+        for layer, by_key, slots in choices:
+            span_pick = plan.spans.at(layer).pick
+            if span_pick is not None and (span_pick.by == "key") == by_key:
+                plan = plan.chosen(layer, span_pick.among & np.isin(state.slots(layer), slots))
+        result.append((state, plan))
+    return result

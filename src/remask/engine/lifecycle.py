@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What failed, in the message of a request's error.
+# The first words of a request's error
 POLICY_FAILED, MOVE_FAILED = "its cache policy failed", "its stored prefix could not be copied"
 PASS_FAILED, WRITE_FAILED = "its pass failed", "its tokens could not be settled"
 PREFIX_FAILED = "the pass of its shared prefix failed"
@@ -33,29 +33,31 @@ class Lifecycle:
     """Holds the requests of an engine, and ends them.
 
     Attributes:
-        outgrown: requests whose canvas has outgrown its place, in the order in which they did. They hold no memory.
-        at_work: ids of the requests that are being worked on in this step; other threads may read it.
+        growing: requests that wait for the place of a longer canvas, by what they were before they began, in the order
+            in which they outgrew their places. They hold no memory.
+        active_ids: ids of the requests that are being worked on in this step. Other threads may read it.
     """
 
     def __init__(self, memory: Memory, observers: Observers, limits: StepLimits, stats: EngineStats) -> None:
-        """`limits` are those of a step."""
-        self.memory, self.observers, self.stats = memory, observers, stats
+        self.memory = memory
+        self.observers = observers
+        self.stats = stats
         self.waiting = WaitingQueue()  # requests that have not begun
-        self.outgrown: dict[PendingRequest, RunningRequest] = {}
-        self.scheduler = Scheduler(limits)  # takes the turns of the running members
+        self.growing: dict[PendingRequest, RunningRequest] = {}
+        self.scheduler = Scheduler(limits)  # holds the running members
         self.ids: set[str] = set()  # ids of requests whose results are still to be reported
-        self.timed: set[str] = set()  # those of them that have a deadline
+        self.deadline_ids: set[str] = set()  # those of them that have a deadline
         self.events: list[Event] = []  # events that are still to be reported
-        self.at_work: Sequence[str] = ()
-        self.peak_stale = False  # a member has begun since the peak of memory was last measured
+        self.active_ids: Sequence[str] = ()
+        self.is_peak_stale = False  # a member has begun since the peak of memory was last measured
 
     @property
     def idle(self) -> bool:
         """Whether no request waits and none runs."""
-        return not (self.waiting.count or self.outgrown or self.scheduler.line)
+        return not (self.waiting.count or self.growing or self.scheduler.line)
 
     def requests(self) -> list[RunningRequest]:
-        """The requests among the members."""
+        """The members that are requests, those with a reported result included."""
         return [member for member in self.scheduler.line if isinstance(member, RunningRequest)]
 
     def unfinished(self) -> list[RunningRequest]:
@@ -67,43 +69,43 @@ class Lifecycle:
         self.waiting.add(pending)
         self.ids.add(pending.request.id)
         if pending.request.deadline_s is not None:
-            self.timed.add(pending.request.id)
+            self.deadline_ids.add(pending.request.id)
 
     def begin(self, running: RunningRequest) -> None:
-        """Start a request that has waited, or let one go on whose canvas has grown."""
+        """Start a request that has waited, or resume one whose canvas has grown."""
         pending = running.pending
-        self.waiting.hold(pending)
+        self.waiting.add_running(pending)
         self.add(running)
-        if self.outgrown.pop(pending, None) is not None:
+        if self.growing.pop(pending, None) is not None:
             return
         self.waiting.remove(pending)
         pending.starts += 1
-        if not pending.begun:
-            pending.begun = True
+        if not pending.start_reported:
+            pending.start_reported = True
             self.events.append(Event(pending.request.id, queued_s=pending.elapsed_s))
 
     def add(self, member: Member) -> None:
-        """Add a member to the passes."""
+        """Let a member take part in passes."""
         self.scheduler.add(member)
-        self.peak_stale = True
+        self.is_peak_stale = True
 
     def expire(self, now: float) -> None:
-        """End requests whose deadline has passed."""
+        """End requests whose deadline has passed at the time `now`."""
 
-        def late(pending: PendingRequest) -> bool:
+        def is_late(pending: PendingRequest) -> bool:
             limit = pending.request.deadline_s
             return limit is not None and now - pending.arrived >= limit
 
-        self._end_all(late, "timeout")
+        self._end_all(is_late, "timeout")
 
     def cancel(self, request_id: str) -> bool:
-        """End a request; False for an unknown id."""
+        """End a request. Returns False if the id is unknown."""
         return self._end_all(lambda pending: pending.request.id == request_id, "cancelled")
 
-    def _end_all(self, ends: Callable[[PendingRequest], bool], reason: FinishReason) -> bool:
-        """End the requests that `ends` names, and return whether there are any."""
-        waiting = [pending for pending in [*self.waiting, *self.outgrown] if ends(pending)]
-        running = [member for member in self.unfinished() if ends(member.pending)]
+    def _end_all(self, condition: Callable[[PendingRequest], bool], reason: FinishReason) -> bool:
+        """End the requests that meet `condition`. Returns whether there are any."""
+        waiting = [pending for pending in [*self.waiting, *self.growing] if condition(pending)]
+        running = [member for member in self.unfinished() if condition(member.pending)]
         for pending in waiting:
             self.end_waiting(pending, reason)
         for member in running:
@@ -111,32 +113,40 @@ class Lifecycle:
         return bool(waiting or running)
 
     def start_over(self, error: Exception) -> None:
-        """After memory was emptied, requests wait again, or end with `error` if they reported or began too often."""
-        begun, self.at_work = self.unfinished(), ()
+        """Queue running requests again, after `error` has emptied memory.
+
+        Those that have reported something, or began too often, end with the error.
+        """
+        interrupted = self.unfinished()
+        self.active_ids = ()
         self.stats.recoveries += 1
         self.scheduler = Scheduler(self.scheduler.limits)
-        self.waiting.nobody_holds()
-        for running in begun:
-            if running.record.reported or running.pending.starts >= MAX_STARTS:
-                self._report(running.result("error", failure(running.request, error, ENGINE_FAILED)))
+        self.waiting.clear_running()
+        for running in interrupted:
+            if running.record.has_reported or running.pending.starts >= MAX_STARTS:
+                self._report(running.result("error", error_message(running.request, error, ENGINE_FAILED)))
             else:
                 self.waiting.add(running.pending)
 
-    def attempt(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
-        """What `act` returns; None where `pending` ended with an error: `what` failed. Raises errors of the engine."""
-        self.at_work = (pending.request.id,)
+    def attempt(self, pending: PendingRequest, function: Callable[[], T], failure: str) -> T | None:
+        """The result of `function`, called on behalf of a waiting request.
+
+        If it raises, the request ends with an error that begins with `failure`, and None is returned. Raises errors of
+        the device while the request may begin again.
+        """
+        self.active_ids = (pending.request.id,)
         try:
-            return act()
+            return function()
         # Policies and models may be foreign code: what they raise for one request must end no other.
         except Exception as error:
             pending.starts += is_fatal(error)
             if is_fatal(error) and pending.starts < MAX_STARTS:
                 raise
-            self.end_waiting(pending, "error", failure(pending.request, error, what))
+            self.end_waiting(pending, "error", error_message(pending.request, error, failure))
             return None
 
     def finish(self, member: Member) -> None:
-        """Take note of a member that is done: it ends, waits for the place of a longer canvas, or completes a page."""
+        """Handle a member that is done: end it, queue it for a longer canvas, or let it complete a page."""
         if isinstance(member, PrefixPass):
             self.scheduler.remove(member)
             for running in self.requests():
@@ -150,9 +160,11 @@ class Lifecycle:
             else:
                 self.grow(member)
 
-    def fail(self, member: Member, error: Exception, what: str) -> None:
-        """End a member with `error`, and what depends on it; `what` failed. Raises what no member causes."""
-        # Policies and models may be foreign code: what they raise for one request must end no other.
+    def fail(self, member: Member, error: Exception, failure: str) -> None:
+        """End a member, and the requests that depend on it, with an error that begins with `failure`.
+
+        Raises `error` if it is one of the device, which no member causes.
+        """
         if is_fatal(error):
             raise error
         if isinstance(member, PrefixPass):
@@ -164,26 +176,26 @@ class Lifecycle:
             member.store.withdraw(member.entry)
             member.ended = True
         elif isinstance(member, RunningRequest):
-            self.end(member, "error", failure(member.request, error, what))
+            self.end(member, "error", error_message(member.request, error, failure))
 
     def grow(self, running: RunningRequest) -> None:
-        """Let a request wait for the place of a longer canvas. Its tokens are the host's, and all else is freed."""
+        """Let a request wait for the place of a longer canvas. All but its tokens on the host is freed."""
         pending, canvases = running.pending, [state.canvas for state in running.canvases]
         pending.decoding = pending.decoding.grow(canvases, running.decoder.step)
         self._release(running)
-        self.outgrown[pending] = running
+        self.growing[pending] = running
 
     def end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
-        """Report the end of a request that waits, to begin or to go on."""
-        before = self.outgrown.pop(pending, None)
-        if before is not None:
-            self._report(before.result(reason, error))
+        """Report the end of a request that waits to begin, or for a longer canvas."""
+        predecessor = self.growing.pop(pending, None)
+        if predecessor is not None:
+            self._report(predecessor.result(reason, error))
             return
         self.waiting.remove(pending)
         self._report(pending.result(reason, error))
 
     def end(self, running: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
-        """Report the end of a running request, and free its memory. A page that others may read is completed first."""
+        """Report the end of a running request, and free its memory, unless a further pass completes a page first."""
         if not running.closing:
             self._report(running.result(reason, error))
         if reason not in ("stop", "length") or not running.close():
@@ -192,21 +204,21 @@ class Lifecycle:
     def _report(self, result: Result) -> None:
         self.events.append(Event(result.id, result=result))
         self.ids.discard(result.id)
-        self.timed.discard(result.id)
+        self.deadline_ids.discard(result.id)
 
     def _release(self, running: RunningRequest) -> None:
         self.scheduler.remove(running)
-        self.waiting.let_go(running.pending)
+        self.waiting.remove_running(running.pending)
         self.observers.runner.forget()  # layouts with this request are not used again
         self.memory.free(running)
-        running.turn = None  # which refers to the request
+        running.turn = None  # breaks a reference cycle
         running.ended = True
 
 
-def failure(request: Request, error: Exception, what: str) -> str:
-    """Log that `what` failed with `error` for `request`. Returns the message of the request's result."""
-    log.error("request %s: %s: %s", request.id, what, error, exc_info=error)
-    return f"{what}: {error}"
+def error_message(request: Request, error: Exception, failure: str) -> str:
+    """Log `error`, and return the message of the request's result, which begins with `failure`."""
+    log.error("request %s: %s: %s", request.id, failure, error, exc_info=error)
+    return f"{failure}: {error}"
 
 
 class Admission:
@@ -214,46 +226,49 @@ class Admission:
 
     def __init__(self, lifecycle: Lifecycle, memory: Memory, max_num_seqs: int) -> None:
         """At most `max_num_seqs` canvases run at a time; clients with less than their share may exceed that."""
-        self._lifecycle, self._memory, self._most = lifecycle, memory, max_num_seqs
+        self._lifecycle = lifecycle
+        self._memory = memory
+        self._max_canvases = max_num_seqs
 
     def admit(self, now: float) -> None:
-        """Begin waiting requests in the order of their turns at `now`, while there are slots and pages.
+        """Begin waiting requests in the order of their turns at the time `now`, while there are slots and pages.
 
-        Requests behind one that awaits a page may begin before it. Those whose canvas has grown come first, and nothing
-        begins while one of them waits for pages. They hold none meanwhile, so all that runs comes to its end, or to its
-        own next block.
+        A request that waits for a page lets others begin before it. Requests whose canvas has grown come first, and
+        nothing else begins while one of them waits for pages. They hold no pages meanwhile, so every running request
+        can go on to its end, or to its own next block.
         """
-        if not all(self._goes_on(pending) for pending in list(self._lifecycle.outgrown)):
+        if not all(self._resume(pending) for pending in list(self._lifecycle.growing)):
             return
-        waiting, passed = self._lifecycle.waiting, Counter[Owner]()
-        while len(waiting) and (pending := waiting.first(now, passed)) is not None:
-            if not self._has_slot(pending) or not self._consider(pending, passed):
+        waiting = self._lifecycle.waiting
+        skipped = Counter[Owner]()
+        while len(waiting) and (pending := waiting.first(now, skipped)) is not None:
+            if not self._has_slot(pending) or not self._try_begin(pending, skipped):
                 return
 
-    def _goes_on(self, pending: PendingRequest) -> bool:
-        """Whether a request whose canvas has grown has its place, or has ended; False: it waits for pages."""
-        # Where one runs alone after a failure of the engine, that has to end first.
+    def _resume(self, pending: PendingRequest) -> bool:
+        """Resume a request whose canvas has grown, or end it with its error. Returns False if it waits for pages."""
+        # A request that runs alone after a failure of the engine has to end first.
         if any(running.pending.starts > 1 for running in self._lifecycle.requests()):
             return False
-        return self._consider(pending, Counter())
+        return self._try_begin(pending, Counter())
 
-    def _consider(self, pending: PendingRequest, passed: Counter[Owner]) -> bool:
-        """Begin a request, end it with its error, or count it in `passed`. False where memory has no room for it."""
+    def _try_begin(self, pending: PendingRequest, skipped: Counter[Owner]) -> bool:
+        """Begin a request, end it with its error, or count it in `skipped`. Returns False if memory has no room."""
         while True:
             decision = self._lifecycle.attempt(pending, lambda: self._memory.plan(pending), POLICY_FAILED)
             match decision:
                 case NoRoom():
-                    # Evict an entry that no request reads, and try again.
-                    if self._memory.give_way(decision):
+                    if self._memory.evict_one(decision):
                         continue
                     return False
                 case Placement():
                     self._begin(pending, decision)
                 case AwaitsPage():
-                    passed[pending.request.owner] += 1
+                    skipped[pending.request.owner] += 1
             return True
 
     def _has_slot(self, pending: PendingRequest) -> bool:
+        """Whether the limit of canvases lets a request begin."""
         running = self._lifecycle.requests()
         canvases = sum(len(member.canvases) for member in running)
         if not canvases:
@@ -261,21 +276,24 @@ class Admission:
         # After a failure of the engine, requests that ran then run one at a time.
         if pending.starts > 0 or any(member.pending.starts > 1 for member in running):
             return False
-        if canvases + pending.canvases <= self._most:
+        if canvases + pending.canvases <= self._max_canvases:
             return True
         waiting = self._lifecycle.waiting
-        return waiting.beyond(pending, canvases, self._most) and (waiting.several or self._memory.spares(pending))
+        if not waiting.may_exceed(pending, canvases, self._max_canvases):
+            return False
+        return waiting.has_several_clients or self._memory.has_spare_canvas(pending)
 
     def _begin(self, pending: PendingRequest, placement: Placement) -> None:
-        """Give a waiting request its place. It ends with the error where it cannot have that."""
-        before = self._lifecycle.outgrown.get(pending)
+        """Give a waiting request its place, and start the pass of its prefix if needed. On errors the request ends."""
+        predecessor = self._lifecycle.growing.get(pending)
         running = self._lifecycle.attempt(
-            pending, lambda: self._memory.place(pending, placement, before), "it could not begin"
+            pending, lambda: self._memory.place(pending, placement, predecessor), "it could not begin"
         )
         if running is None:
             return
         self._lifecycle.begin(running)
         lease = running.claim.lease
-        work = None if lease is None else PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
-        if work is not None:
-            self._lifecycle.add(work)
+        if lease is not None:
+            prefix_pass = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
+            if prefix_pass is not None:
+                self._lifecycle.add(prefix_pass)

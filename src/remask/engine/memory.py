@@ -11,11 +11,11 @@ from torch import Tensor
 from remask.engine.canvas_state import CanvasState, SlotTable, new_states, plain_table
 from remask.engine.capacity import gigabytes, page_size, token_bytes
 from remask.engine.config import EngineConfig
-from remask.engine.placement import Claim, Decision, NoRoom, Placement, Shared
+from remask.engine.placement import Claim, Decision, NoRoom, Placement, SharedKV
 from remask.engine.request import PendingRequest
 from remask.engine.running import RequestRecord, RunningRequest
 from remask.engine.sharing import Pages, Prefixes, Sharing
-from remask.engine.sizing import share_out
+from remask.engine.sizing import divide_memory
 from remask.errors import ConfigError, IntegrityError
 from remask.machine.device import allocating
 from remask.model.pool import Pool
@@ -30,7 +30,7 @@ from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 from remask.store.recent import RecentPrompts
 
-NOTHING = Shared()
+NO_SHARED_KV = SharedKV()
 
 log = logging.getLogger(__name__)
 
@@ -46,31 +46,38 @@ class Memory:
         fingerprint: str,
         depths: EarnedDepths | None = None,
     ) -> None:
-        """`depths` are those that audits have earned; None: they earn none."""
-        shape, self.model, self._depths = model.config, model, depths
+        """`depths` are those that audits have earned; None if they earn none.
+
+        Raises `ConfigError` if K/V do not fit into the memory of the device.
+        """
+        shape = model.config
+        self.model = model
         self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = page_size(config.page_size, shape)
-        # A lease splits a canvas in two, so a canvas may end one page later than its length says.
-        room = share_out(model, config, canvases, max_model_len, size)
-        self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
-        self.max_model_len = room.longest  # the longest canvas in tokens, which may be shorter than what was asked for
-        self._pages = -(-(room.running + self.store_budget) // size)
-        self._config, self._size = config, size
+        room = divide_memory(model, config, canvases, max_model_len, size)
+        self.store_budget = room.store
+        self.pass_rows = room.rows
+        self.max_model_len = room.max_canvas  # in tokens; may be less than the parameter
+        self.recent = RecentPrompts(min_shared=config.prefix_min)
+        self._config = config
+        self._depths = depths
+        self._page_size = size
+        self._pages = -(-(room.running + room.store) // size)
         self._salt = f"{fingerprint}:{model.dtype}".encode()
-        self.recent = RecentPrompts(useful=config.prefix_min)
+        self._spare = room.spare
         kv = self._pages * size * token_bytes(shape, 1, model.ranks.shard.size, model.kv_dtype.itemsize).kv
-        what = (
+        purpose = (
             f"{gigabytes(kv)} of K/V for {self._pages * size} tokens (max_num_seqs={config.max_num_seqs}, canvases of "
-            f"up to {room.longest} tokens, {room.store} stored)"
+            f"up to {room.max_canvas} tokens, {room.store} stored)"
         )
-        with allocating(what, "a lower --max-num-seqs or --max-model-len", model.device):
+        with allocating(purpose, "a lower --max-num-seqs or --max-model-len", model.device):
             self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
-        self._begin()
+        self._create_stores()
 
-    def _begin(self) -> None:
+    def _create_stores(self) -> None:
         config = self._config
-        self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
+        self.allocator = PageAllocator(self.shape.layers, self._pages, self._page_size)
         self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
@@ -88,30 +95,32 @@ class Memory:
 
     def reset(self) -> None:
         """Forget all pages and prefixes; tensors and counters are kept. Raises what a lost device raises."""
-        store, chain = self.store.stats, self.chain
-        self._begin()
-        self.store.stats, self.chain.stats, self.chain.listener = store, chain.stats, chain.listener
-        if chain.listener is not None:
-            chain.listener.cleared()
+        old_store, old_chain = self.store, self.chain
+        self._create_stores()
+        self.store.stats = old_store.stats
+        self.chain.stats = old_chain.stats
+        self.chain.listener = old_chain.listener
+        if old_chain.listener is not None:
+            old_chain.listener.on_cleared()
         self.model.ranks.everywhere(_check_device, self.model)
 
-    def check_kept(self, policy: CachePolicy) -> None:
-        """Raise `ConfigError` where the device has no room for the tensors that `policy` keeps in addition to K/V."""
+    def check_outputs_fit(self, policy: CachePolicy) -> None:
+        """Raise `ConfigError` if `policy` keeps attention and FFN outputs, and the device has no room for them."""
         if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
         config, item = self.shape, self.model.dtype.itemsize
-        token = 2 * config.layers * config.hidden * item
-        needed = (self._pages * self._size + 1) * token
-        if needed <= self._spare:
+        output_bytes = 2 * config.layers * config.hidden * item  # of one token
+        required = (self._pages * self._page_size + 1) * output_bytes
+        if required <= self._spare:
             return
         stored = token_bytes(config, item, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
-        less = -(-(needed - self._spare) // (stored.kv + stored.state + token))
-        fitting = self.store_budget - less - self._size  # as pages are whole
-        way = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
+        excess_tokens = -(-(required - self._spare) // (stored.kv + stored.state + output_bytes))
+        fitting = self.store_budget - excess_tokens - self._page_size  # a page less, as the budget is rounded to pages
+        way_out = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
         raise ConfigError(
-            f"this cache policy keeps outputs of attention and feed-forward of all layers, {gigabytes(needed)} for "
-            f"{self._pages * self._size} tokens of K/V, and {gigabytes(max(0, self._spare))} are left; use {way}"
-            "a lower --max-num-seqs or --max-model-len, or another policy"
+            f"this cache policy keeps outputs of attention and feed-forward of all layers, {gigabytes(required)} for "
+            f"{self._pages * self._page_size} tokens of K/V, and {gigabytes(max(0, self._spare))} are left; use "
+            f"{way_out}a lower --max-num-seqs or --max-model-len, or another policy"
         )
 
     def new_states(self, tokens: int) -> Tensor:
@@ -120,100 +129,109 @@ class Memory:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the pages in use and of the hidden states held, weights not counted."""
+        """Bytes of the pages in use and of all hidden states, without weights."""
         pages = self.pool.bytes_of(self.allocator.used * self.allocator.page_size)
         return pages + self.store.state_bytes + self.extra_bytes
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """See `Sharing.plan`."""
-        return self._way(pending).plan(pending)
+        """`Sharing.plan` of the way in which the request shares K/V."""
+        return self._sharing_of(pending).plan(pending)
 
-    def spares(self, pending: PendingRequest) -> bool:
-        """Whether another of the longest canvases has room beside a request, idle prefixes and pages evicted."""
+    def has_spare_canvas(self, pending: PendingRequest) -> bool:
+        """Whether a canvas of the largest size would fit beside a request, if idle prefixes and pages were evicted."""
         free = int((self.allocator.references == 0).all(axis=0).sum()) + self.store.idle_pages + self.chain.idle_pages
         pages_for = self.allocator.pages_for
         return pending.canvases * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
 
-    def give_way(self, waiting: NoRoom) -> bool:
-        """Evict a stored prefix or page that no request reads, and that `waiting` would not; False: none is left."""
-        return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
+    def evict_one(self, waiting: NoRoom) -> bool:
+        """Evict a stored prefix or page that no request reads, and that `waiting` would not read either.
+
+        Returns False if there is none, or if evicting does not help.
+        """
+        return waiting.evictable and (self.store.evict_one(waiting.entry) or self.chain.evict_one(waiting.pages))
 
     def place(
-        self, pending: PendingRequest, placement: Placement, before: RunningRequest | None = None
+        self, pending: PendingRequest, placement: Placement, predecessor: RunningRequest | None = None
     ) -> RunningRequest:
-        """Give a request what `plan` decided just now, or nothing; `before` is the one before its canvas grew."""
+        """Claim the memory of a placement that `plan` has just returned. If that raises, nothing is claimed.
+
+        `predecessor` is the request before its canvas grew; None on its first canvas.
+        """
         with ExitStack() as undo:
-            running = self._place(pending, placement, before, undo)
+            running = self._place(pending, placement, predecessor, undo)
             undo.pop_all()
-        if placement.unread is not None and before is None:
-            self.store.stats.unread[placement.unread.reason] += 1
+        if placement.unread is not None and predecessor is None:
+            self.store.stats.unread_reasons[placement.unread.reason] += 1
             if placement.unread.reason == "budget":
                 log.warning("request %s: %s", pending.request.id, placement.unread.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.canvases)
         return running
 
     def _place(
-        self, pending: PendingRequest, placement: Placement, before: RunningRequest | None, undo: ExitStack
+        self, pending: PendingRequest, placement: Placement, predecessor: RunningRequest | None, undo: ExitStack
     ) -> RunningRequest:
-        """`undo` gets what gives back each thing that is claimed."""
+        """For each claim, the call that frees it is pushed to `undo`."""
         request, traits = pending.request, placement.policy.traits
-        canvas = pending.decoding.canvas() if before is None else before.canvases[0].canvas
+        canvas = pending.decoding.canvas() if predecessor is None else predecessor.canvases[0].canvas
         if "outputs" in traits.keeps:
             self.pool.allocate_outputs()
-        owned = [extent for canvas in placement.own for extent in canvas]
-        for extent in owned:
+        extents = [extent for canvas_extents in placement.extents for extent in canvas_extents]
+        for extent in extents:
             self.allocator.claim(extent)
             undo.callback(self.allocator.release, extent)
-        shared = self._way(pending).claim(pending, placement, canvas, undo)
+        shared = self._sharing_of(pending).claim(pending, placement, canvas, undo)
         adapter = request.adapter
-        first = self._state(canvas, shared.tables(placement.own[0]), traits, shared, adapter)
+        first = self._new_state(canvas, shared.tables(placement.extents[0]), traits, shared, adapter)
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
-            if before is None:
-                other = _unconditional(canvas, self.shape.mask_id, request.template)
+            if predecessor is None:
+                second_canvas = _unconditional(canvas, self.shape.mask_id, request.template)
             else:
-                other = before.canvases[1].canvas
-            alone = placement.policy.without_prefix.traits
-            states.append(self._state(other, (plain_table(placement.own[1][0]),), alone, NOTHING, adapter))
-        record = _record(pending, placement, shared) if before is None else before.record
-        owned += [page.extent for page in shared.pages]
-        claim = Claim(owned, shared.lease, shared.publishes, shared.move(first.slots(0)))
-        return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, before)
+                second_canvas = predecessor.canvases[1].canvas
+            tables = (plain_table(placement.extents[1][0]),)
+            second_traits = placement.policy.without_prefix.traits
+            states.append(self._new_state(second_canvas, tables, second_traits, NO_SHARED_KV, adapter))
+        record = _new_record(pending, placement, shared) if predecessor is None else predecessor.record
+        extents += [page.extent for page in shared.pages]
+        claim = Claim(extents, shared.lease, shared.publisher, shared.move(first.slots(0)))
+        return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, predecessor)
 
     def free(self, running: RunningRequest) -> None:
         """Free all pages and leases of a request. Freeing it twice changes nothing."""
         claim = running.claim
-        for extent in claim.owned:
+        for extent in claim.extents:
             self.allocator.release(extent)
-        claim.owned.clear()
+        claim.extents.clear()
         for state in running.canvases:
             self.extra_bytes -= state.extra_bytes
-            state.states = state.hook_state = None
+            state.states = None
+            state.hook_state = None
         if claim.lease is not None:
             self.store.release(claim.lease)
             claim.lease = None
-        if claim.shares is not None:
-            claim.shares.release()
-            claim.shares = None
+        if claim.publisher is not None:
+            claim.publisher.release()
+            claim.publisher = None
 
-    def forget_inputs(self, canvases: Iterable[CanvasState]) -> None:
-        """Free the hidden states of canvases that are no longer needed."""
+    def free_states(self, canvases: Iterable[CanvasState]) -> None:
+        """Free the saved hidden states of canvases."""
         for state in canvases:
             self.extra_bytes -= state.extra_bytes
             state.states = None
 
     def check(self, requests: Iterable[RunningRequest]) -> None:
-        """Raise `IntegrityError` unless `requests` and the store own the pages that are in use, each exactly once."""
+        """Raise `IntegrityError` unless reference counts of pages and leases are those of `requests` and the stores."""
         expected = np.zeros_like(self.allocator.references)
-        leases: dict[int, int] = {}
-        owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
+        leases: dict[int, int] = {}  # by id() of the entry
+        extents = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for running in requests:
-            owned += running.claim.owned
-            if (lease := running.claim.lease) is not None:
-                owned.append(lease.extent)
+            extents += running.claim.extents
+            lease = running.claim.lease
+            if lease is not None:
+                extents.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
-        for extent in owned:
+        for extent in extents:
             expected[extent.layers.start : extent.layers.stop, extent.pages] += 1
         if not np.array_equal(expected, self.allocator.references):
             wrong = np.argwhere(expected != self.allocator.references)
@@ -222,11 +240,11 @@ class Memory:
             if entry.leases != leases.get(id(entry), 0):
                 raise IntegrityError(f"a prefix of {len(entry)} tokens has {entry.leases} leases that nobody holds")
 
-    def _way(self, pending: PendingRequest) -> Sharing:
+    def _sharing_of(self, pending: PendingRequest) -> Sharing:
         return self.exact_pages if pending.request.policy.traits.sharing == "pages" else self.prefixes
 
-    def _state(
-        self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: Shared, adapter: str | None
+    def _new_state(
+        self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: SharedKV, adapter: str | None
     ) -> CanvasState:
         shape, prefix = self.shape, shared.prefix
         states = self.new_states(len(canvas)) if "inputs" in traits.keeps else None
@@ -235,28 +253,30 @@ class Memory:
             ledger=Ledger(shape.layers, len(canvas), prefix),
             tables=tables,
             prefix=prefix,
-            lease=shared.front,
-            restored=states if shared.lease is None else shared.lease.entry.states,
+            lease=shared.lease_in_place,
+            restore_states=states if shared.lease is None else shared.lease.entry.states,
             states=states,
             shift=shape.shift,
-            routing=shape.routing_block,
+            routing_block=shape.routing_block,
             adapter=adapter,
             outputs="outputs" in traits.keeps,
             chain=shared.pages[-1].key if shared.pages else 0,
         )
 
 
-def _record(pending: PendingRequest, placement: Placement, shared: Shared) -> RequestRecord:
+def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV) -> RequestRecord:
     policy, unread = placement.policy, placement.unread
     usage = Usage(
-        prompt_tokens=pending.given_tokens,
+        prompt_tokens=pending.input_tokens,
         prefix_note=None if unread is None else unread.note,
         approximation=None if policy.traits.exact else name_of(policy),
     )
     if shared.prefix is not None:
-        usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
-        usage.cached_tokens = shared.found_tokens
-    return RequestRecord(usage, prefix=placement.kept if placement.lease is None else placement.lease.prefix.length)
+        usage.prefix_depth = shared.prefix.boundary
+        usage.prefix_tokens = shared.prefix.length
+        usage.cached_tokens = shared.cached_tokens
+    prefix = placement.unleased_prefix if placement.lease is None else placement.lease.prefix.length
+    return RequestRecord(usage, prefix=prefix)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
@@ -268,7 +288,7 @@ def _new_states(model: Transformer, tokens: int) -> Tensor:
 
 
 def _check_device(model: Transformer) -> None:
-    """Raise what a lost device raises: an error that it cannot recover from comes with its next use."""
+    """Use the device, which raises if an earlier error has broken it."""
     torch.ones(1, device=model.device).item()
 
 

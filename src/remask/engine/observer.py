@@ -1,9 +1,9 @@
-"""Observers of an engine: one registration for whatever watches its passes, or replaces its runner."""
+"""Observers of an engine, which watch its passes or replace its runner."""
 
 from typing import ClassVar
 
 from remask.engine.member import Turn
-from remask.engine.runner import Ran, Runner
+from remask.engine.runner import PassResult, Runner
 from remask.model.pool import Pool
 from remask.model.transformer import Transformer
 
@@ -11,37 +11,38 @@ from remask.model.transformer import Transformer
 class EngineObserver:
     """The calls that an attached observer gets (`Engine.attach`). Methods that are not overridden do nothing."""
 
-    waits: ClassVar[bool] = False  # each pass is read before the next is queued, so it is seen before its tokens change
+    waits: ClassVar[bool] = False  # whether each pass must be read before the next one is queued
 
     def runner(self, model: Transformer, pool: Pool) -> Runner | None:  # noqa: ARG002
         """The runner of passes of `model` over `pool` from now on; None keeps the present one."""
         return None
 
-    def launched(self, ran: Ran) -> None:
-        """A pass was launched. Its ledgers have entered it last."""
+    def on_launch(self, result: PassResult) -> None:
+        """A pass was launched. Its plans are the last ones in the ledgers."""
 
-    def computed(self, ran: Ran) -> None:
-        """A pass has run that was not queued ahead; its tokens are not written yet."""
+    def on_complete(self, result: PassResult) -> None:
+        """A pass that was not queued ahead has run. Its tokens are not written yet."""
 
-    def writing(self, turn: Turn) -> None:
-        """What the pass of a request predicted is about to be written."""
+    def on_write(self, turn: Turn) -> None:
+        """The predictions of a request's pass are about to be written."""
 
 
 class Observers:
-    """The observers of one engine, in the order in which they came."""
+    """The observers of one engine, in the order in which they were attached."""
 
     def __init__(self, runner: Runner, model: Transformer) -> None:
-        """`runner` is the engine's own, and `model` what it runs, without graphs."""
-        self._own, self._model = runner, model
-        self._runners: dict[EngineObserver, Runner] = {}
+        """`runner` is that of the engine, and `model` what it runs, without graphs."""
         self.attached: list[EngineObserver] = []
-        self.runner = runner  # what runs passes: that of the last observer that has one, else the engine's own
-        self.wait = False  # whether any of them waits
+        self.runner = runner  # that of the last observer that has one, or else the engine's
+        self.wait = False  # whether any observer waits
+        self._engine_runner = runner
+        self._model = model
+        self._runners: dict[EngineObserver, Runner] = {}
 
     def attach(self, observer: EngineObserver) -> None:
         """See `Engine.attach`."""
         self.attached.append(observer)
-        self._take(observer)
+        self._use_runner(observer)
         self.wait = any(other.waits for other in self.attached)
 
     def detach(self, observer: EngineObserver) -> None:
@@ -49,14 +50,14 @@ class Observers:
         self.attached.remove(observer)
         if observer in self._runners:  # runners of later observers may wrap it
             self._runners.clear()
-            self.runner = self._own
+            self.runner = self._engine_runner
             for other in self.attached:
-                self._take(other)
+                self._use_runner(other)
         self.wait = any(other.waits for other in self.attached)
 
-    def _take(self, observer: EngineObserver) -> None:
-        """Run passes by the runner of `observer`, if it has one, over the model that the last one ran."""
+    def _use_runner(self, observer: EngineObserver) -> None:
+        """Run passes by the runner of `observer`, if it has one, over the model of the last one."""
         model = self.runner.model if self._runners else self._model
-        runner = observer.runner(model, self._own.pool)
+        runner = observer.runner(model, self._engine_runner.pool)
         if runner is not None:
             self._runners[observer] = self.runner = runner

@@ -23,131 +23,141 @@ from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan
 from remask.sampling.decoder import Decoder
 
-_FREE = Tally(0, 0)
+_NO_COST = Tally(0, 0)
 
-Ahead: TypeAlias = dict[Member, Turn | None]
-"""The next turn of each member in flight; None where it ends with the pass that runs."""
+NextTurns: TypeAlias = dict[Member, Turn | None]
+"""The next turn of each member in flight; None if it ends with the pass that runs."""
 
 
-def plan_ahead(turns: Sequence[Turn]) -> Ahead | None:
-    """Plan the turns that follow `turns`, which are in flight. None where these must be read first."""
-    ahead: Ahead = {}
+def plan_ahead(turns: Sequence[Turn]) -> NextTurns | None:
+    """Plan the turns that follow `turns`, which are in flight. Returns None if one of these must be read first."""
+    next_turns: NextTurns = {}
     for turn in turns:
         try:
-            following = _following(turn)
-        # A policy may fail on a step that is never run. If it is run, the policy is asked again.
+            next_turn = _plan_next(turn)
+        # A policy may fail on a step that never runs. If the step does run, the policy is called again.
         except Exception as error:
             if is_fatal(error):
                 raise
             return None
-        if following is None or following.decoder is None:
+        if next_turn is None or next_turn.decoder is None:
             return None
-        ahead[turn.member] = None if following.decoder.finished else following
-    return ahead
+        next_turns[turn.member] = None if next_turn.decoder.finished else next_turn
+    return next_turns
 
 
 def roll_back(turn: Turn) -> None:
-    """Discard a speculative turn. The token buffer is unchanged: nothing was left to choose in its block."""
+    """Discard a speculative turn. The token buffer is unchanged: its block had no noisy position left to choose."""
     turn.items[0][0].ledger.roll_back()
 
 
-def confirm(queued: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
-    """Confirm the turns of a queued pass once the pass before is read; None: none is left. Raises its `batch_error`."""
-    if queued.batch_error is not None:
-        raise queued.batch_error
-    for turn in queued.batch:
-        if turn not in queued.speculative:
+def confirm(next_pass: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | None:
+    """Confirm or roll back the speculative turns of a queued pass, once the pass before it was read.
+
+    Requests whose policy or turn has failed end. Returns None if no turn remains. Raises the pass's `batch_error`.
+    """
+    if next_pass.batch_error is not None:
+        raise next_pass.batch_error
+    for turn in next_pass.batch:
+        if turn not in next_pass.speculative:
             continue
-        member, confirmed = turn.member, False
-        lifecycle.at_work = (member.id,)
+        member = turn.member
+        lifecycle.active_ids = (member.id,)
         try:
-            confirmed = _confirm(turn, queued)
+            is_confirmed = _confirm_turn(turn, next_pass)
         except Exception as error:
             lifecycle.fail(member, error, POLICY_FAILED)
-        if not confirmed:
+            is_confirmed = False
+        if not is_confirmed:
             lifecycle.stats.discarded_passes += 1
         elif turn.error is not None:
             lifecycle.fail(member, turn.error, PASS_FAILED)
-    return queued if queued.turns() else None
+    return next_pass if next_pass.turns() else None
 
 
-def _confirm(turn: Turn, queued: LaunchedPass) -> bool:
-    """Make a speculative turn the next one of its request where they agree. Otherwise roll it back."""
+def _confirm_turn(turn: Turn, next_pass: LaunchedPass) -> bool:
+    """Make a speculative turn the next one of its request if they agree, or else roll it back. Whether they agree."""
     running = turn.member
-    if running.ended:  # so it has left the batch, and its ledger with it
+    if running.ended:  # its ledger is not used any more
         return False
     planned = running.plan()
-    decoder, before = planned.decoder, turn.decoder
-    if decoder is None or before is None or decoder.step != before.step or not planned.plan.again:
+    decoder, speculative_decoder = planned.decoder, turn.decoder
+    is_same_step = decoder is not None and speculative_decoder is not None and decoder.step == speculative_decoder.step
+    if not is_same_step or not planned.plan.again:
         roll_back(turn)
         return False
     ((state, plan),) = turn.items
-    queued.speculative.remove(turn)
-    queued.still_noisy[turn] = still_noisy = state.canvas.noisy[plan.predicted]
+    noisy = state.canvas.noisy[plan.predicted]
+    next_pass.speculative.remove(turn)
+    next_pass.noisy_masks[turn] = noisy
     if turn.hidden is not None:
-        turn.hidden = turn.hidden[torch.from_numpy(still_noisy).to(turn.hidden.device)]
+        turn.hidden = turn.hidden[torch.from_numpy(noisy).to(turn.hidden.device)]
     if plan.spans is planned.plan.spans:
-        turn.items, turn.tally = planned.items, planned.tally
+        turn.items = planned.items
+        turn.tally = planned.tally
     else:  # rows were chosen while it ran
         turn.revise([(state, plan.predicting(planned.plan.predict))])
-    turn.decoder, turn.predicted = decoder, planned.predicted
+    turn.decoder = decoder
+    turn.predicted = planned.predicted
     running.turn = turn
     return True
 
 
-def _following(turn: Turn) -> Turn | None:
-    """The turn of the next step, before the transfers of this one are known; None: read this one first.
+def _plan_next(turn: Turn) -> Turn | None:
+    """The turn of the next step, before the transfers of this one are known.
 
-    Where only the number of transfers is known, it predicts all positions that this turn predicts. It has no plan where
-    the decoder has finished.
+    If only the number of transfers is known, it predicts all positions that this turn predicts. It has no plan if the
+    decoder has finished by then. Returns None if this turn must be read first.
     """
-    running, known, decoder, now = turn.member, turn.transfers, turn.decoder, turn.plan
-    if not isinstance(running, RunningRequest) or known is None or decoder is None or len(running.canvases) > 1:
+    running, transfers, decoder = turn.member, turn.transfers, turn.decoder
+    if not isinstance(running, RunningRequest) or transfers is None or decoder is None or len(running.canvases) > 1:
         return None
-    if now.fills or now.hook is not None:
+    if turn.plan.fills or turn.plan.hook is not None:
         return None
     state = running.canvases[0]
     canvas, block = state.canvas, decoder.block
     noisy = block.start + canvas.noisy[block.start : block.stop].nonzero()[0]
-    final = noisy[:0]
-    if not isinstance(known, RankRule):
-        counted = final = known
-    elif known.changes:  # what is final follows from step clocks
-        counted = final = decoder.outcome(final).final
-    else:
-        counted = noisy[: known.min_count(len(noisy))]  # as many as these
-    after = _after(decoder, canvas.ahead(counted, decoder.step))
-    if after.finished:
-        return Turn(running, (), _FREE, after, final)
-    open_ = canvas.ahead(final, decoder.step).noisy if len(final) else canvas.noisy
-    plan = running.planner.repeated(after, open_)
-    if plan is None or (isinstance(known, RankRule) and known.changes and after.transfers is None):
+    rule = transfers if isinstance(transfers, RankRule) else None
+    final = noisy[:0]  # positions that are known to be final after this step
+    if not isinstance(transfers, RankRule):
+        final = transfers
+    elif transfers.changes:  # what is final follows from step clocks
+        final = decoder.outcome(final).final
+    # Which positions a rule of fixed tokens transfers is not known, but how many: the decoder only counts them.
+    settled = final if rule is None or rule.changes else noisy[: rule.min_count(len(noisy))]
+    next_decoder = _advanced(decoder, canvas.with_settled(settled, decoder.step))
+    if next_decoder.finished:
+        return Turn(running, (), _NO_COST, next_decoder, final)
+    noisy_after = canvas.with_settled(final, decoder.step).noisy if len(final) else canvas.noisy
+    plan = running.planner.repeat_plan(next_decoder, noisy_after)
+    if plan is None or (rule is not None and rule.changes and next_decoder.transfers is None):
         return None
-    if isinstance(known, RankRule) and not known.changes and not known.has_fixed_count(len(noisy)):
-        then = _after_block(running, decoder, noisy)
-        if then is not None and not then.spans.rewrites(plan.spans):
+    if rule is not None and not rule.changes and not rule.has_fixed_count(len(noisy)):
+        # The step may end the block. The pass after that must overwrite whatever the speculative one has written.
+        other_plan = _plan_after_block(running, decoder, noisy)
+        if other_plan is not None and not other_plan.spans.rewrites(plan.spans):
             return None
-    standing = running.planner.standing
-    assert standing is not None
-    assert standing.tally is not None
-    return Turn(running, ((state, plan),), standing.tally, after, plan.predicted)
+    repeating = running.planner.repeating
+    assert repeating is not None
+    assert repeating.tally is not None
+    return Turn(running, ((state, plan),), repeating.tally, next_decoder, plan.predicted)
 
 
-def _after(decoder: Decoder, canvas: Canvas) -> Decoder:
-    """The decoder of the next step, if this one leaves `canvas`. This decoder stays as it is."""
-    after = copy(decoder)
-    after.canvas = canvas
-    after.advance()
-    return after
+def _advanced(decoder: Decoder, canvas: Canvas) -> Decoder:
+    """A copy of `decoder` at the next step, if this step leaves `canvas`."""
+    result = copy(decoder)
+    result.canvas = canvas
+    result.advance()
+    return result
 
 
-def _after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
-    """The plan of the request if this pass transfers all `noisy` positions of the block; None where it has finished."""
+def _plan_after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
+    """The next plan of the request if this pass transfers all `noisy` positions of the block; None if that ends it."""
     state = copy(running.canvases[0])
-    state.canvas = state.canvas.ahead(noisy, decoder.step)
-    after = _after(decoder, state.canvas)
-    if after.finished:
+    state.canvas = state.canvas.with_settled(noisy, decoder.step)
+    next_decoder = _advanced(decoder, state.canvas)
+    if next_decoder.finished:
         return None
-    planner = replace(running.planner, passes=0, left_out=0)
-    again = planner.repeated(after, state.canvas.noisy)
-    return planner.plan([state], after)[0][1] if again is None else again
+    planner = replace(running.planner, passes=0, skipped_fills=0)
+    repeated = planner.repeat_plan(next_decoder, state.canvas.noisy)
+    return planner.plan([state], next_decoder)[0][1] if repeated is None else repeated

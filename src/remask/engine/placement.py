@@ -1,4 +1,4 @@
-"""The place of a request in memory, which is decided before anything is changed, and what it claims there."""
+"""The place of a request in memory, as planned before anything is changed, and what the request claims there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,91 +21,90 @@ from remask.store.prefix import Lease
 class PageSharing:
     """Publishes the pages of one canvas as they become final.
 
-    The K/V of a row are final once a pass computes the row after its whole block had settled. The pages `found` were
-    read from the store; the pages `own` follow them.
+    The K/V of a row are final once a pass computes the row after its whole block had settled.
     """
 
     chain: PageChain
     canvas: Canvas
     block: int
-    ahead: int  # length of the first block of the canvas, where it is a short one
+    ahead: int  # length of the first block of the canvas, if that is shorter than `block`
     salt: str
-    found: list[Page]
-    own: list[PageRange]  # one a page
-    keys: list[int]  # identities of the pages that the prompt fills
+    stored_pages: list[Page]  # with which the canvas begins
+    extents: list[PageRange]  # the pages that follow these, one each
+    keys: list[int]  # of all pages that the prompt fills
     committed: int = field(init=False)  # leading positions whose K/V are final
-    _offered: int = field(init=False)  # pages
-    _key: int | None = field(init=False)  # hash of the last of them
-    _last: Page | None = field(init=False)  # the stored page with that hash
-    _stored: bool = True  # whether the chain is unbroken up to the next page
-    _expected: list[int] = field(init=False)
+    _page_count: int = field(init=False)  # leading pages that are complete
+    _last_key: int | None = field(init=False)  # of the last of them
+    _last_page: Page | None = field(init=False)  # the stored page with that key
+    _is_unbroken: bool = True  # whether all complete pages are stored, so that the next one can be published
+    _announced: list[int] = field(init=False)  # keys of pages for which other requests may wait
 
     def __post_init__(self) -> None:
-        self.committed = len(self.found) * self.chain.page_size
-        self._offered = len(self.found)
-        self._last = self.found[-1] if self.found else None
-        self._key = None if self._last is None else self._last.key
-        self._expected = self.keys[self._offered :]
-        self.chain.expect(self._expected)  # others may wait for them
+        self.committed = len(self.stored_pages) * self.chain.page_size
+        self._page_count = len(self.stored_pages)
+        self._last_page = self.stored_pages[-1] if self.stored_pages else None
+        self._last_key = None if self._last_page is None else self._last_page.key
+        self._announced = self.keys[self._page_count :]
+        self.chain.announce(self._announced)
 
-    def ready(self) -> int:
+    def settled_length(self) -> int:
         """Number of leading positions whose blocks have settled."""
         noisy = self.canvas.noisy
         settled = int(noisy.argmax()) if noisy.any() else len(noisy)
         return max(0, settled - (settled - self.ahead) % self.block)
 
-    def computed(self, plan: Plan, ready: int) -> None:
-        """Publish the pages that `plan` has completed. `ready` leading positions had settled when it began to run."""
-        rows = np.flatnonzero(plan.spans[0].rows[:ready])
+    def record_pass(self, plan: Plan, settled_length: int) -> None:
+        """Publish the pages that the pass of `plan` has completed; `settled_length` is that of its start."""
+        rows = np.flatnonzero(plan.spans[0].rows[:settled_length])
         if len(rows) and rows[0] <= self.committed:
             self.commit(int(rows[-1]) + 1)
 
     def commit(self, stop: int) -> None:
         """Publish the pages that are complete once the K/V of all positions before `stop` are final."""
         self.committed = max(self.committed, stop)
-        for number in range(self._offered, self.committed // self.chain.page_size):
-            self._offer(number)
+        for index in range(self._page_count, self.committed // self.chain.page_size):
+            self._publish_page(index)
 
     def would_complete(self, stop: int) -> bool:
-        """Whether committing the positions before `stop`, and no others, would complete a page."""
-        return self._stored and stop // self.chain.page_size > self.committed // self.chain.page_size
+        """Whether committing the positions before `stop` would complete a page that can be published."""
+        return self._is_unbroken and stop // self.chain.page_size > self.committed // self.chain.page_size
 
     def release(self) -> None:
-        """Publish nothing more. The pages themselves stay with their owners."""
-        self.chain.give_up(self._expected)
-        self._expected = []
+        """Withdraw the announced pages. References to published pages are not changed."""
+        self.chain.withdraw(self._announced)
+        self._announced = []
 
-    def _offer(self, number: int) -> None:
-        tokens = self.canvas.tokens[self.chain.known_by(number, self.ahead)].tolist()
-        key = self.chain.identity(tokens, self._key, self.salt)
-        if self._stored:
-            self._last = self.chain.publish(tokens, key, self._last, self.own[number - len(self.found)], self.salt)
-            self._stored = self._last is not None
-        self._key, self._offered = key, number + 1
-        if key in self._expected:
-            self._expected.remove(key)
-            self.chain.give_up([key])
+    def _publish_page(self, index: int) -> None:
+        tokens = self.canvas.tokens[self.chain.token_slice(index, self.ahead)].tolist()
+        key = self.chain.identity(tokens, self._last_key, self.salt)
+        if self._is_unbroken:
+            extent = self.extents[index - len(self.stored_pages)]
+            self._last_page = self.chain.publish(tokens, key, self._last_page, extent, self.salt)
+            self._is_unbroken = self._last_page is not None
+        self._last_key = key
+        self._page_count = index + 1
+        if key in self._announced:
+            self._announced.remove(key)
+            self.chain.withdraw([key])
 
 
 @dataclass(slots=True)
 class Claim:
-    """What a request holds in memory until it ends."""
+    """The memory that a request holds until it ends."""
 
-    owned: list[PageRange]  # pages that it references, without those of its leases
+    extents: list[PageRange]  # pages that it references, without those of its leases
     lease: Lease | None = None  # of the stored prefix that it reads
-    shares: PageSharing | None = None  # publishes its pages, if these are shared
-    # Stored K/V to be copied before its first pass, because it computes some of them anew; None: none
-    move: Move | None = None
+    publisher: PageSharing | None = None  # publishes its pages, if these are shared
+    move: Move | None = None  # stored K/V to be copied before its first pass, as it computes some of them anew
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
     """The prefix that a request leases."""
 
-    prefix: PrefixHit  # what is read of it, as the policy sees it
-    asked: int  # leading tokens of the prompt that the request may share
-    # The entry that holds the first of them. None where a pass over all of them, on behalf of this request, publishes
-    # one.
+    prefix: PrefixHit  # as the policy sees it
+    requested_tokens: int  # leading tokens of the prompt that the request may share
+    # The stored entry that begins these tokens. None if a new entry gets all of them, by a pass for this request
     entry: PrefixEntry | None
 
 
@@ -113,29 +112,29 @@ class LeasePlan:
 class PagePlan:
     """Exact pages that a request reads, and whether it publishes those that it computes."""
 
-    found: tuple[Page, ...]  # stored pages that hold the first tokens of its prompt
+    stored_pages: tuple[Page, ...]  # with which its prompt begins
     salt: str  # separates tenants and grids of blocks
     publishes: bool  # whether pages of this request may be stored
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one request: valid until the memory next changes."""
+    """The place of one request. It is valid until the memory changes."""
 
     policy: CachePolicy  # the policy that it runs under: the variant without a prefix if it leases none
-    own: tuple[tuple[PageRange, ...], ...]  # free pages that become its own, for each of its canvases
+    extents: tuple[tuple[PageRange, ...], ...]  # free pages to be claimed for each of its canvases
     lease: LeasePlan | None = None  # the shared prefix that it leases, if any
     pages: PagePlan | None = None  # the exact pages that it reads, if its policy shares pages
-    unread: Unread | None = None  # why it reads no shared prefix; None where it reads one, or brings it
-    kept: int = 0  # the leading tokens that it shares, if its policy reads none of them from the store
+    unread: Unread | None = None  # why it reads no shared prefix; None if it reads one, or computes one for the store
+    unleased_prefix: int = 0  # leading tokens that it shares, if its policy reads none of them from the store
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """A request waits for pages. What it would read must not be evicted for it."""
+    """A request waits for pages. The stored K/V that it would read must not be evicted for it."""
 
     entry: PrefixEntry | None = None  # the entry that it would lease
-    pages: frozenset[int] = frozenset()  # identities of the exact pages that it would read
+    pages: frozenset[int] = frozenset()  # keys of the exact pages that it would read
     evictable: bool = True  # whether evicting idle entries helps. It does not if leased entries fill the store
 
 
@@ -148,36 +147,36 @@ Decision: TypeAlias = Placement | NoRoom | AwaitsPage
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedKV:
     """The stored K/V that a request has claimed."""
 
-    prefix: PrefixHit | None = None  # what is read, as the policy sees it
+    prefix: PrefixHit | None = None  # as the policy sees it
     lease: Lease | None = None  # of the stored prefix that it reads
     pages: tuple[Page, ...] = ()  # the exact pages that its canvas begins with
-    publishes: PageSharing | None = None  # publishes its own pages
+    publisher: PageSharing | None = None  # publishes the pages that it computes
 
     @property
-    def front(self) -> Lease | None:
-        """The lease of the prefix, where it is read in place."""
+    def lease_in_place(self) -> Lease | None:
+        """The lease, if its prefix is read in place."""
         return self.lease if self.prefix is not None and self.prefix.lead else None
 
     @property
-    def found_tokens(self) -> int:
-        """Tokens that it reads and that were stored before it began."""
+    def cached_tokens(self) -> int:
+        """Number of tokens that it reads and that were stored before it began."""
         if self.lease is not None:
             return len(self.lease.entry) if self.lease.hit else 0
         return 0 if self.prefix is None else self.prefix.length
 
     def tables(self, extents: Sequence[PageRange]) -> tuple[SlotTable, ...]:
-        """The slot tables of its canvas, whose own pages are `extents`."""
-        front = self.front
-        if front is not None:
-            return leased_tables(front, extents)
+        """The slot tables of a canvas whose other positions are in `extents`; see `leased_tables`."""
+        lease = self.lease_in_place
+        if lease is not None:
+            return leased_tables(lease, extents)
         pages = [page.extent for page in self.pages]
         return (shared_table(pages, extents[0]) if pages else plain_table(extents[0]),)
 
     def move(self, slots: NDArray[np.int64]) -> Move | None:
-        """The copy to `slots` [T] of its canvas before the first pass, where stored K/V are not read in place."""
+        """The copy of the stored K/V to `slots` [T] of the canvas; None if they are read in place."""
         hit = self.prefix
         if hit is None or self.lease is None or not hit.copied:
             return None

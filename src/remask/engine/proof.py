@@ -1,7 +1,7 @@
-"""A start that proves itself: small passes of each kind, by what is to run and by PyTorch's own operations.
+"""The proof at the start: small passes of each kind are compared with those by PyTorch's own operations.
 
-Kernels may not compile for a device, and may compute something else than they should. Both show before the first
-request: where the choice was left to the engine PyTorch's path is taken, and where it was not the start ends.
+Kernels may fail to compile for a device, or compute wrong results. Both are detected before the first request. If the
+engine made the choice, it falls back to PyTorch's operations; if the user did, the start ends with an error.
 """
 
 import logging
@@ -19,7 +19,7 @@ from remask.denoising.select import RankRule
 from remask.engine.canvas_state import TokenBuffer
 from remask.engine.config import EngineConfig
 from remask.engine.runner import score_rows
-from remask.engine.stage_work import add_near
+from remask.engine.stage_work import add_windows
 from remask.errors import ConfigError
 from remask.machine.transfers import send
 from remask.model.executors import Executor, graphs_obstacle, make_graphs, resolve_executor, set_executor
@@ -34,26 +34,26 @@ from remask.sampling.rows import RowGroup
 log = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
-Outcome: TypeAlias = Tensor | str  # numbers of a pass, [rows, any], or the error that it ended with
+Outcome: TypeAlias = Tensor | str  # results of a pass, [rows, any], or the error that it raised
 
-LENGTH = 560  # tokens of the longer canvas: its K/V are cut into pieces, and graphs take its rows
+LENGTH = 560  # tokens of the longer canvas: long enough that its K/V are split, and within the sizes of graphs
 LAYERS = 2  # that are run; the first may be of another kind than the others
 PAGE = 16
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
-"""By how much a row may differ, as a share of its size. A wrong kernel is off by as much as the row itself."""
-FEW_BITS = 0.2
-"""The same where products round rows to eight bits.
+"""Allowed relative error of a row, by norm. The error of a wrong kernel is as large as the row itself."""
+QUANTIZED_TOLERANCE = 0.2
+"""Allowed relative error if products round rows to eight bits.
 
-Bits that differ in a row's last place decide there which of two codes a number gets, and codes of fp8 are 1/8 apart. So
-two right passes may differ as if each rounded on its own: by 3.75 % in a product, and after the eight of two layers by
-13 % in the mean and 15 % at most (of 2,048 channels; Triton's attention differs from PyTorch's by half of that).
+A difference in a row's last bit may decide which of two codes a number gets, and codes of fp8 are 1/8 apart. So two
+correct passes may differ as if each rounded on its own: by 3.75 % in a product, and after the eight products of two
+layers by 13 % on average and 15 % at most (2,048 channels; Triton's attention differs from PyTorch's by half of that).
 """
-ROUTED = 1 / 16  # of the rows of a mixture may differ: near the edge of a choice, other experts compute them
+MAX_ROUTED = 1 / 16  # share of the rows of a mixture that may differ, because rounding sends them to other experts
 READING, CHOOSING = "reading", "choosing"
-LEAST_LAYER_BYTES = 100 * 10**6
-"""Of a model whose passes are queued ahead: an H100 reads so many in 34 us, in which the host beside it launches once.
+MIN_LAYER_BYTES = 100 * 10**6
+"""Smallest layers of a model with `overlap` by default. An H100 reads them in 34 us, in which its host launches once.
 
-Where the device is done with a layer sooner the host is the limit, and a queued pass costs it more (`docs/lab/log.md`).
+If the device finishes a layer sooner, the host is the limit, and a queued pass costs it more (`docs/lab/log.md`).
 """
 
 
@@ -68,12 +68,13 @@ class DeviceChoice:
 
 
 def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, EngineConfig, DeviceChoice]:
-    """`model` as its passes are computed, `config` with nothing left open, and the choice; see `choose`."""
+    """The model that computes as `choose` has chosen, `config` with `graphs` and `overlap` set, and the choice."""
     choice = choose(model, config)
     config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
     if choice.executor.name != "torch":  # the default of a model
-        set_executor(model := copy(model), choice.executor)
-    if model.ranks.several:  # the other ranks' models may have had another engine before
+        model = copy(model)
+        set_executor(model, choice.executor)
+    if model.ranks.several:  # the models of other ranks may have another executor from an earlier engine
         model.ranks.everywhere(set_executor, model, choice.executor)
     return batch_invariant(model) if config.batch_invariant else model, config, choice
 
@@ -81,40 +82,45 @@ def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, Engi
 def choose(model: Transformer, config: EngineConfig) -> DeviceChoice:
     """Choose how the passes of `model` are computed. On a GPU the choice is proven first.
 
-    What `config` leaves open is on where it can run on a CUDA device and gains something: on a CPU nothing runs beside
-    the host. Raises `ConfigError` where what it asks for by name cannot run, or fails its proof.
+    Graphs and overlap that `config` leaves open are on if they can run on a CUDA device and gain something; on a CPU
+    nothing runs beside the host. Raises `ConfigError` if a setting of `config` cannot run, or fails its proof.
     """
     executor = resolve_executor(config.attention, model.config, model.device, batch_invariant=config.batch_invariant)
-    usual, why = model.device.type == "cuda", f"auto: device {model.device.type}"
-    if config.batch_invariant:
-        usual, why = False, "auto: batch_invariant=True"
-    graphs = usual if config.graphs is None else config.graphs
+    default = model.device.type == "cuda" and not config.batch_invariant
+    why = "auto: batch_invariant=True" if config.batch_invariant else f"auto: device {model.device.type}"
+    graphs = default if config.graphs is None else config.graphs
     if graphs and config.graphs is None and (hindrance := graphs_obstacle(model)) is not None:
         graphs, why = False, f"{why}; no graphs: {hindrance}"
     if config.overlap is not None and config.graphs is not None:
         why = "as asked"
     choice = DeviceChoice(executor, graphs, False, why)
     if model.device.type == "cuda":
-        choice = _proven(model, config, choice)
+        choice = _prove_choice(model, config, choice)
     if config.overlap is not None:
         return replace(choice, overlap=config.overlap)
-    hindrance = _no_overlap(model, graphs=choice.graphs) if usual else ""
-    why = f"{choice.why}; no overlap: {hindrance}" if hindrance else choice.why
-    return replace(choice, overlap=hindrance is None, why=why)
+    if not default:
+        return choice
+    hindrance = _overlap_hindrance(model, graphs=choice.graphs)
+    if hindrance is None:
+        return replace(choice, overlap=True)
+    return replace(choice, why=f"{choice.why}; no overlap: {hindrance}")
 
 
-def _no_overlap(model: Transformer, *, graphs: bool) -> str | None:
-    """Why queueing passes ahead gains nothing on a CUDA device; None: it does."""
+def _overlap_hindrance(model: Transformer, *, graphs: bool) -> str | None:
+    """Why queueing passes ahead gains nothing on a CUDA device; None if it gains something."""
     if not graphs:
         return "without graphs the host launches for as long as the device computes"
     size = model.weights.nbytes // len(model.weights.layers)
-    if size < LEAST_LAYER_BYTES:
+    if size < MIN_LAYER_BYTES:
         return f"layers of {size / 1e6:.3g} MB are computed before the host has the next pass ready"
     return None
 
 
-def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
-    """`choice` if its passes are right. Otherwise parts of it are turned off, as far as nobody asked for them."""
+def _prove_choice(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
+    """`choice` if its passes are correct. Otherwise parts of it that `config` leaves open are turned off.
+
+    Raises `ConfigError` if a setting of `config` fails.
+    """
     executor, graphs = choice.executor, choice.graphs
     if executor.name == "torch" and not graphs:
         return choice
@@ -130,14 +136,15 @@ def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> D
             reason = "; ".join(faults)
             log.warning("%s failed at the start, so graphs are off: %s", failed, reason)
             why = f"{choice.why}; graphs failed at the start: {reason}"
-            return _proven(model, config, replace(choice, graphs=False, why=why))
-        failed, faults = f"attention={executor.name!r}", alone
+            return _prove_choice(model, config, replace(choice, graphs=False, why=why))
+        failed = f"attention={executor.name!r}"
+        faults = alone
     reason = "; ".join(faults)
     if config.attention == "auto" and executor.name != "torch":
         log.warning("%s failed at the start, so PyTorch computes attention: %s", failed, reason)
         torch_path = Executor("torch", f"auto: {executor.name} failed at the start: {reason}")
-        return _proven(model, config, replace(choice, executor=torch_path))
-    # Settings that were asked for by name are never replaced.
+        return _prove_choice(model, config, replace(choice, executor=torch_path))
+    # Settings of the user are never replaced.
     raise ConfigError(
         f"{failed} was asked for, and differs from PyTorch's own operations on {model.device}, or fails: {reason}. Use "
         f"{'graphs=False' if executor.name == 'torch' else 'attention=auto or torch'}"
@@ -145,29 +152,31 @@ def _proven(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> D
 
 
 def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int = LENGTH) -> list[str]:
-    """What is wrong with passes of `model` by `executor`, in words; empty if nothing is.
+    """The faults of passes of `model` by `executor`, in words; empty if there are none.
 
-    Runs the first layers in memory of their own, which is freed again: full passes over two canvases of at most
-    `length` tokens, a pass of a few rows that reads K/V of these, and one in which both canvases read one prefix. With
-    `graphs` each is repeated. Raises the error of a device that is lost.
+    Runs the first layers in memory of their own, which is freed again: a full pass over two canvases of at most
+    `length` tokens, a pass of a few rows that reads its K/V, and one in which both canvases read one prefix. With
+    `graphs` each is captured and repeated. Raises `ConfigError` if PyTorch's own operations fail, and the error of a
+    lost device.
     """
-    part = _beginning(model)
+    part = _first_layers(model)
     reference = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
     expected = {name: outcome for name, outcome in reference.items() if isinstance(outcome, Tensor)}
-    wrong = [f"{name}: {outcome}" for name, outcome in reference.items() if isinstance(outcome, str)]
-    if wrong:
-        raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(wrong)}")
+    errors = [f"{name}: {outcome}" for name, outcome in reference.items() if isinstance(outcome, str)]
+    if errors:
+        raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(errors)}")
     outcomes = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
-    torch.ones(1, device=_device(model)).item()  # raises where a kernel has broken the device
-    rows = ROUTED if model.config.mixture is not None else 0.0
+    torch.ones(1, device=_device(model)).item()  # raises if a kernel has broken the device
+    max_share = MAX_ROUTED if model.config.mixture is not None else 0.0
     faults = dict[str, str | None]()
     for name, outcome in outcomes.items():
         if isinstance(outcome, str):
             faults[name] = outcome
             continue
-        right = expected[name.split(",")[0]]
-        few_bits = model.quantised and name not in (READING, CHOOSING)
-        faults[name] = _difference(outcome, right, FEW_BITS if few_bits else TOLERANCE[right.dtype], rows)
+        expected_outcome = expected[name.split(",")[0]]  # names of repeats end with ", captured" or ", repeated"
+        rounds_rows = model.quantised and name not in (READING, CHOOSING)
+        tolerance = QUANTIZED_TOLERANCE if rounds_rows else TOLERANCE[expected_outcome.dtype]
+        faults[name] = _difference(outcome, expected_outcome, tolerance, max_share)
     if _device(model).type == "cuda":
         torch.cuda.empty_cache()
     return [f"{name}: {fault}" for name, fault in faults.items() if fault is not None]
@@ -177,7 +186,7 @@ def _device(model: Transformer) -> torch.device:
     return model.weights.embed.device
 
 
-def _beginning(model: Transformer) -> Transformer:
+def _first_layers(model: Transformer) -> Transformer:
     """The first layers of `model`, with its head."""
     count = min(LAYERS, len(model.weights.layers))
     part = copy(model)
@@ -188,79 +197,85 @@ def _beginning(model: Transformer) -> Transformer:
 
 
 def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, Outcome]:
-    """Results of the passes by name. Repeats of a graph have names of their own."""
-    model = _beginning(model)  # on other ranks it is whole
+    """Results of the passes by name. With `graphs` each has two, for the pass that captures and one that repeats.
+
+    Ends with the first pass that fails.
+    """
+    part = _first_layers(model)  # ranks other than the first get the full model
     outcomes: dict[str, Outcome] = {}
     try:
-        set_executor(model, executor)
-        pool = Pool(model.part, sum(_pages(model, length)), PAGE, model.dtype, _device(model))
-        runs = {"": model}
+        set_executor(part, executor)
+        pool = Pool(part.part, sum(_pages(part, length)), PAGE, part.dtype, _device(part))
+        variants = {"": part}
         if graphs:
-            repeated = model.with_graphs(make_graphs(model, pool))
-            runs = {", captured": repeated, ", repeated": repeated}
+            graph_model = part.with_graphs(make_graphs(part, pool))
+            variants = {", captured": graph_model, ", repeated": graph_model}
     except Exception as error:
-        return {"start": _said(error)}
-    for name, batch in _passes(model, length):
-        for suffix, variant in runs.items():
-            outcomes[name + suffix] = _tried(_run, variant, batch, pool)
-            if isinstance(outcomes[name + suffix], str):
+        return {"start": _error_text(error)}
+    for name, batch in _passes(part, length):
+        for suffix, variant in variants.items():
+            outcome = _attempt(_run, variant, batch, pool)
+            outcomes[name + suffix] = outcome
+            if isinstance(outcome, str):
                 return outcomes  # later passes read what this one should have written
-    outcomes[READING] = _tried(_read, model)
-    outcomes[CHOOSING] = _tried(_choose, model)
+    outcomes[READING] = _attempt(_read, part)
+    outcomes[CHOOSING] = _attempt(_choose, part)
     return outcomes
 
 
-def _tried(act: Callable[..., Tensor], *args: object) -> Outcome:
+def _attempt(function: Callable[..., Tensor], *args: object) -> Outcome:
+    """The result of `function`, or the text of any error: compilers, launches and graphs raise many kinds."""
     try:
-        return act(*args)
-    # Compilers, launches and graphs raise errors of any kind, and each is an answer.
+        return function(*args)
     except Exception as error:
-        return _said(error)
+        return _error_text(error)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join([f"{type(error).__name__}:", *str(error).strip().splitlines()[:1]])
 
 
 def _run(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
-    """The hidden states of a pass, [M, D], in memory of their own."""
     hidden: Tensor = model.forward(batch, pool)
-    return hidden.clone()
+    return hidden.clone()  # graphs overwrite their output
 
 
 @torch.inference_mode()
 def _read(model: Transformer) -> Tensor:
-    """Confidences [2 n, 1] of the best tokens of some rows, and how far their logits are from the best ones.
+    """Score some rows: their confidences, then 1 plus the distance of each token's logit from the best one, [2 n, 1].
 
-    Equal logits may be read as either token, so tokens themselves are not compared.
+    If logits are equal either token is correct, so tokens themselves are not compared. On several ranks only
+    confidences are returned, [n, 1].
     """
     hidden = model.embed(send(_tokens(model, 8), _device(model)))
     group = RowGroup(slice(0, len(hidden)), None, "logits", 0.0, None, None, seed=0)
     scores: Tensor = score_rows(model, hidden, [group], 0)
     tokens, confidences = scores.unbind()
-    if model.ranks.several:  # logits of one rank are a part
+    if model.ranks.several:  # a rank has some columns of the logits only
         return confidences[:, None]
     logits = model.head(hidden).float()
     logits[:, model.config.mask_id] = -torch.inf
-    below = logits.amax(dim=1) - logits.gather(1, tokens.long()[:, None])[:, 0]
-    return torch.cat([confidences, 1 + below])[:, None]
+    distance = logits.amax(dim=1) - logits.gather(1, tokens.long()[:, None])[:, 0]
+    return torch.cat([confidences, 1 + distance])[:, None]
 
 
 def _choose(model: Transformer) -> Tensor:
-    """Which positions of three requests are transferred, and what the token buffer holds then, [n, 1], all above 0."""
-    rng, rows = np.random.default_rng(0), 40
+    """Choose positions of three requests: 1 plus whether each is transferred, then the token buffer, [n, 1]."""
+    rng = np.random.default_rng(0)
+    rows = 40
     values = rng.integers(2, 40, 4 * rows)
     buffer = TokenBuffer(len(values), _device(model))
     buffer.values[:-1] = send(values, _device(model))
-    places, positions = list(rng.permutation(len(values)).reshape(-1, rows)), np.arange(rows)
+    slots = list(rng.permutation(len(values)).reshape(-1, rows))
+    positions = np.arange(rows)
     scores = np.stack([rng.integers(1, 20, 3 * rows), rng.integers(0, 10, 3 * rows) / 10]).astype(np.float32)
     requests = [
-        Candidates(RankRule(7), positions, range(rows), places[:2]),
-        Candidates(RankRule.above(0.8), positions, range(3, 20), places[2:3]),
-        Candidates(RankRule(1, factor=0.5, changes=True), positions, range(rows), places[3:]),
+        Candidates(RankRule(7), positions, range(rows), slots[:2]),
+        Candidates(RankRule.above(0.8), positions, range(3, 20), slots[2:3]),
+        Candidates(RankRule(1, factor=0.5, changes=True), positions, range(rows), slots[3:]),
     ]
-    answer = buffer.transfer(send(scores, _device(model)), requests, kernels=model.kernels is not None)
-    return torch.cat([1 + answer[2], buffer.values[:-1].float()])[:, None]
+    result = buffer.transfer(send(scores, _device(model)), requests, kernels=model.kernels is not None)
+    return torch.cat([1 + result[2], buffer.values[:-1].float()])[:, None]
 
 
 def _tokens(model: Transformer, count: int) -> Ints:
@@ -268,7 +283,7 @@ def _tokens(model: Transformer, count: int) -> Ints:
 
 
 def _lengths(model: Transformer, length: int) -> tuple[int, int]:
-    """Tokens of the two canvases, whole blocks of rows that choose experts together."""
+    """Tokens of the two canvases, in whole routing blocks."""
     block = model.config.routing_block
     longer = min(length, model.config.max_length) // block * block
     return longer, max(4, block, longer * 5 // 8 // block * block)
@@ -279,24 +294,22 @@ def _pages(model: Transformer, length: int) -> list[int]:
 
 
 def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
-    """The passes, in order. The pages of both canvases are shuffled."""
+    """Yield the passes by name, in order. The pages of both canvases are shuffled."""
     lengths, pages = _lengths(model, length), _pages(model, length)
-    places = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
-    slots = places[: pages[0]].ravel()[: lengths[0]], places[pages[0] :].ravel()[: lengths[1]]
-    every, block = [np.arange(count) for count in lengths], model.config.routing_block
-    yield "full pass", _batch(model, every, slots, None, limited=model.config.kind != "masked")
-    starts = [count // 3 // block * block for count in lengths]
-    few = [np.arange(at, at + _whole(max(2, count // 16), block)) for at, count in zip(starts, lengths, strict=True)]
-    yield "cached pass", _batch(model, few, slots, None, frozen=True)
+    page_slots = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
+    slots = page_slots[: pages[0]].ravel()[: lengths[0]], page_slots[pages[0] :].ravel()[: lengths[1]]
+    block = model.config.routing_block
+    all_rows = [np.arange(count) for count in lengths]
+    yield "full pass", _batch(model, all_rows, slots, None, limited=model.config.kind != "masked")
+    some_rows = []
+    for count in lengths:
+        start = count // 3 // block * block
+        some_rows.append(np.arange(start, start + -(-max(2, count // 16) // block) * block))
+    yield "cached pass", _batch(model, some_rows, slots, None, frozen=True)
     lead = lengths[1] // 2 // block * block
-    shared = slots[0], np.concatenate([slots[0][:lead], slots[1][lead:]])
-    late = [np.arange(lead, count) for count in lengths]
-    yield "merged pass", _batch(model, late, shared, lead)
-
-
-def _whole(rows: int, block: int) -> int:
-    """`rows`, and as many more as fill up a block whose rows choose experts together."""
-    return -(-rows // block) * block
+    shared_slots = slots[0], np.concatenate([slots[0][:lead], slots[1][lead:]])
+    rows_after_lead = [np.arange(lead, count) for count in lengths]
+    yield "merged pass", _batch(model, rows_after_lead, shared_slots, lead)
 
 
 def _batch(
@@ -310,23 +323,26 @@ def _batch(
 ) -> StepBatch:
     """A pass over `rows` of two canvases, whose positions have `slots`.
 
-    Both read the first `lead` slots. With `limited` rows attend up to the end of their block; with `frozen` the first
-    row of each canvas writes nothing.
+    With `lead` both read the first `lead` slots of the first canvas, as one unit. If `limited`, rows attend up to the
+    end of their block. If `frozen`, the first row of each canvas writes nothing.
     """
-    work, near, sliding, device = WorkListBuilder(), WorkListBuilder(), model.config.sliding, _device(model)
-    count, first, block = sum(map(len, rows)), 0, model.config.block_length or PAGE
+    work, sliding_work = WorkListBuilder(), WorkListBuilder()
+    sliding, device = model.config.sliding, _device(model)
+    block = model.config.block_length or PAGE
+    count = sum(map(len, rows))
+    first = 0
     if lead is not None:
         work.add(0, count, work.slots(slots[0][:lead]), lead, None)
-    for indices, places in zip(rows, slots, strict=True):
-        rest = places[lead or 0 :]
-        reach = np.minimum((indices // block + 1) * block, len(places)) if limited else None
-        work.add(first, len(indices), work.slots(rest), len(rest), reach)
+    for canvas_rows, canvas_slots in zip(rows, slots, strict=True):
+        private_slots = canvas_slots[lead or 0 :]
+        reach = np.minimum((canvas_rows // block + 1) * block, len(canvas_slots)) if limited else None
+        work.add(first, len(canvas_rows), work.slots(private_slots), len(private_slots), reach)
         if sliding is not None:
-            starts = np.where(limited, indices // block * block, 0) if sliding.behind else None
-            add_near(near, first, indices, places, reach, sliding.reach, starts)
-        first += len(indices)
+            block_starts = np.where(limited, canvas_rows // block * block, 0) if sliding.behind else None
+            add_windows(sliding_work, first, canvas_rows, canvas_slots, reach, sliding.reach, block_starts)
+        first += len(canvas_rows)
     positions = np.concatenate(rows)
-    targets = np.concatenate([places[indices] for indices, places in zip(rows, slots, strict=True)])
+    targets = np.concatenate([canvas_slots[indices] for indices, canvas_slots in zip(rows, slots, strict=True)])
     written = None
     if frozen:
         written = np.delete(np.arange(count), [0, len(rows[0])])
@@ -338,20 +354,23 @@ def _batch(
         None if written is None else send(written, device),
         None,
         work.list(),
-        None if sliding is None else near.list(),
+        None if sliding is None else sliding_work.list(),
     )
     tokens = _tokens(model, count + len(positions))[len(positions) :]
     return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)
 
 
-def _difference(results: Tensor, expected: Tensor, limit: float, few: float) -> str | None:
-    """How far rows of `results` [N, any] are off, where more than a share `few` is by `limit` of their size."""
-    wide = torch.promote_types(expected.dtype, torch.float32)
-    one, other = results.to(wide), expected.to(wide)
-    if not torch.isfinite(one).all():
+def _difference(results: Tensor, expected: Tensor, tolerance: float, max_share: float) -> str | None:
+    """How much rows of `results` [N, any] differ from `expected`, in words.
+
+    Returns None if at most `max_share` of them have a larger relative error than `tolerance`.
+    """
+    dtype = torch.promote_types(expected.dtype, torch.float32)
+    results, expected = results.to(dtype), expected.to(dtype)
+    if not torch.isfinite(results).all():
         return "its results are not finite"
-    error = (one - other).norm(dim=1) / other.norm(dim=1).clamp_min(1e-6)
-    wrong = int((error > limit).sum())
-    if wrong <= few * len(error):
+    error = (results - expected).norm(dim=1) / expected.norm(dim=1).clamp_min(1e-6)
+    count = int((error > tolerance).sum())
+    if count <= max_share * len(error):
         return None
-    return f"{wrong} of {len(error)} rows differ, by {error.max().item():.3g} of their size; {limit:g} is allowed"
+    return f"{count} of {len(error)} rows differ, by {error.max().item():.3g} of their size; {tolerance:g} is allowed"

@@ -1,4 +1,4 @@
-"""Reports which requests and entries hold which K/V pages, and how full the pages are."""
+"""Reports of K/V pages: which requests and store entries hold them, and how full they are."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
 
 Counts: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
-Held: TypeAlias = set[tuple[int, int]]  # layer, page
+PageSet: TypeAlias = set[tuple[int, int]]  # (layer, page)
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """The pages of consecutive positions, which are the same in all of these layers."""
+    """The pages of consecutive positions, which have the same numbers in all of these layers."""
 
-    layers: tuple[int, int]  # the first one, and the one after the last
-    pages: tuple[int, ...]  # their numbers, in the order of the positions
+    layers: tuple[int, int]  # the first layer, and the one after the last
+    pages: tuple[int, ...]  # page numbers, in the order of the positions
     references: tuple[int, ...]  # number of holders of each page, in the layer where it is largest
 
 
@@ -30,11 +30,11 @@ class Holder:
     """A running request, or a part of the store. Pages are counted once a layer."""
 
     name: str  # the request's id; "prefixes" or "pages" for the store's entries and exact pages
-    tokens: int  # positions whose K/V it can read, a layer's worth
+    tokens: int  # positions whose K/V it can read, in one layer
     pages: int  # page-layers that it references
     shared: int  # those of `pages` that another holder references too
-    found: int = 0  # tokens that it took from the store instead of computing them
-    # Its page tables, those of what it reads from the store included; empty for the store itself
+    found: int = 0  # tokens whose K/V it read from the store instead of computing them
+    # Its page tables, including those of stored K/V that it reads; empty for the store itself
     tables: tuple[PageTable, ...] = ()
 
 
@@ -42,10 +42,10 @@ class Holder:
 class StoredPart:
     """A shared prefix, or an exact page, in the store."""
 
-    id: str  # its hash, in hexadecimal
-    # Of a prefix the longest stored one that it begins with, of a page the one before it; None for a first
+    id: str  # its key, in hexadecimal
+    # For a prefix, the longest other stored one that it begins with; for a page, the one before it; None without one
     parent: str | None
-    tokens: int  # from the first of the canvas to its last, those of its ancestors included
+    tokens: int  # from the first of the canvas to its last, including those of its ancestors
     readers: tuple[str, ...]  # ids of the running requests that read it
     table: PageTable
 
@@ -59,35 +59,38 @@ class MemoryReport:
     used: int  # those that have a holder
     shared: int  # those that have more than one
     references: int  # page-layers as they would be if nothing were shared
-    slots: int  # token slots of the used ones
-    wasted: int  # those among them that hold no token (internal fragmentation)
+    slots: int  # token slots of the used page-layers
+    wasted: int  # those of `slots` without a token (internal fragmentation)
     bytes: int  # of the used page-layers and of boundary states
-    asked_tokens: int  # that exact pages were looked up for so far
-    hit_tokens: int  # those of them that were found
-    holders: tuple[Holder, ...]  # who references pages, running requests first
-    stored: tuple[StoredPart, ...]  # what the store holds, each after its parent
+    asked_tokens: int  # tokens of exact pages that were looked up so far
+    hit_tokens: int  # those of them that were stored
+    holders: tuple[Holder, ...]  # running requests first
+    stored: tuple[StoredPart, ...]  # contents of the store, each part after its parent
 
     @property
     def utilisation(self) -> float:
-        """Share of the used slots that hold a token; 1 where none is used."""
+        """Share of the used slots that hold a token; 1 if none is used."""
         return 1 - self.wasted / self.slots if self.slots else 1.0
 
 
 def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
-    """The pages of `memory` as they are; `detail` adds page tables and `stored`, in time that grows with the pages."""
+    """The state of the pages of `memory`. `detail` adds page tables and `stored`, in O(pages) time."""
     store, chain = memory.store, memory.chain
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
     holders = []
-    pages_of: dict[str, Held] = {}
+    pages_of: dict[str, PageSet] = {}
     for running in requests:
-        lease = running.claim.lease
-        extents = [*running.claim.owned, *([] if lease is None else [lease.extent])]
-        name, tokens = running.request.id, sum(len(state.canvas) for state in running.canvases)
+        extents = list(running.claim.extents)
+        if running.claim.lease is not None:
+            extents.append(running.claim.lease.extent)
+        request_id = running.request.id
+        tokens = sum(len(state.canvas) for state in running.canvases)
+        cached_tokens = running.record.usage.cached_tokens
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
-        holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))
+        holders.append(_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
         if detail:
-            pages_of[name] = set().union(*map(_pairs, extents))
+            pages_of[request_id] = set().union(*map(_page_set, extents))
     for name, tokens, parts in (("prefixes", store.tokens, store.entries), ("pages", chain.tokens, chain.pages)):
         if parts:
             holders.append(_holder(name, tokens, [part.extent for part in parts], counts, filled))
@@ -111,40 +114,40 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     )
 
 
-def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, Held]) -> list[StoredPart]:
+def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
     parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
-        levels = [level for level in shorter if level.holds(entry.tokens[: len(level)], entry.cache_salt)]
+        levels = [level for level in shorter if level.matches(entry.tokens[: len(level)], entry.cache_salt)]
         parent = _hex(levels[-1].key) if levels else None
-        parts.append(_stored(entry.key, parent, len(entry), entry.extent, counts, pages_of))
+        parts.append(_stored_part(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)
     return parts
 
 
-def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, Held]) -> list[StoredPart]:
+def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
     """The exact pages, each after the one before it on its chain."""
-    left = {page.key: page for page in pages}
-    depth: dict[int | None, int] = {None: 0}
+    remaining = {page.key: page for page in pages}
+    length: dict[int | None, int] = {None: 0}  # tokens of the chain up to each page
     parts: list[StoredPart] = []
-    while left:
-        for page in [page for page in left.values() if page.parent in depth]:
-            depth[page.key] = depth[page.parent] + len(page.tokens)
+    while remaining:
+        for page in [page for page in remaining.values() if page.parent in length]:
+            length[page.key] = length[page.parent] + len(page.tokens)
             parent = None if page.parent is None else _hex(page.parent)
-            parts.append(_stored(page.key, parent, depth[page.key], page.extent, counts, pages_of))
-            del left[page.key]
+            parts.append(_stored_part(page.key, parent, length[page.key], page.extent, counts, pages_of))
+            del remaining[page.key]
     return parts
 
 
-def _stored(
-    key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, pages_of: Mapping[str, Held]
+def _stored_part(
+    key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, pages_of: Mapping[str, PageSet]
 ) -> StoredPart:
-    pages = _pairs(extent)
+    pages = _page_set(extent)
     readers = tuple(name for name, others in pages_of.items() if not pages.isdisjoint(others))
     return StoredPart(_hex(key), parent, tokens, readers, _table(extent, counts))
 
 
-def _pairs(extent: PageRange) -> Held:
+def _page_set(extent: PageRange) -> PageSet:
     return {(layer, page) for layer in extent.layers for page in extent.pages.tolist()}
 
 
@@ -154,8 +157,8 @@ def _hex(key: int) -> str:
 
 def _table(extent: PageRange, counts: Counts) -> PageTable:
     layers = extent.layers
-    most = counts[layers.start : layers.stop, extent.pages].max(axis=0, initial=0)
-    return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(most.tolist()))
+    references = counts[layers.start : layers.stop, extent.pages].max(axis=0, initial=0)
+    return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(references.tolist()))
 
 
 def _holder(
@@ -164,15 +167,15 @@ def _holder(
     extents: Sequence[PageRange],
     counts: Counts,
     filled: Counts,
-    stored: int = 0,
+    cached_tokens: int = 0,
     tables: tuple[PageTable, ...] = (),
 ) -> Holder:
-    """Count the pages of a holder, and note in `filled` how many slots of each page hold a token."""
+    """Count the pages of a holder. Updates `filled`, the number of slots of each page that hold a token."""
     pages = shared = 0
     for extent in extents:
         layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
         pages += len(extent.pages) * len(extent.layers)
         shared += int((counts[layers, extent.pages] > 1).sum())
-        tokens_held = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
-        filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], tokens_held)
-    return Holder(name, tokens, pages, shared, stored, tables)
+        page_tokens = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
+        filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], page_tokens)
+    return Holder(name, tokens, pages, shared, cached_tokens, tables)

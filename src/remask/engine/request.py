@@ -1,4 +1,4 @@
-"""A request, as every caller gives it to the engine, as fronts build it, and as it waits once it is checked."""
+"""Requests: as callers pass them to the engine, and as they wait once they are checked."""
 
 import secrets
 import time
@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Reader)
 
 
 class Owner(NamedTuple):
-    """Whose turn a request takes: that of a client, and of one of the bodies that it sent. They are only compared."""
+    """The client of a request and the HTTP body that it came in, which take turns with others. Only equality counts."""
 
     client: str = ""
     body: str = ""
@@ -33,28 +33,28 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to answer, and how.
+    """A prompt and how to answer it.
 
     Attributes:
-        id: names the request. No two requests in an engine have the same id at a time.
+        id: names the request. The open requests of an engine have different ids.
         prompt_token_ids: the prompt, int [prompt].
         params: the sampling parameters.
         prefix_length: number of leading tokens that may be shared with other requests. 0 shares nothing.
-        find_prefix: `prefix_length` is a guess: nobody said what is shared. An engine with `prefix_sharing="auto"` may
-            find it, where the guess is too short to be worth sharing.
+        find_prefix: whether `prefix_length` is a guess, because nobody named the shared prefix. If it is too short to
+            be worth sharing, an engine with `prefix_sharing="auto"` looks for a longer one.
         policy: the cache policy. The default caches nothing.
-        adapter: name of the adapter that the model computes it with; None: the base alone.
-        cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
-        priority: requests with lower numbers begin first, and equal ones in order of arrival; each number weighs as
-            much as `PRIORITY_STEP_S` seconds of waiting, so none waits for ever. Requests that already run are not
+        adapter: name of the adapter that the model computes it with; None for the base model.
+        cache_salt: only requests with the same salt share stored prefixes. One salt per tenant separates tenants.
+        priority: requests with lower numbers begin first, and equal ones in order of arrival. One unit weighs as much
+            as `PRIORITY_STEP_S` seconds of waiting, so every request begins eventually. Running requests are not
             affected.
         deadline_s: the request ends with "timeout" this many seconds after its arrival, waiting or running. None sets
             no limit.
-        owner: who takes turns with others, in the queue and in steps.
+        owner: with whom it shares turns, in the queue and in steps.
         template: the fixed parts and the holes of the response, `params.max_tokens` places. None is one hole.
-        continues: the prompt ends within the text that the response goes on with, so the first space of the response
-            depends on it.
-        readers: what is read of predicted rows beside their tokens, or decides these (`remask.readers`): one of a kind.
+        continues: whether the prompt ends within a text that the response continues, so that the first space of the
+            response depends on the prompt.
+        readers: read numbers from predicted rows, or decide their tokens (`remask.readers`); at most one of each type.
     """
 
     id: str
@@ -74,17 +74,17 @@ class Request:
 
     @property
     def response(self) -> Template:
-        """What the response is made of."""
+        """The template of the response; without one, a single hole."""
         return Template.plain(self.params.max_tokens) if self.template is None else self.template
 
     @property
     def context(self) -> Sequence[int]:
-        """Tokens before the response that its text depends on."""
+        """The last tokens of the prompt, as far as the text of the response depends on them."""
         return self.prompt_token_ids[-MAX_CHAR_TOKENS:] if self.continues else ()
 
     @property
     def salt(self) -> str:
-        """What stored K/V are salted with: the tenant's salt and the adapter. No two pairs of them give the same."""
+        """The salt of stored K/V, made of the tenant's salt and the adapter. Different pairs give different salts."""
         if self.adapter is None and not self.cache_salt:
             return ""
         adapter = self.adapter or ""
@@ -92,41 +92,41 @@ class Request:
 
     @property
     def formed(self) -> bool:
-        """Whether the response is whole wherever it ends."""
+        """Whether a reader prescribes the form of the response, so that it is complete wherever it ends."""
         return any(reader.formed for reader in self.readers)
 
     def reader(self, kind: type[R]) -> R | None:
-        """Its reader of this kind; None where it has none."""
+        """Its reader of this type; None if it has none."""
         return next((reader for reader in self.readers if isinstance(reader, kind)), None)
 
     def with_readers(self, *readers: Reader | None) -> "Request":
-        """The same request with these readers, each in place of one of its kind; None changes nothing."""
-        new = [reader for reader in readers if reader is not None]
-        others = [reader for reader in self.readers if type(reader) not in map(type, new)]
-        return replace(self, readers=(*others, *new))
+        """The request with `readers` added, each of which replaces one of its type. None are ignored."""
+        new_readers = [reader for reader in readers if reader is not None]
+        others = [reader for reader in self.readers if type(reader) not in map(type, new_readers)]
+        return replace(self, readers=(*others, *new_readers))
 
     def with_policy(self, policy: CachePolicy) -> "Request":
-        """The same request under another cache policy."""
+        """The request under another cache policy."""
         return replace(self, policy=policy)
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """What `Engine.check` returns and `Engine.submit` takes."""
+    """A checked request: `Engine.check` returns it, and `Engine.submit` takes it."""
 
     request: Request
     decoding: Decoding  # how it is denoised
-    stops: StopRule  # what ends its response
-    # An upper bound of its work: all rows in all layers of each pass. A cache policy computes fewer.
+    stops: StopRule  # ends its response
+    # Upper bound of its work: all rows in all layers of each pass. A cache policy computes fewer.
     row_layers: int = 0
-    # Identities of the exact pages that its prompt fills. Empty where no pages are shared.
+    # Keys of the exact pages that its prompt fills; empty if no pages are shared
     page_keys: tuple[int, ...] = ()
     arrived: float = 0.0  # when it was submitted, by `clock`
     clock: Callable[[], float] = time.perf_counter  # the engine's, in seconds
     starts: int = 0  # how often it has begun or made the engine fail; more than once only after a failure of the engine
-    begun: bool = False  # whether its start has been reported
-    # Number of leading tokens that an earlier prompt has too; None where the request names its prefix
-    common: int | None = None
+    start_reported: bool = False
+    # Number of leading tokens that it shares with a recent prompt; None if the request names its prefix
+    common_tokens: int | None = None
 
     @property
     def response(self) -> Template:
@@ -134,8 +134,8 @@ class PendingRequest:
         return self.decoding.response_template(self.request.response)
 
     @property
-    def turn(self) -> float:
-        """When it comes among requests of its body, by the clock of `arrived`: fixed, so that each comes first once."""
+    def queue_time(self) -> float:
+        """Its order among the requests of its body, in seconds by `clock`. It never changes, so each gets its turn."""
         return self.arrived + PRIORITY_STEP_S * self.request.priority
 
     @property
@@ -145,19 +145,19 @@ class PendingRequest:
 
     @property
     def canvases(self) -> int:
-        """Two under classifier-free guidance."""
+        """Number of its canvases: two under classifier-free guidance, otherwise one."""
         return 2 if self.request.params.cfg_scale > 0 else 1
 
     @property
-    def given_tokens(self) -> int:
-        """Tokens of the prompt and of the fixed parts of the response."""
+    def input_tokens(self) -> int:
+        """Number of tokens of the prompt and of the fixed parts of the response."""
         request = self.request
         fixed = 0 if request.template is None else len(request.template) - request.template.open_places
         return len(request.prompt_token_ids) + fixed
 
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
-        """The result of a request that ends before it begins."""
-        usage = Usage(prompt_tokens=self.given_tokens)
+        """The result if the request ends before it begins."""
+        usage = Usage(prompt_tokens=self.input_tokens)
         return Result(self.request.id, (), reason, usage, (), None, self.elapsed_s, error)
 
 
@@ -176,13 +176,14 @@ def request_of(
     continues: bool = False,
     drafts: bool = False,
 ) -> Request:
-    """The request of these terms on a model of this `shape`; `shared` is its default `prefix_length`.
+    """The request with these `terms` on a model of this `shape`.
 
-    Without `find_prefix` the client named that default, by other means than a term. `constraint` is the compiled
-    `structured_outputs` of the terms; `template` is made of its canvas or suffix. `continues` is that of `Request`.
+    `shared` is the `prefix_length` if the terms have none; `find_prefix` is False if the client has named it in another
+    way. `constraint` is the compiled `structured_outputs` of the terms, and `template` is made of its canvas or suffix.
+    `continues` is that of `Request`. With `drafts` the request gets a `Drafts` reader.
 
-    If the trace is to be returned, the seed is drawn here, so that the trace holds it. Raises `ConfigError` on terms
-    that the kind of model cannot meet.
+    If the terms return the trace, the seed is drawn here, so that the trace has it. Raises `ConfigError` on terms that
+    the kind of model cannot meet.
     """
     if terms.return_step_maps and shape.edit_tokens is not None:
         raise ConfigError(
@@ -196,10 +197,11 @@ def request_of(
         )
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))
-    # The trace of a model whose tokens change or move holds no log-probabilities: `check_request` says why.
-    scored = shape.kind != "uniform" and shape.edit_tokens is None
-    traced = 0 if terms.return_trace and scored else None
-    top = traced if terms.top_logprobs is None else terms.top_logprobs
+    top_logprobs = terms.top_logprobs
+    # The trace of a model whose tokens change or move has no log-probabilities: `check_request` says why.
+    if terms.return_trace and top_logprobs is None and shape.kind != "uniform" and shape.edit_tokens is None:
+        top_logprobs = 0
+    logprobs = None if top_logprobs is None else Logprobs(top_logprobs)
     return Request(
         id=name,
         prompt_token_ids=tokens,
@@ -213,4 +215,4 @@ def request_of(
         deadline_s=terms.deadline_s,
         template=template,
         continues=continues,
-    ).with_readers(constraint, None if top is None else Logprobs(top), Drafts() if drafts else None)
+    ).with_readers(constraint, logprobs, Drafts() if drafts else None)

@@ -1,10 +1,10 @@
-"""Runs passes on the device, and reads them: from plans to hidden states, and from these to tokens and confidences.
+"""Runs passes on the device: from plans to hidden states, and from these to tokens and confidences.
 
-A failure of a pass ends only the members that cause it: the pass is run again in parts.
+A pass that fails is run again in parts, so that only the members that cause the failure end.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,7 +19,7 @@ from torch import Tensor
 from remask.engine.canvas_state import Move, TokenBuffer
 from remask.engine.capacity import logit_rows
 from remask.engine.hook_passes import run_layers, with_choices
-from remask.engine.member import Reads, Scores, Share, Turn
+from remask.engine.member import DeviceReads, ReaderNumbers, Scores, Turn
 from remask.engine.pack import Items, Packer, Target
 from remask.machine.device import is_fatal, is_out_of_memory
 from remask.machine.transfers import Arrival, send
@@ -42,67 +42,68 @@ Batch: TypeAlias = Sequence[Turn]  # the turns of one pass, in the order of thei
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """A pass that has run, with the plans that ran."""
+class PassResult:
+    """A pass that was run on the device, which may not be done yet."""
 
     batch: Batch
-    items: Items
+    items: Items  # the canvases with the plans that ran
     hidden: Tensor  # final hidden states of the predicted rows, [M, D]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingScores:
-    """Predictions of some turns of a pass, on their way to the host."""
+    """Scores of some turns of a pass, on their way to the host."""
 
-    turns: list[tuple[Turn, int, bool]]  # each with how many positions it predicts, and whether the device chooses some
-    arrival: Arrival | None  # the numbers of `Runner.launch_scores`; None of prefix passes alone
-    buffered: bool  # the last row of the numbers says what the device has chosen
+    turns: list[tuple[Turn, int, bool]]  # each with its number of predicted positions, and whether the device chooses
+    arrival: Arrival | None  # the numbers of `Runner.launch_scores`; None if there are only prefix passes
+    buffered: bool  # whether the last row of the numbers says what the device has chosen
 
     def wait(self) -> list[tuple[Turn, Scores]]:
-        """The numbers of each turn. Waits for the device."""
+        """The scores of each turn. Waits for the device."""
         if self.arrival is None:
-            nothing = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
-            return [(turn, nothing) for turn, *_ in self.turns]
+            no_scores = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+            return [(turn, no_scores) for turn, *_ in self.turns]
         numbers = self.arrival.wait()
         rows = numbers[:-1] if self.buffered else numbers
-        tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
-        read, at = list[tuple[Turn, Scores]](), 0
+        tokens, confidence, reader_rows = rows[0].astype(np.int64), rows[1], rows[2:]
+        result = list[tuple[Turn, Scores]]()
+        start = 0
         for turn, count, chooses in self.turns:
-            span = slice(at, at + count)
-            at = span.stop
-            chosen = numbers[-1, span] > 0 if chooses else None
-            shares = _shares(turn.reads, more[:, span]) if turn.reads else ()
-            read.append((turn, Scores(tokens[span], confidence[span], shares, chosen)))
-        return read
+            columns = slice(start, start + count)
+            start = columns.stop
+            transfer = numbers[-1, columns] > 0 if chooses else None
+            reader_numbers = _split_by_reader(turn.device_reads, reader_rows[:, columns]) if turn.device_reads else ()
+            result.append((turn, Scores(tokens[columns], confidence[columns], reader_numbers, transfer)))
+        return result
 
 
 @dataclass(slots=True)
 class LaunchedPass:
     """A pass that was launched and not read yet. If it failed as a whole, it has several parts."""
 
-    batch: Batch = ()  # the turns that it was launched with
-    # The passes that ran, with their predictions
-    parts: list[tuple[Ran, list[PendingScores]]] = field(default_factory=list)
-    failed: list[Turn] = field(default_factory=list)  # turns that could not run
-    queued: bool = False  # it was queued before the pass before it was read
-    # Turns that were planned then, and are not confirmed; nothing is written of them
+    batch: Batch = ()
+    parts: list[tuple[PassResult, list[PendingScores]]] = field(default_factory=list)
+    failed_turns: list[Turn] = field(default_factory=list)  # turns that could not run
+    is_queued: bool = False  # whether it was launched before the previous pass was read
+    # Turns of a queued pass that are not confirmed, whose results are not written
     speculative: set[Turn] = field(default_factory=set)
-    # Of each confirmed one, the predicted positions that the pass before left noisy, bool [predicted]
-    still_noisy: dict[Turn, Mask] = field(default_factory=dict)
-    batch_error: Exception | None = None  # an error that no request causes; it is raised once the parts are read
+    # For each confirmed turn, the predicted positions that the previous pass left noisy, bool [predicted]
+    noisy_masks: dict[Turn, Mask] = field(default_factory=dict)
+    batch_error: Exception | None = None  # an error that no request causes, which is raised once the parts are read
 
     def turns(self) -> list[Turn]:
-        """The turns that ran, and of which is written what is read."""
-        ran = (turn for ran, _ in self.parts for turn in ran.batch)
-        return [turn for turn in ran if turn not in self.speculative and not turn.member.ended]
+        """The turns that ran and whose results are written: no speculative ones, and none of members that ended."""
+        turns = (turn for result, _ in self.parts for turn in result.batch)
+        return [turn for turn in turns if turn not in self.speculative and not turn.member.ended]
 
 
 class Runner(Packer):
-    """Packs and runs passes of one model over one pool on the device, and reads their logits."""
+    """Packs and runs passes of one model over one pool on the device, and scores their predictions."""
 
     def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False, graphs: Graphs | None = None) -> None:
-        """With `overlap` tokens are kept on the device; `graphs` over `pool` repeat the layers that they can."""
-        self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
+        """With `overlap` tokens are kept on the device. `graphs` over `pool` repeat the layers that they can."""
+        self.model = model if graphs is None else model.with_graphs(graphs)
+        self.pool = pool
         shape = model.config
         self._logit_rows = logit_rows(shape)
         target = Target(model.device, model.arithmetic.invariant, shape.sliding, roles=shape.self_conditioning)
@@ -110,50 +111,52 @@ class Runner(Packer):
 
     @torch.inference_mode()
     def run(self, items: Items) -> tuple[Tensor, Items]:
-        """One forward pass over `items`. Only canvases' memory is changed.
+        """One forward pass over `items`. Changes the memory of the canvases alone.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that ran, which
-        their ledgers hold too. Without hooks the host never waits for the device.
+        their ledgers have too. Without hooks the host never waits for the device.
 
-        Where it raises, the pass may be repeated over some or all of `items`: it writes the same rows again. A choice
-        of rows (`Span.pick`, drift) cannot be made twice, because it compares with values that it then overwrites. So
-        after an error `items` and the ledgers hold plans with the choices made.
+        If it raises, the pass may be repeated over some or all of `items`: it writes the same rows again. A choice of
+        rows (`Span.pick`, drift) cannot be made a second time, because it compares with values that it then overwrites.
+        So after an error `items` and the ledgers have plans with the choices that were made.
         """
-        begun: list[Stage] = []
-        planned, revised = list(items), set[int]()
-        kinds: dict[str, list[Hooked]] = {}
-        for number, (state, plan) in enumerate(items):
+        stages: list[Stage] = []  # all that may have run, for the choices that they have made
+        original = list(items)
+        revised = set[int]()  # indices of items whose ledgers have another plan
+        hooked: dict[str, list[Hooked]] = {}
+        for index, (state, plan) in enumerate(items):
             if plan.hook is not None:
-                kinds.setdefault(plan.hook.on_device, []).append(Hooked(number, state, plan))
+                hooked.setdefault(plan.hook.on_device, []).append(Hooked(index, state, plan))
         hooks = list[DeviceHook]()
-        for kind, canvases in kinds.items():
-            hooks.append(resolve_name(kind)(self.model, self.pool, canvases))
+        for name, canvases in hooked.items():
+            hooks.append(resolve_name(name)(self.model, self.pool, canvases))
         try:
             batch = self.pack(items)
-            begun += batch.stages
+            stages += batch.stages
             if hooks and any(plan.hook is not None and plan.hook.layered for _, plan in items):
-                hidden, ran = run_layers(self, batch, items, hooks, begun, revised)
+                hidden, final_items = run_layers(self, batch, items, hooks, stages, revised)
             else:
-                hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
+                hidden = self.model.ranks.everywhere(_forward, self.model, batch, self.pool)
+                final_items = items
             for hook in hooks:
                 hook.done()
-            return hidden, ran
+            return hidden, final_items
         except Exception:
-            items[:] = with_choices(items, begun)
-            for number, ((state, plan), (_, before)) in enumerate(zip(items, planned, strict=True)):
-                if plan is not before or number in revised:  # a refreshed plan starts over
+            items[:] = with_choices(items, stages)
+            for index, ((state, plan), (_, original_plan)) in enumerate(zip(items, original, strict=True)):
+                if plan is not original_plan or index in revised:  # a refreshed plan starts over
                     state.ledger.revise(plan)
             raise
 
     def before_layer(
         self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
     ) -> dict[int, Plan]:
-        """New plans of `hooks` before `stage` runs, by the numbers of their canvases."""
-        return {number: plan for hook in hooks for number, plan in hook.before(stage, h, plans).items()}
+        """The plans that `hooks` change before `stage` runs, by the indices of their canvases."""
+        return {index: plan for hook in hooks for index, plan in hook.before(stage, h, plans).items()}
 
     def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
-        """New plans of `hooks` once `layer` has run."""
-        return {number: plan for hook in hooks for number, plan in hook.after(layer, plans).items()}
+        """The plans that `hooks` change once `layer` has run, by the indices of their canvases."""
+        return {index: plan for hook in hooks for index, plan in hook.after(layer, plans).items()}
 
     def move(self, move: Move) -> None:
         """Copy stored K/V to the slots of a canvas. The host does not wait."""
@@ -163,30 +166,35 @@ class Runner(Packer):
 
     @torch.inference_mode()
     def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
-        """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `turns`.
+        """Score the predicted rows `hidden` [M, D] of `turns`, and start copying the scores to the host.
 
-        The next n rows hold what the readers of each turn measure (`sampling.score.score`). With a token buffer there
-        is one more row: 1 where the device has transferred a position and put its token into the buffer. `hidden`
-        [M, D] holds the predicted rows of `turns` in order. Logits exist for a bounded number of rows at a time.
+        They are float32 [2 + n, rows] in the order of `turns`: the tokens, their confidences, and in the next n rows
+        the numbers of the readers (`sampling.score.score`). With a token buffer there is one more row: 1 where the
+        device has transferred a position and written its token to the buffer, 0 elsewhere. Logits exist for a bounded
+        number of rows at a time. Sets `device_reads` of the turns.
         """
-        model, token_buffer, most, scores, more = self.model, self.token_buffer, self._logit_rows, list[Tensor](), 0
+        model, token_buffer, max_rows = self.model, self.token_buffer, self._logit_rows
+        parts = list[Tensor]()
+        width = 0  # most numbers of readers that a turn has for each row
         for turn in turns:
             if turn.member.readers:
-                turn.reads = turn.member.reads(turn)
-                more = max(more, sum(read.width for _, read in turn.reads))
-        for rows, chunk, groups in _chunks(turns, most):
+                turn.device_reads = turn.member.device_reads(turn)
+                width = max(width, sum(read.width for _, read in turn.device_reads))
+        for rows, chunk, groups in _chunks(turns, max_rows):
             if token_buffer is not None:
                 for turn, group in zip(chunk, groups, strict=True):
                     _update(group, turn, token_buffer, model.config.mask_id)
-            whole = len(groups) > 1 or weight(groups[0]) <= most
-            for part, pieces in [(hidden[rows], groups)] if whole else _pieces(hidden[rows], groups[0], most):
-                scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more, self.pool))
-        # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
-        read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
+            pieces: Iterable[tuple[Tensor, list[RowGroup]]] = [(hidden[rows], groups)]
+            if len(groups) == 1 and weight(groups[0]) > max_rows:
+                pieces = _pieces(hidden[rows], groups[0], max_rows)
+            for piece, piece_groups in pieces:
+                parts.append(model.ranks.everywhere(score_rows, model, piece, piece_groups, width, self.pool))
+        # float32 holds token ids exactly, as vocabularies are far below 2 ** 24.
+        scores = torch.cat(parts, dim=1) if parts else hidden.new_empty((2 + width, 0), dtype=torch.float32)
         if token_buffer is not None:
             candidates = [_candidates(turn, turn.decoder) for turn in turns if turn.decoder is not None]
-            read = token_buffer.transfer(read, candidates, kernels=model.kernels is not None)
-        return Arrival(read)
+            scores = token_buffer.transfer(scores, candidates, kernels=model.kernels is not None)
+        return Arrival(scores)
 
 
 # These run on every rank. On a model of one rank they are plain calls.
@@ -203,56 +211,60 @@ def _move(pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int) -
         kv[target] = kv[source].clone()  # a run is a view, and no tensor is written from a view of itself
 
 
-def _rows(turn: Turn, at: int) -> RowGroup | None:
-    """How its rows of the logits are read, if the first is row `at`; None where it predicts nothing."""
-    after = at + len(turn.predicted)
-    if after == at or turn.decoder is None:
+def _row_group(turn: Turn, start: int) -> RowGroup | None:
+    """How the rows of a turn, from row `start` of the logits on, are scored; None if it predicts nothing."""
+    stop = start + len(turn.predicted)
+    if stop == start or turn.decoder is None:
         return None
     # The decoder made the group for this call, so it may be changed.
-    group = turn.decoder.group(slice(at, after), turn.predicted)
-    if turn.reads:
-        group.reads = tuple(read for _, read in turn.reads)
+    group = turn.decoder.group(slice(start, stop), turn.predicted)
+    if turn.device_reads:
+        group.reads = tuple(read for _, read in turn.device_reads)
     if group.signal is not None:
-        group.signal = replace(group.signal, slots=turn.items[0][0].places[turn.predicted])
+        group.signal = replace(group.signal, slots=turn.items[0][0].buffer_slots[turn.predicted])
     if len(turn.member.canvases) == 2 == len(turn.items):
-        group.guide = slice(after, after + len(turn.predicted))
+        group.guide = slice(stop, stop + len(turn.predicted))
     return group
 
 
 def _candidates(turn: Turn, decoder: Decoder) -> Candidates:
-    """Its predicted positions, from which the device chooses."""
-    return Candidates(turn.transfers, turn.predicted, decoder.block, [state.places for state in turn.member.canvases])
+    """The predicted positions of a turn, from which the device chooses."""
+    slots = [state.buffer_slots for state in turn.member.canvases]
+    return Candidates(turn.transfers, turn.predicted, decoder.block, slots)
 
 
 def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int) -> None:
-    """Replace tokens in `group` that the host does not know yet by those of the token buffer."""
+    """Replace the tokens in `group`, of which the host may not know all yet, by those of the token buffer."""
     if group.noisy is not None:
-        places = turn.member.canvases[0].places[turn.predicted]
-        group.noisy = group.noisy.with_current(token_buffer.tokens(send(places, token_buffer.values.device)), mask_id)
+        slots = turn.member.canvases[0].buffer_slots[turn.predicted]
+        group.noisy = group.noisy.with_current(token_buffer.tokens(send(slots, token_buffer.values.device)), mask_id)
 
 
 @torch.inference_mode()
 def score_rows(
-    model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], more: int, pool: Pool | None = None
+    model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], width: int, pool: Pool | None = None
 ) -> Tensor:
-    """Scores of final hidden states `hidden` [M, D]; see `score`. Ranks merge theirs. Signals go to `pool`."""
+    """Scores of final hidden states `hidden` [M, D], float32 [2 + width, M]; see `score`.
+
+    Ranks merge theirs. Self-conditioning signals are written to `pool`.
+    """
     per_group = model.arithmetic.invariant
-    keep = None if pool is None or pool.signals is None else partial(_keep_signal, model, pool.signals)
-    return score(model.head(hidden), groups, model.config.mask_id, per_group, more, vocabulary_of(model), keep)
+    write = None if pool is None or pool.signals is None else partial(_write_signal, model, pool.signals)
+    return score(model.head(hidden), groups, model.config.mask_id, per_group, width, vocabulary_of(model), write)
 
 
-def _keep_signal(model: Transformer, signals: Tensor, logits: Tensor, group: RowGroup) -> None:
-    """Put the expected embedding of a group's rows, with this rank's changed `logits` of them, into `signals`."""
+def _write_signal(model: Transformer, signals: Tensor, logits: Tensor, group: RowGroup) -> None:
+    """Write the expected embeddings of a group's rows to `signals`. `logits` are this rank's, as they are sampled."""
     assert group.signal is not None
     assert group.signal.slots is not None
-    chances = vocabulary_of(model).softmax(logits / group.signal.temperature)
+    probabilities = vocabulary_of(model).softmax(logits / group.signal.temperature)
     signals.index_copy_(
-        0, send(group.signal.slots, signals.device), model.expected_embedding(chances).to(signals.dtype)
+        0, send(group.signal.slots, signals.device), model.expected_embedding(probabilities).to(signals.dtype)
     )
 
 
 def vocabulary_of(model: Transformer) -> Vocabulary:
-    """How to reduce over the columns of the model's logits."""
+    """The operations over the columns of the model's logits."""
     ranks, total = model.ranks, model.config.vocab
     if ranks.several:
         return SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
@@ -263,45 +275,50 @@ def vocabulary_of(model: Transformer) -> Vocabulary:
     return TritonVocabulary()
 
 
-def _chunks(turns: Sequence[Turn], most: int) -> Iterator[tuple[slice, list[Turn], list[RowGroup]]]:
-    """Yield turns of at most `most` rows by weight, or one: the rows of the pass, the turns, and a group for each."""
-    start = at = weighed = 0
+def _chunks(turns: Sequence[Turn], max_rows: int) -> Iterator[tuple[slice, list[Turn], list[RowGroup]]]:
+    """Split the turns into chunks of at most `max_rows` rows by weight; a single turn may exceed that.
+
+    Yields the rows of each chunk, its turns, and their row groups.
+    """
+    start = stop = total = 0
     chunk, groups = list[Turn](), list[RowGroup]()
     for turn in turns:
-        group = _rows(turn, at - start)
+        group = _row_group(turn, stop - start)
         if group is None:
             continue
-        more = weight(group)
-        if chunk and weighed + more > most:
-            yield slice(start, at), chunk, groups
-            start, chunk, groups, weighed = at, [], [], 0
-            group = _rows(turn, 0)
+        group_weight = weight(group)
+        if chunk and total + group_weight > max_rows:
+            yield slice(start, stop), chunk, groups
+            start = stop
+            total = 0
+            chunk, groups = [], []
+            group = _row_group(turn, 0)
             assert group is not None
         chunk.append(turn)
         groups.append(group)
-        at = start + (group.rows if group.guide is None else group.guide).stop
-        weighed += more
+        stop = start + (group.rows if group.guide is None else group.guide).stop
+        total += group_weight
     if chunk:
-        yield slice(start, at), chunk, groups
+        yield slice(start, stop), chunk, groups
 
 
-def _pieces(hidden: Tensor, group: RowGroup, most: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
-    """Cut the rows `hidden` [M, D] of a group that weighs more than `most` into pieces."""
+def _pieces(hidden: Tensor, group: RowGroup, max_rows: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
+    """Cut the rows `hidden` [M, D] of a group that weighs more than `max_rows` into pieces."""
     count = group.rows.stop - group.rows.start
     # Pieces of equal size, so that the result depends on the request alone.
-    number = min(count, -(-weight(group) // most))
-    for start, stop in pairwise(count * piece // number for piece in range(number + 1)):
+    pieces = min(count, -(-weight(group) // max_rows))
+    for start, stop in pairwise(count * piece // pieces for piece in range(pieces + 1)):
         part = hidden[start:stop]
         if group.guide is not None:
             part = torch.cat([part, hidden[group.guide][start:stop]])
         yield part, [group.piece(start, stop)]
 
 
-def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[Ran]:
-    """Run a pass over `batch`, whose plans the ledgers hold. Where it fails, run it in parts, over what can run.
+def run_isolated(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> Iterator[PassResult]:
+    """Run a pass over `batch`, whose plans the ledgers have entered. If it fails, run it in parts, without what fails.
 
-    Turns that cannot run get their `error`, and are added to `failed`. Raises errors that no single member causes:
-    those of the device and of memory.
+    Turns that cannot run get their `error`, and are added to `failed_turns`. Raises errors of the device and of memory,
+    which no single member causes.
     """
     if not batch:
         return
@@ -309,30 +326,34 @@ def run_isolated(runner: Runner, batch: Batch, failed: list[Turn]) -> Iterator[R
     for turn in batch:
         items += turn.items
     try:
-        hidden, ran = runner.run(items)
+        hidden, final_items = runner.run(items)
     except Exception as error:
-        if not _blames(batch, error, failed):
+        if not _can_split(batch, error, failed_turns):
             return
         names = tuple(turn.member.id for turn in batch)
         log.warning("a pass over %s failed and is run in parts: %s", names, error)
         _revise(batch, items)
     else:
-        if ran is not items:
-            _revise(batch, ran)
-        yield Ran(batch, ran, hidden)
+        if final_items is not items:
+            _revise(batch, final_items)
+        yield PassResult(batch, final_items, hidden)
         return
-    for part in _parts(runner, batch, failed):
-        yield from run_isolated(runner, part, failed)
+    for part in _split(runner, batch, failed_turns):
+        yield from run_isolated(runner, part, failed_turns)
 
 
-def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[PendingScores]:
-    """The scores of each turn of a pass. Turns that cannot be read get their `error`, are `failed`, and left out."""
-    batch, buffered = ran.batch, runner.token_buffer is not None
+def score_isolated(runner: Runner, result: PassResult, failed_turns: list[Turn]) -> list[PendingScores]:
+    """Launch the scores of a pass; if that fails, of its turns one by one.
+
+    Turns that cannot be scored get their `error`, are added to `failed_turns`, and left out. Raises errors of the
+    device and of memory.
+    """
+    batch, buffered = result.batch, runner.token_buffer is not None
     try:
-        # Prefix passes stand first, and nothing is read of them.
-        arrival = None if batch[-1].decoder is None else runner.launch_scores(ran.hidden, batch)
+        # Prefix passes come first, and have no scores.
+        arrival = None if batch[-1].decoder is None else runner.launch_scores(result.hidden, batch)
     except Exception as error:
-        if not _blames(batch, error, failed):
+        if not _can_split(batch, error, failed_turns):
             return []
     else:
         chooses = buffered and arrival is not None
@@ -340,47 +361,54 @@ def score_isolated(runner: Runner, ran: Ran, failed: list[Turn]) -> list[Pending
         for turn in batch:
             turns.append((turn, len(turn.predicted), chooses and turn.transfers is not None))
         return [PendingScores(turns, arrival, buffered)]
-    scored, at = list[PendingScores](), 0
+    scores = list[PendingScores]()
+    start = 0
     for turn in batch:
         rows = sum(len(plan.predicted) for _, plan in turn.items)
-        scored += score_isolated(runner, Ran([turn], [], ran.hidden[at : at + rows]), failed)
-        at += rows
-    return scored
+        single = PassResult([turn], [], result.hidden[start : start + rows])
+        scores += score_isolated(runner, single, failed_turns)
+        start += rows
+    return scores
 
 
-def _blames(batch: Batch, error: Exception, failed: list[Turn]) -> bool:
-    """Whether one of several turns causes `error`. A turn alone fails with it. Raises what no turn causes."""
+def _can_split(batch: Batch, error: Exception, failed_turns: list[Turn]) -> bool:
+    """Whether a batch that failed with `error` has several turns, of which one may be the cause.
+
+    A single turn gets the error, and is added to `failed_turns`. Raises `error` if no turn causes it.
+    """
     if is_fatal(error) or is_out_of_memory(error):
         raise error
     if len(batch) > 1:
         return True
     batch[0].error = error
-    failed.append(batch[0])
+    failed_turns.append(batch[0])
     return False
 
 
 def _revise(batch: Batch, items: Items) -> None:
-    left = iter(items)
+    """Replace the plans of the turns by those of `items`, which are in the same order."""
+    remaining = iter(items)
     for turn in batch:
-        turn.revise([next(left) for _ in turn.items])
+        turn.revise([next(remaining) for _ in turn.items])
 
 
-def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
-    ends = accumulate(read.width for _, read in reads)
-    return tuple((reader, more[end - read.width : end]) for (reader, read), end in zip(reads, ends, strict=True))
+def _split_by_reader(reads: DeviceReads, rows: NDArray[np.float32]) -> tuple[ReaderNumbers, ...]:
+    """The rows of each reader; `rows` [n, predicted] has them one after the other."""
+    stops = accumulate(read.width for _, read in reads)
+    return tuple((reader, rows[stop - read.width : stop]) for (reader, read), stop in zip(reads, stops, strict=True))
 
 
-def _parts(runner: Runner, batch: Batch, failed: list[Turn]) -> list[Batch]:
+def _split(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> list[Batch]:
     """The turns to run again after a failed pass: without those that cannot be packed, or else in two halves."""
-    packed = []
+    packable = []
     for turn in batch:
         try:
             runner.pack(list(turn.items))
         except Exception as error:
-            _blames([turn], error, failed)
+            _can_split([turn], error, failed_turns)
         else:
-            packed.append(turn)
-    if len(packed) < len(batch):  # then the pass was not packed either, and nothing ran on the device
-        return [packed]
+            packable.append(turn)
+    if len(packable) < len(batch):  # then the pass was not packed either, and nothing ran on the device
+        return [packable]
     half = len(batch) // 2
     return [batch[:half], batch[half:]]

@@ -17,7 +17,7 @@ from remask.engine.placement import (
     PagePlan,
     PageSharing,
     Placement,
-    Shared,
+    SharedKV,
 )
 from remask.engine.request import PendingRequest, Request
 from remask.errors import IntegrityError
@@ -33,7 +33,7 @@ from remask.store.entries import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 from remask.store.recent import RecentPrompts
 
-OFF = Unread("off", "prefix_sharing is off")
+SHARING_OFF = Unread("off", "prefix_sharing is off")
 
 
 class Sharing(Protocol):
@@ -43,18 +43,21 @@ class Sharing(Protocol):
         """The place of a request, with the K/V that it would share, or why it has to wait. Changes nothing."""
         ...
 
-    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
-        """Claim what `plan` decided, which must be recent. `undo` gets a call that frees each thing claimed."""
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> SharedKV:
+        """Claim the stored K/V of a placement from `plan`, which must still be valid.
+
+        For each claim, the call that frees it is pushed to `undo`.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """The lease that a request would get."""
+class LeaseChoice:
+    """The lease that a request would get, or why it gets none."""
 
-    lease: LeasePlan | None = None  # the lease; None: none
-    unread: Unread | None = None  # why it leases nothing
-    kept: int = 0  # the leading tokens that it shares, if its policy reads none of them from the store
+    lease: LeasePlan | None = None
+    unread: Unread | None = None  # why it reads no stored prefix
+    unleased_prefix: int = 0  # leading tokens that it shares, if its policy reads none of them from the store
 
 
 class Prefixes(Sharing):
@@ -68,33 +71,38 @@ class Prefixes(Sharing):
         recent: RecentPrompts,
         depths: EarnedDepths | None = None,
     ) -> None:
-        """`recent` are the prompts of late, and `depths` those that audits have earned; None: they earn none."""
-        self.config, self.shape, self.store, self.recent, self.depths = config, shape, store, recent, depths
+        """`recent` are the last prompts, and `depths` those that audits have earned; None if they earn none."""
+        self.config = config
+        self.shape = shape
+        self.store = store
+        self.recent = recent
+        self.depths = depths
         self.allocator = store.allocator
 
     def plan(self, pending: PendingRequest) -> Decision:
         length, layers = pending.decoding.length, self.shape.layers
-        wish = self.wish(pending)
-        lease = wish.lease
+        choice = self.choose_lease(pending)
+        lease = choice.lease
         entry = None if lease is None else lease.entry
         # A prefix that is not read in place is copied to pages of the canvas, so one extent serves all layers.
-        shared = 0 if lease is None else lease.prefix.lead
-        leased = lease.prefix.layers if lease is not None and shared else 0
-        parts = [(length - shared, range(leased)), (length, range(leased, layers))]
-        # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
-        wanted = [(tokens, part) for tokens, part in parts if len(part)]
-        others = [(length, range(layers))] * (pending.canvases - 1)
-        extents = self.allocator.find([*wanted, *others])
-        if extents is None:
+        lead = 0 if lease is None else lease.prefix.lead
+        leased_layers = lease.prefix.layers if lease is not None and lead else 0
+        parts = [(length - lead, range(leased_layers)), (length, range(leased_layers, layers))]
+        demands = [(tokens, part) for tokens, part in parts if len(part)]  # all or no layers may be leased
+        other_canvases = [(length, range(layers))] * (pending.canvases - 1)
+        free = self.allocator.find([*demands, *other_canvases])
+        if free is None:
             return NoRoom(entry)
         if lease is not None and entry is None:
-            tokens = pending.request.prompt_token_ids[: lease.asked]
-            if not self.store.has_room(tokens, pending.request.salt, extents):
+            tokens = pending.request.prompt_token_ids[: lease.requested_tokens]
+            if not self.store.has_room(tokens, pending.request.salt, free):
                 return NoRoom(evictable=False)
-        pages = (extents[: len(wanted)], *((extent,) for extent in extents[len(wanted) :]))
+        extents = (free[: len(demands)], *((extent,) for extent in free[len(demands) :]))
         if lease is not None:
-            return Placement(self.policy(pending, lease.prefix.length), pages, lease, unread=wish.unread)
-        return Placement(self.policy(pending, wish.kept).within(wish.kept), pages, unread=wish.unread, kept=wish.kept)
+            return Placement(self.policy(pending, lease.prefix.length), extents, lease, unread=choice.unread)
+        prefix = choice.unleased_prefix
+        policy = self.policy(pending, prefix).within(prefix)
+        return Placement(policy, extents, unread=choice.unread, unleased_prefix=prefix)
 
     def claim(
         self,
@@ -102,23 +110,24 @@ class Prefixes(Sharing):
         placement: Placement,
         canvas: Canvas,  # noqa: ARG002
         undo: ExitStack,
-    ) -> Shared:
+    ) -> SharedKV:
         plan = placement.lease
         if plan is None:
-            return Shared()
-        lease = self._lease(pending, plan)
-        undo.callback(self._unlease, lease)
-        self.store.stats.found += pending.common is not None and plan.asked > pending.request.prefix_length
-        return Shared(plan.prefix, lease)
+            return SharedKV()
+        lease = self._take_lease(pending, plan)
+        undo.callback(self._cancel_lease, lease)
+        is_unnamed = pending.common_tokens is not None and plan.requested_tokens > pending.request.prefix_length
+        self.store.stats.unnamed += is_unnamed
+        return SharedKV(plan.prefix, lease)
 
-    def longest(self, pending: PendingRequest) -> int:
-        """The rows that predict the response must be live, so what is shared may not reach into them."""
+    def max_prefix(self, pending: PendingRequest) -> int:
+        """Largest number of tokens that a request can share: the rows that predict the response must be computed."""
         return len(pending.request.prompt_token_ids) - self.shape.shift
 
-    def _lease(self, pending: PendingRequest, plan: LeasePlan) -> Lease:
-        """Take a planned lease. Raises `IntegrityError` where the store has changed since."""
+    def _take_lease(self, pending: PendingRequest, plan: LeasePlan) -> Lease:
+        """Lease the entry of `plan`, or a new one. Raises `IntegrityError` if the store has no room for it."""
         request, layers = pending.request, plan.prefix.layers
-        tokens = request.prompt_token_ids[: plan.asked]
+        tokens = request.prompt_token_ids[: plan.requested_tokens]
         if plan.entry is not None:
             return self.store.lend(plan.entry, layers, tokens)
         lease = self.store.reserve(tokens, layers, request.salt)
@@ -126,52 +135,55 @@ class Prefixes(Sharing):
             raise IntegrityError("the room that was planned for a new entry is gone")
         return lease
 
-    def _unlease(self, lease: Lease) -> None:
-        """Remove the entry that was made for the lease, too."""
+    def _cancel_lease(self, lease: Lease) -> None:
+        """Release the lease, and remove the entry if it was created for it."""
         self.store.release(lease)
         if not lease.hit and not lease.entry.leases:
             self.store.withdraw(lease.entry)
 
     def remember(self, pending: PendingRequest) -> None:
-        """Note the prompt of a request whose shared prefix is to be found, and what it has in common with others."""
+        """Add a prompt to the recent ones, and set `pending.common_tokens`, if the request leaves its prefix open."""
         request, policy = pending.request, pending.request.policy
         if self.config.prefix_sharing != "auto" or not request.find_prefix or policy.traits.sharing != "prefix":
             return
-        prompt, most = request.prompt_token_ids, self.longest(pending)
-        guess = request.prefix_length >= self.config.prefix_min
-        if not guess and most > 0 and policy.boundary(most, pending.decoding.length, self.shape.layers):
-            pending.common = min(self.recent.add(prompt, request.salt), most)
+        if request.prefix_length >= self.config.prefix_min:  # the guess is good enough
+            return
+        max_prefix = self.max_prefix(pending)
+        if max_prefix > 0 and policy.boundary(max_prefix, pending.decoding.length, self.shape.layers):
+            pending.common_tokens = min(self.recent.add(request.prompt_token_ids, request.salt), max_prefix)
 
-    def wish(self, pending: PendingRequest) -> Wish:
-        """The lease that a request would get now."""
-        request, shape, canvas = pending.request, self.shape, pending.decoding.length
-        prefix = self._asked(pending)
+    def choose_lease(self, pending: PendingRequest) -> LeaseChoice:
+        """The lease that a request would get now. Changes nothing."""
+        request, layers, canvas = pending.request, self.shape.layers, pending.decoding.length
+        prefix = self._prefix_length(pending)
         if prefix <= 0:
-            return Wish(unread=self._nothing(pending))
+            return LeaseChoice(unread=self._no_prefix_reason(pending))
         if self.config.prefix_sharing == "off":
-            return Wish(unread=OFF)
+            return LeaseChoice(unread=SHARING_OFF)
         policy = self.policy(pending, prefix)
-        boundary = policy.boundary(prefix, canvas, shape.layers)
+        boundary = policy.boundary(prefix, canvas, layers)
         if not boundary:
-            return Wish(unread=request.policy.unread(prefix, canvas), kept=prefix)
+            return LeaseChoice(unread=request.policy.unread(prefix, canvas), unleased_prefix=prefix)
         entry = self.store.find(request.prompt_token_ids[:prefix], request.salt)
         if entry is not None:
-            wish = self._read(pending, entry, prefix)
-            if wish.lease is not None or len(entry) == prefix:
-                return wish
+            choice = self._choose_entry(pending, entry, prefix)
+            if choice.lease is not None or len(entry) == prefix:
+                return choice
         if not self.store.fits(prefix):
             note = f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
-            return Wish(unread=Unread("budget", note))
-        return Wish(_lease(policy, prefix, boundary, shape.layers, prefix, None), no_entry(request.cache_salt))
+            return LeaseChoice(unread=Unread("budget", note))
+        return LeaseChoice(
+            _plan_lease(policy, prefix, boundary, layers, prefix, None), no_entry_reason(request.cache_salt)
+        )
 
-    def _nothing(self, pending: PendingRequest) -> Unread | None:
-        """Why nothing of a prompt is shared. None where that is asked for, or the policy would read nothing anyway."""
+    def _no_prefix_reason(self, pending: PendingRequest) -> Unread | None:
+        """Why a request shares nothing. None if it chose so, or its policy would read nothing anyway."""
         request, prompt = pending.request, len(pending.request.prompt_token_ids)
         if request.prefix_length:
             return Unread("short", "the one token of the prefix predicts the response, so it is computed")
         if not request.find_prefix or not request.policy.boundary(prompt, pending.decoding.length, self.shape.layers):
             return None
-        if pending.common is not None:
+        if pending.common_tokens is not None:
             return Unread("nothing", f"no recent prompt begins with {self.config.prefix_min} tokens of this one")
         return Unread(
             "nothing",
@@ -179,16 +191,18 @@ class Prefixes(Sharing):
             "what other prompts begin with too",
         )
 
-    def _asked(self, pending: PendingRequest) -> int:
-        """Leading tokens that a request shares: those that it names, or those that were found."""
-        request, config, most = pending.request, self.config, self.longest(pending)
-        if pending.common is not None:
-            level = self.store.level(request.prompt_token_ids[: max(0, most)], request.salt)
-            if level is not None and len(level) >= max(config.prefix_min, config.prefix_cover * pending.common):
+    def _prefix_length(self, pending: PendingRequest) -> int:
+        """Number of leading tokens that a request shares: as it says, or as recent prompts show."""
+        request, config = pending.request, self.config
+        max_prefix = self.max_prefix(pending)
+        common = pending.common_tokens
+        if common is not None:
+            level = self.store.longest_level(request.prompt_token_ids[: max(0, max_prefix)], request.salt)
+            if level is not None and len(level) >= max(config.prefix_min, config.prefix_cover * common):
                 return len(level)
-            if pending.common >= config.prefix_min:
-                return pending.common
-        return min(request.prefix_length, most)
+            if common >= config.prefix_min:
+                return common
+        return min(request.prefix_length, max_prefix)
 
     def policy(self, pending: PendingRequest, prefix: int) -> CachePolicy:
         """The policy of a request that shares `prefix` tokens, with the depth that audits have earned."""
@@ -202,40 +216,44 @@ class Prefixes(Sharing):
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
         return policy.with_depth(min(depth, self.shape.layers))
 
-    def _read(self, pending: PendingRequest, entry: PrefixEntry, length_asked: int) -> Wish:
-        # The boundary depends on the length that is read, not on the length that was asked for.
+    def _choose_entry(self, pending: PendingRequest, entry: PrefixEntry, requested_tokens: int) -> LeaseChoice:
+        # The boundary depends on the length of the entry, not on that of the request's prefix.
         length, canvas = len(entry), pending.decoding.length
         policy = self.policy(pending, length)
         boundary = policy.boundary(length, canvas, self.shape.layers)
         if not boundary:
-            return Wish(unread=pending.request.policy.unread(length, canvas), kept=length_asked)
-        return Wish(_lease(policy, length, boundary, self.shape.layers, length_asked, entry))
+            return LeaseChoice(unread=pending.request.policy.unread(length, canvas), unleased_prefix=requested_tokens)
+        return LeaseChoice(_plan_lease(policy, length, boundary, self.shape.layers, requested_tokens, entry))
 
 
-def _lease(
-    policy: CachePolicy, length: int, boundary: int, layers: int, asked: int, entry: PrefixEntry | None
+def _plan_lease(
+    policy: CachePolicy, length: int, boundary: int, layers: int, requested_tokens: int, entry: PrefixEntry | None
 ) -> LeasePlan:
-    """A lease of a prefix of `length` of the `asked` tokens, on a model of `layers`."""
     hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
-    return LeasePlan(hit, asked, entry)
+    return LeasePlan(hit, requested_tokens, entry)
 
 
-def no_entry(cache_salt: str) -> Unread | None:
-    """Why a request reads nothing although its prefix will be stored: None where the prefix is merely new.
+def no_entry_reason(cache_salt: str) -> Unread | None:
+    """Why a request reads nothing although its prefix will be stored; None if it has no salt, as its prefix is new.
 
-    Whether it is stored under another salt is told to nobody.
+    It does not reveal whether the prefix is stored under another salt.
     """
     return Unread("salt", "nothing of this cache_salt is stored yet, and no other is read") if cache_salt else None
 
 
 class Pages(Sharing):
-    """Exact pages, on a model of `layers`. A request awaits the next page that it needs, if another one computes it."""
+    """A `Sharing` of exact pages. A request waits for the next page that it needs, if another request computes it."""
 
     def __init__(self, chain: PageChain, layers: int) -> None:
-        self.chain, self.allocator, self.layers = chain, chain.allocator, layers
+        self.chain = chain
+        self.allocator = chain.allocator
+        self.layers = layers
 
     def keys(self, request: Request, decoding: Decoding) -> tuple[int, ...]:
-        """Identities of the pages that a prompt fills in the blocks of `decoding`; empty: none. Any thread may ask."""
+        """Keys of the pages that a prompt fills in the blocks of `decoding`. Empty if the request shares no pages.
+
+        Any thread may call it.
+        """
         if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
             return ()
         tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.block_offset)
@@ -244,14 +262,15 @@ class Pages(Sharing):
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
         block, ahead = decoding.block, decoding.block_offset
-        if self.chain.awaited(pending.page_keys):
+        if self.chain.is_next_pending(pending.page_keys):
             return AwaitsPage()
         salt = _salt(request, block, ahead)
         pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, ahead))
         extents = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
         if extents is None:
             return NoRoom(pages=frozenset(page.key for page in pages))
-        unread, budget = None, self.chain.budget_tokens
+        budget = self.chain.budget_tokens
+        unread = None
         if size % block:
             unread = Unread(
                 "pages", f"pages of {size} tokens hold no whole number of blocks of {block}: none is shared"
@@ -262,18 +281,18 @@ class Pages(Sharing):
             prompt = len(request.prompt_token_ids)
             unread = Unread("short", f"the prompt of {prompt} tokens fills no page of {size}")
         elif not pages:
-            unread = self._elsewhere(request, decoding) or no_entry(request.cache_salt)
+            unread = self._misaligned_reason(request, decoding) or no_entry_reason(request.cache_salt)
         publishes = not size % block and budget >= size
         return Placement(
             request.policy.without_prefix, (extents,), pages=PagePlan(pages, salt, publishes), unread=unread
         )
 
-    def _elsewhere(self, request: Request, decoding: Decoding) -> Unread | None:
-        """Why a stored beginning of the prompt is not read: the blocks of its pages end at other tokens of it."""
+    def _misaligned_reason(self, request: Request, decoding: Decoding) -> Unread | None:
+        """Why a stored beginning of the prompt is not read, if its blocks end at other tokens; otherwise None."""
         tokens, block = request.prompt_token_ids, decoding.block
         for ahead in range(block) if decoding.from_prompt else ():
             salt = _salt(request, block, ahead)
-            key = self.chain.identity(tokens[self.chain.known_by(0, ahead)], None, salt)
+            key = self.chain.identity(tokens[self.chain.token_slice(0, ahead)], None, salt)
             if self.chain.find(tokens, [key], salt, ahead):
                 return Unread(
                     "blocks",
@@ -282,24 +301,33 @@ class Pages(Sharing):
                 )
         return None
 
-    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> Shared:
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> SharedKV:
         plan = placement.pages
         assert plan is not None
-        for page in plan.found:
+        pages = plan.stored_pages
+        for page in pages:
             self.allocator.retain(page.extent)
             undo.callback(self.allocator.release, page.extent)
-        self.chain.found(plan.found, len(pending.page_keys))
-        prefix = PrefixHit(len(plan.found) * self.chain.page_size, self.layers) if plan.found else None
+        self.chain.record_lookup(pages, len(pending.page_keys))
+        prefix = PrefixHit(len(pages) * self.chain.page_size, self.layers) if pages else None
         if not plan.publishes:
-            return Shared(prefix, pages=plan.found)
-        extents, keys = placement.own[0][0].single(), list(pending.page_keys)
-        grid = pending.decoding.block, pending.decoding.block_offset
-        publishes = PageSharing(self.chain, canvas, *grid, plan.salt, list(plan.found), extents, keys)
-        undo.callback(publishes.release)
-        return Shared(prefix, pages=plan.found, publishes=publishes)
+            return SharedKV(prefix, pages=pages)
+        publisher = PageSharing(
+            self.chain,
+            canvas,
+            pending.decoding.block,
+            pending.decoding.block_offset,
+            plan.salt,
+            list(pages),
+            placement.extents[0][0].split(),
+            list(pending.page_keys),
+        )
+        undo.callback(publisher.release)
+        return SharedKV(prefix, pages=pages, publisher=publisher)
 
 
 def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
+    """The leading tokens of the prompt that fill whole blocks."""
     tokens = request.prompt_token_ids
     return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block]
 

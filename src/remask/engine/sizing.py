@@ -19,7 +19,8 @@ from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory
 from remask.machine.device import free_memory
-from remask.model.graphs import graph_bytes, max_rows
+from remask.model.graphs import graph_bytes
+from remask.model.graphs import max_rows as max_graph_rows
 from remask.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -29,19 +30,18 @@ log = logging.getLogger(__name__)
 class Room:
     """How the memory of an engine is divided."""
 
-    longest: int  # tokens of the longest canvas
-    running: int  # tokens of K/V for running canvases, those of pages that end beyond their canvas included
+    max_canvas: int  # tokens of the longest canvas
+    running: int  # tokens of K/V for running canvases, in whole pages
     store: int  # tokens that the prefix store may hold
-    # Largest number of rows of a pass in any layer; None: any number, as memory is allocated when needed
-    rows: int | None = None
-    spare: int | None = None  # bytes that are not planned for; None: unknown
+    rows: int | None = None  # largest number of rows of a pass in any layer; None if memory does not limit it
+    spare: int | None = None  # bytes that are not planned for; None if unknown
 
 
-def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: int, page: int) -> Room:
-    """Divide the memory of `model`'s device among `canvases` of `longest` tokens in pages of `page`, and the store.
+def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_canvas: int, page: int) -> Room:
+    """Divide the memory of `model`'s device among `canvases` of `max_canvas` tokens in pages of `page`, and the store.
 
-    A canvas may take one page more than its length says. Raises `ConfigError` where they do not fit. On a CPU requests
-    may have to wait for pages.
+    A canvas may take a page more than its length, as a lease splits it in two. Raises `ConfigError` if they do not fit.
+    On a CPU canvases may become fewer or shorter instead, so that requests wait for pages.
     """
     budget, device = config.store_budget_tokens, model.device
     if device.type != "cuda":
@@ -50,67 +50,73 @@ def share_out(model: Transformer, config: EngineConfig, canvases: int, longest: 
                 f"gpu_memory_utilization={config.gpu_memory_utilization:g} is for CUDA devices, and the model is on "
                 f"{device}: leave it out, as K/V take memory there page by page"
             )
-        return _share_out_cpu(model, config, canvases, longest, page)
-    named, longest = longest, longest + page
+        return _divide_cpu_memory(model, config, canvases, max_canvas, page)
     free, total = model.ranks.everywhere(device_memory, model)
     memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, item = model.ranks.shard.size, model.config, model.dtype.itemsize
-    token, stored = token_bytes(shape, item, ranks), 0 if budget == "auto" else budget
-    extra = 0
+    token = token_bytes(shape, item, ranks)
+    stored_bytes = token.kv + token.state  # of a token in the store
+    min_store = 0 if budget == "auto" else budget
+    extent = max_canvas + page
+    running = canvases * extent
+    graph_workspace = 0
     if config.graphs:  # which have memory of their own for a pass
-        rows = max_rows(shape)
-        extra = workspace_bytes(shape, rows, longest, item, ranks, model.attention) + graph_bytes(shape, item)
-        extra += attention_bytes(shape, rows, longest, item, model.attention, filled=True)
-    left = memory.room - extra - canvases * longest * token.kv - stored * (token.kv + token.state)
-    most = canvases * longest
-    if config.max_row_layers is not None:  # a row has a layer at least
-        most = min(most, config.max_row_layers)
-    rows = pass_rows(shape, most, longest, item, left, ranks, model.attention)
-    workspace = extra + workspace_bytes(shape, rows, longest, item, ranks, model.attention)
-    room = store_tokens(memory, token, workspace, canvases, named, page)
-    if stored > room:
+        rows = max_graph_rows(shape)
+        graph_workspace = workspace_bytes(shape, rows, extent, item, ranks, model.attention) + graph_bytes(shape, item)
+        graph_workspace += attention_bytes(shape, rows, extent, item, model.attention, filled=True)
+    pass_room = memory.room - graph_workspace - running * token.kv - min_store * stored_bytes
+    max_rows = running
+    if config.max_row_layers is not None:  # a row is computed in one layer at least
+        max_rows = min(max_rows, config.max_row_layers)
+    rows = pass_rows(shape, max_rows, extent, item, pass_room, ranks, model.attention)
+    workspace = graph_workspace + workspace_bytes(shape, rows, extent, item, ranks, model.attention)
+    max_store = store_tokens(memory, token, workspace, canvases, max_canvas, page)
+    if min_store > max_store:
         raise ConfigError(
-            f"store_budget_tokens={budget} needs {gigabytes(stored * (token.kv + token.state))} beside running "
-            f"canvases, and there is room for {room} tokens; everything may take {memory}. Use {room}, 'auto', or "
-            "a lower max_num_seqs or max_model_len"
+            f"store_budget_tokens={budget} needs {gigabytes(min_store * stored_bytes)} beside running canvases, and "
+            f"there is room for {max_store} tokens; everything may take {memory}. Use {max_store}, 'auto', or a lower "
+            "max_num_seqs or max_model_len"
         )
-    if rows < most:
-        log.info("passes have at most %d rows, as %s are left for them", rows, gigabytes(left))
-    store = room if budget == "auto" else stored
-    needed = canvases * longest * token.kv + store * (token.kv + token.state)
-    return Room(named, canvases * longest, store, rows, memory.room - workspace - needed)
+    if rows < max_rows:
+        log.info("passes have at most %d rows, as %s are left for them", rows, gigabytes(pass_room))
+    store = max_store if budget == "auto" else min_store
+    planned = running * token.kv + store * stored_bytes
+    return Room(max_canvas, running, store, rows, memory.room - workspace - planned)
 
 
-def _share_out_cpu(model: Transformer, config: EngineConfig, canvases: int, longest: int, page: int) -> Room:
-    """As `share_out`: what was asked for where it fits, and else two canvases first.
+def _divide_cpu_memory(model: Transformer, config: EngineConfig, canvases: int, max_canvas: int, page: int) -> Room:
+    """`divide_memory` on a CPU: as configured if that fits. Otherwise two canvases get their memory first.
 
-    What is left is for the store and for more canvases. A length that nobody asked for gives way, so that the store
-    holds one canvas at least.
+    The rest is for the store and for more canvases. If the configuration names no length, canvases become shorter, so
+    that the store holds at least one of them.
     """
     budget = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
-    wanted = Room(longest, canvases * (longest + page), budget)
-    if (there := memory()) is None:
-        return wanted
-    cpu = CpuMemory.beside(model, there[1], page)
-    token, most = cpu.token, config.max_row_layers or wanted.running  # a row has a layer at least
-    needed = wanted.running * token.kv + budget * (token.kv + token.state)
-    if needed + cpu.workspace(min(most, wanted.running), longest + page) <= cpu.left:
-        return wanted
-    fitting = cpu.longest(longest, budget if config.max_model_len is None else 0)
-    if not fitting or (fitting < longest and config.max_model_len is not None):
-        raise cpu.no_room(longest, fitting)
-    spare = cpu.left - cpu.pair(fitting)
-    store = min(budget, max(spare // 2 // (token.kv + token.state), fitting if config.max_model_len is None else 0))
-    stored = store * (token.kv + token.state)
-    running = min(canvases * (fitting + page), 2 * (fitting + page) + (spare - stored) // token.kv)
-    planned = running * token.kv + stored
-    rows = cpu.rows(min(most, running), fitting + page, planned)
+    requested = Room(max_canvas, canvases * (max_canvas + page), budget)
+    sizes = memory()
+    if sizes is None:
+        return requested
+    cpu = CpuMemory.beside_model(model, sizes[1], page)
+    token = cpu.token
+    stored_bytes = token.kv + token.state  # of a token in the store
+    max_rows = config.max_row_layers or requested.running  # a row is computed in one layer at least
+    requested_bytes = requested.running * token.kv + budget * stored_bytes
+    if requested_bytes + cpu.workspace(min(max_rows, requested.running), max_canvas + page) <= cpu.available:
+        return requested
+    has_length = config.max_model_len is not None
+    fitting = cpu.max_canvas(max_canvas, 0 if has_length else budget)
+    if not fitting or (fitting < max_canvas and has_length):
+        raise cpu.shortage_error(max_canvas, fitting)
+    rest = cpu.available - cpu.pair(fitting)
+    store = min(budget, max(rest // 2 // stored_bytes, 0 if has_length else fitting))
+    running = min(canvases * (fitting + page), 2 * (fitting + page) + (rest - store * stored_bytes) // token.kv)
+    planned = running * token.kv + store * stored_bytes
+    rows = cpu.max_rows(min(max_rows, running), fitting + page, planned)
     log.warning(
         "%s of memory are left beside the weights: canvases have up to %d tokens (%d were asked for), running ones "
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",
-        *(gigabytes(cpu.left), fitting, longest, running, wanted.running, store, budget, rows),
+        *(gigabytes(cpu.available), fitting, max_canvas, running, requested.running, store, budget, rows),
     )
-    spare = (cpu.left - planned - cpu.workspace(rows, fitting + page)) // cpu.ranks
+    spare = (cpu.available - planned - cpu.workspace(rows, fitting + page)) // cpu.ranks
     return Room(fitting, running, store, rows, spare)
 
 

@@ -1,7 +1,8 @@
-"""The work list of a stage: which slots its rows attend to."""
+"""The work of a stage: which slots its rows attend to, and which rows it computes."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,13 +11,13 @@ import torch
 from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.errors import PlanError
 from remask.machine.transfers import send
-from remask.model.stage import Index, Neighbours, Signals
+from remask.model.stage import Index, Neighbours, Partial, Pick, Signals
 from remask.model.work_list import WorkList, WorkListBuilder
 from remask.plan.plan import Plan
 from remask.plan.spans import Span, neighbours
 
-TILE = 128  # most rows of a unit whose rows see different parts of a canvas
-NEAR_TILE = 64  # positions over which the rows of a unit stand where they see windows: it has the slots of all of them
+TILE = 128  # largest number of rows of a unit whose rows see different parts of a canvas
+SLIDING_TILE = 64  # positions that the rows of a unit span if they see windows, as it has the slots of all windows
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each canvas of each stage
@@ -27,175 +28,247 @@ class StageRows:
     span: Span
     table: SlotTable
     positions: Index
-    rows: slice  # among the stage's flat rows
+    rows: slice  # its part of the stage's rows
     sees: Index | None  # how many leading positions of the canvas each row attends to; None: all
-    starts: Index | None = None  # where each row's block begins, on a model whose windows reach back from there
+    block_starts: Index | None = None  # first position of each row's block, if windows reach back from there
 
 
-def make_work(parts: list[StageRows], separately: bool = False) -> WorkList:
-    """The work of all `parts`. Neighbours that share a leading run of slots read it together, as one unit.
+def make_work(parts: list[StageRows], separate: bool = False) -> WorkList:
+    """The work of all `parts`. Adjacent canvases that share a leading run of slots read it together, as one unit.
 
-    With `separately` each canvas is attended to by itself, and only rows that see the same positions share a unit. A
-    unit then does not depend on what else is in the pass, or on where its slots are.
+    If `separate`, each canvas attends by itself, and only rows that see the same positions share a unit. A unit then
+    does not depend on what else is in the pass, or on where its slots are.
     """
     builder = WorkListBuilder()
     group: list[StageRows] = []
     for part in parts:
         if not len(part.positions):
             continue
-        if separately:
-            _add_apart(builder, part)
+        if separate:
+            _add_separate(builder, part)
             continue
-        shares = _shares(part)
-        if group and (not shares or part.state.sharing != group[0].state.sharing):
+        shares_prefix = _shares_prefix(part)
+        if group and (not shares_prefix or part.state.sharing != group[0].state.sharing):
             _add_group(builder, group)
             group = []
-        if shares:
+        if shares_prefix:
             group.append(part)
         else:
-            _add(builder, part, 0)
+            _add_canvas(builder, part, 0)
     if group:
         _add_group(builder, group)
     return builder.list()
 
 
-def make_near(parts: list[StageRows], reach: int) -> WorkList:
-    """As `make_work` with `separately`, where a row sees `reach` positions to each side, or before its block."""
+def make_sliding_work(parts: list[StageRows], reach: int) -> WorkList:
+    """The work of layers with windows: a row sees `reach` positions to each side, or before its block.
+
+    Each canvas attends by itself, as in `make_work` if `separate`.
+    """
     builder = WorkListBuilder()
     for part in parts:
         if len(part.positions):
-            add_near(builder, part.rows.start, part.positions, part.table.slots, part.sees, reach, part.starts)
+            add_windows(builder, part.rows.start, part.positions, part.table.slots, part.sees, reach, part.block_starts)
     return builder.list()
 
 
-def add_near(
+def add_windows(
     builder: WorkListBuilder,
     row: int,
     positions: Index,
     slots: Index,
     sees: Index | int | None,
     reach: int,
-    starts: Index | None = None,
+    block_starts: Index | None = None,
 ) -> None:
-    """Rows from `row` on, at `positions`, see their neighbours among the first `sees` `slots` of a canvas.
+    """Add units for rows from `row` on, at `positions` [N], that see windows of a canvas with these `slots` [T].
 
-    `starts` is as of `neighbours`.
+    Windows end before the position `sees`, a number or [N]; None: T. `reach` and `block_starts` are as in `neighbours`.
     """
-    first, end = neighbours(positions, len(slots) if sees is None else sees, reach, starts)
-    apart = np.flatnonzero(first[1:] > end[:-1]) + 1
-    at = builder.slots(slots)
-    for low, stop in pairwise([0, *apart.tolist(), len(positions)]):
+    first, end = neighbours(positions, len(slots) if sees is None else sees, reach, block_starts)
+    gaps = np.flatnonzero(first[1:] > end[:-1]) + 1  # rows whose windows do not touch those before
+    base_slot = builder.slots(slots)
+    for start, stop in pairwise([0, *gaps.tolist(), len(positions)]):
+        low = start
         while low < stop:
-            high = min(stop, int(np.searchsorted(positions, positions[low] + NEAR_TILE)))
+            high = min(stop, int(np.searchsorted(positions, positions[low] + SLIDING_TILE)))
             base, count = int(first[low]), int(end[high - 1] - first[low])
-            builder.add(row + low, high - low, at + base, count, end[low:high] - base, first[low:high] - base)
+            builder.add(row + low, high - low, base_slot + base, count, end[low:high] - base, first[low:high] - base)
             low = high
 
 
-def _shares(part: StageRows) -> bool:
-    """Whether all its rows see the whole of a shared prefix."""
-    return bool(part.table.common) and (part.sees is None or part.sees[0] >= _lead(part))
+def _shares_prefix(part: StageRows) -> bool:
+    """Whether the canvas has a shared prefix that all of these rows see entirely."""
+    return bool(part.table.prefix_runs) and (part.sees is None or part.sees[0] >= _prefix_length(part))
 
 
-def _lead(part: StageRows) -> int:
-    return len(part.table.slots) - len(part.table.own)
+def _prefix_length(part: StageRows) -> int:
+    return len(part.table.slots) - len(part.table.private_slots)
 
 
 def _add_group(builder: WorkListBuilder, group: list[StageRows]) -> None:
-    lead = _lead(group[0])
+    """Add canvases that share a prefix: a unit for the prefix, and units for the other slots of each."""
     if len(group) == 1:
-        _add(builder, group[0], 0)
+        _add_canvas(builder, group[0], 0)
         return
-    first, last = group[0].rows.start, group[-1].rows.stop
-    builder.add(first, last - first, builder.slots(group[0].table.slots[:lead]), lead, None)
+    length = _prefix_length(group[0])
+    start, stop = group[0].rows.start, group[-1].rows.stop
+    builder.add(start, stop - start, builder.slots(group[0].table.slots[:length]), length, None)
     for part in group:
-        _add(builder, part, lead)
+        _add_canvas(builder, part, length)
 
 
-def _add(builder: WorkListBuilder, part: StageRows, start: int) -> None:
+def _add_canvas(builder: WorkListBuilder, part: StageRows, start: int) -> None:
+    """Add the units of one canvas for its slots from the position `start` on."""
     slots = part.table.slots[start:]
     if part.sees is None:
         if len(slots):
             builder.add(part.rows.start, len(part.positions), builder.slots(slots), len(slots), None)
         return
     sees = part.sees - start
-    at = builder.slots(slots[: sees[-1]])
+    first_slot = builder.slots(slots[: sees[-1]])
     for first, last in _tiles(sees):
         reach = int(sees[last - 1])
         if reach:
             limits = None if sees[first] == reach else sees[first:last]
-            builder.add(part.rows.start + first, last - first, at, reach, limits)
+            builder.add(part.rows.start + first, last - first, first_slot, reach, limits)
 
 
-def _add_apart(builder: WorkListBuilder, part: StageRows) -> None:
+def _add_separate(builder: WorkListBuilder, part: StageRows) -> None:
+    """Add one unit for each run of rows that see the same positions."""
     count = len(part.positions)
     sees = np.full(count, len(part.table.slots)) if part.sees is None else part.sees
-    at = builder.slots(part.table.slots[: sees[-1]])
+    first_slot = builder.slots(part.table.slots[: sees[-1]])
     for first, last in pairwise(_edges(sees)):
-        builder.add(part.rows.start + first, last - first, at, int(sees[first]), None)
+        builder.add(part.rows.start + first, last - first, first_slot, int(sees[first]), None)
 
 
 def _edges(sees: Index) -> list[int]:
-    """Starts of the ranges of rows that see the same positions, then the number of rows."""
+    """Starts of the runs of rows that see the same positions, then the number of rows."""
     return [0, *(np.flatnonzero(np.diff(sees)) + 1).tolist(), len(sees)]
 
 
 def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that form a unit: long runs that see the same positions, or neighbours up to a tile."""
+    """Yield ranges of rows that form a unit: long runs that see the same positions, or adjacent runs up to a tile."""
     start = 0
-    for begin, end in pairwise(_edges(sees)):
-        if end - begin >= TILE // 2:
-            if start < begin:
-                yield start, begin
-            yield begin, end
-            start = end
-        elif end - start > TILE:
-            yield start, begin
-            start = begin
+    for run_start, run_stop in pairwise(_edges(sees)):
+        if run_stop - run_start >= TILE // 2:
+            if start < run_start:
+                yield start, run_start
+            yield run_start, run_stop
+            start = run_stop
+        elif run_stop - start > TILE:
+            yield start, run_start
+            start = run_start
     if start < len(sees):
         yield start, len(sees)
 
 
 def computed_parts(parts: list[StageRows]) -> list[StageRows]:
-    """The same canvases with only the rows that are computed, renumbered. Which rows a pick takes is not known yet."""
-    computed, at = [], 0
+    """The canvases with the rows that are computed alone, renumbered from 0.
+
+    Rows that a pick will choose stand for any of its candidates. Raises `PlanError` if these see different positions.
+    """
+    computed = []
+    start = 0
     for part in parts:
         count = part.span.count
-        sees = part.sees
         if part.span.pick is None:
             index: slice | Index = np.flatnonzero(part.span.computed[part.positions])
         else:
-            if sees is not None and len(sees) and sees[0] != sees[-1]:
+            if part.sees is not None and len(part.sees) and part.sees[0] != part.sees[-1]:
                 raise PlanError("rows are picked where not every row attends to the same positions")
             index = slice(count)
-        sees = None if sees is None else sees[index]
-        starts = None if part.starts is None else part.starts[index]
-        rows = slice(at, at + count)
-        computed.append(replace(part, positions=part.positions[index], rows=rows, sees=sees, starts=starts))
-        at += count
+        computed.append(
+            replace(
+                part,
+                positions=part.positions[index],
+                rows=slice(start, start + count),
+                sees=None if part.sees is None else part.sees[index],
+                block_starts=None if part.block_starts is None else part.block_starts[index],
+            )
+        )
+        start += count
     return computed
 
 
+def make_partial(layer: int, parts: list[StageRows], device: torch.device, slides: bool) -> Partial:
+    """The computed rows of a stage in which others are held or picked. If `slides`, picked rows may have windows."""
+    computed: list[Index] = []
+    picks: defaultdict[tuple[bool, int, int], _PickLists] = defaultdict(_PickLists)  # by keys, every, phase
+    count = 0
+    for number, part in enumerate(parts):
+        fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
+        computed.append(fixed)
+        count += len(fixed)
+        pick = part.span.pick
+        if pick is not None:
+            among = part.rows.start + np.flatnonzero(pick.among[part.positions])
+            computed.append(among[: pick.count])
+            phase = (layer - pick.first) % pick.every
+            picks[pick.by == "key", pick.every, phase].add(number, among, count + np.arange(pick.count))
+            count += pick.count
+    slots = np.concatenate([part.table.slots[part.positions] for part in parts])
+    device_picks = tuple(lists.send(*key, device) for key, lists in picks.items())
+    neighbours = neighbour_places(parts, device) if slides else None
+    return Partial(send(np.concatenate(computed), device), device_picks, send(slots, device), neighbours)
+
+
+@dataclass(slots=True)
+class _PickLists:
+    """Canvases of a stage that pick rows by one kind of vector, in the same layers; see `Pick`."""
+
+    rows: list[Index] = field(default_factory=list)
+    owner: list[Index] = field(default_factory=list)
+    order: list[Index] = field(default_factory=list)
+    target: list[Index] = field(default_factory=list)
+    count: int = 0  # of `rows`
+
+    def add(self, number: int, among: Index, target: Index) -> None:
+        """Let canvas `number` pick some of the rows `among`, one for each entry of `target`."""
+        self.rows.append(among)
+        self.owner.append(np.full(len(among), number))
+        self.order.append(self.count + np.arange(len(target)))
+        self.target.append(target)
+        self.count += len(among)
+
+    def send(self, keys: bool, every: int, phase: int, device: torch.device) -> Pick:
+        """The lists as index tensors on the device."""
+        lists = (self.rows, self.owner, self.order, self.target)
+        rows, owner, order, target = (send(np.concatenate(index), device) for index in lists)
+        return Pick(rows, owner, order, target, keys, every, phase)
+
+
 def neighbour_places(parts: list[StageRows], device: torch.device) -> Neighbours:
-    """Where the neighbours of all rows are, as only the device knows which of these are computed."""
-    slots, places, at = list[Index](), list[Index](), 0
+    """The slots of all canvases, and for each row its place, and those of its canvas' first and last visible position.
+
+    The device finds windows by these once it knows which rows are computed.
+    """
+    slots = list[Index]()
+    places = list[Index]()  # [3, rows] for each canvas
+    start = 0
     for part in parts:
         end = len(part.table.slots) if part.sees is None else part.sees
         ends = np.broadcast_to(end, part.positions.shape)
-        places.append(at + np.stack([part.positions, np.zeros_like(part.positions), ends]))
+        places.append(start + np.stack([part.positions, np.zeros_like(part.positions), ends]))
         slots.append(part.table.slots)
-        at += len(part.table.slots)
+        start += len(part.table.slots)
     return Neighbours(send(np.concatenate(slots), device), send(np.concatenate(places, axis=1), device))
 
 
 def signals_of(items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> Signals | None:
-    """What the rows of the first stage take in that are denoised; None where there are none."""
-    rows, slots, at = list[Index](), list[Index](), 0
+    """The denoised rows of the first stage, with the slots of their self-conditioning signals (-1: none).
+
+    Returns None if no row is denoised.
+    """
+    rows = list[Index]()
+    slots = list[Index]()
+    start = 0
     for state, plan in items:
         positions = plan.spans[0].positions
         noisy = np.flatnonzero(state.canvas.noisy[positions])
-        rows.append(at + noisy)
-        slots.append(state.places[positions[noisy]] if state.conditioned else np.full(len(noisy), -1))
-        at += len(positions)
-    both = np.stack([np.concatenate(rows), np.concatenate(slots)])
-    return Signals(*send(both, device)) if both.size else None
+        rows.append(start + noisy)
+        slots.append(state.buffer_slots[positions[noisy]] if state.conditioned else np.full(len(noisy), -1))
+        start += len(positions)
+    rows_and_slots = np.stack([np.concatenate(rows), np.concatenate(slots)])
+    return Signals(*send(rows_and_slots, device)) if rows_and_slots.size else None

@@ -1,4 +1,4 @@
-"""The queue of waiting requests. Next is a request of the client that holds the fewest canvases."""
+"""The queue of waiting requests. Clients that run the fewest canvases come first."""
 
 from bisect import insort
 from collections import Counter
@@ -12,26 +12,26 @@ from remask.request.terms import PRIORITY_STEP_S
 K = TypeVar("K")
 Key: TypeAlias = tuple[int, int, float]
 
-NOTHING: Mapping[Owner, int] = MappingProxyType({})
-CROWD = 4  # bodies of one client that run, for each canvas of a step: who runs has every fifth step or more
+NONE_SKIPPED: Mapping[Owner, int] = MappingProxyType({})
+MAX_BODIES_PER_SLOT = 4  # running bodies of one client for each canvas of a step, so that each takes part often enough
 
 
 class WaitingQueue:
-    """The requests that wait, and how many canvases their owners hold.
+    """The requests that wait, and the number of canvases that their clients and bodies run.
 
-    Next is the client that holds the fewest canvases, and of its bodies the one that holds the fewest; among equals,
-    the one whose request arrived first. Requests of one body begin in the order of their turns. `priority` comes before
-    all of this, among clients and among the bodies of a client. The priority of a client or body that holds nothing
+    Next is the client that runs the fewest canvases, and of its bodies the one that runs the fewest; among equals, the
+    one whose request arrived first. Requests of one body begin in the order of `queue_time`. `priority` comes before
+    all of this, among clients and among the bodies of a client. The priority of a client or body that runs nothing
     improves by one for each `PRIORITY_STEP_S` seconds of waiting, so none waits for ever.
     """
 
     def __init__(self) -> None:
-        self._bodies: dict[Owner, list[PendingRequest]] = {}  # of each that has some, in the order of their turns
-        self._held: Counter[Owner] = Counter()
-        self._held_by_client: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()  # by client
         self.count = 0  # requests that wait
-        self._first: PendingRequest | None = None  # the next one; kept until something changes
+        self._bodies: dict[Owner, list[PendingRequest]] = {}  # waiting requests in the order of `queue_time`
+        self._canvases_of_body: Counter[Owner] = Counter()  # running ones
+        self._canvases_of_client: Counter[str] = Counter()  # running ones
+        self._waiting: Counter[str] = Counter()  # requests by client
+        self._first: PendingRequest | None = None  # cached result of `first`; None after a change
 
     def __len__(self) -> int:
         return self.count
@@ -42,13 +42,13 @@ class WaitingQueue:
     def add(self, pending: PendingRequest) -> None:
         """Queue a request."""
         owner = pending.request.owner
-        insort(self._bodies.setdefault(owner, []), pending, key=lambda other: other.turn)
+        insort(self._bodies.setdefault(owner, []), pending, key=lambda other: other.queue_time)
         self._waiting[owner.client] += 1
         self.count += 1
         self._first = None
 
     def remove(self, pending: PendingRequest) -> None:
-        """Raises `ValueError` where the request does not wait."""
+        """Remove a request. Raises `ValueError` if it does not wait."""
         owner = pending.request.owner
         line = self._bodies.get(owner, [])
         line.remove(pending)
@@ -58,80 +58,88 @@ class WaitingQueue:
         self.count -= 1
         self._first = None
 
-    def hold(self, pending: PendingRequest) -> None:
-        """Note that a request has begun."""
-        self._hold(pending.request.owner, pending.canvases)
+    def add_running(self, pending: PendingRequest) -> None:
+        """Count the canvases of a request that has begun."""
+        self._count_running(pending.request.owner, pending.canvases)
 
-    def let_go(self, pending: PendingRequest) -> None:
-        """Note that a running request has ended."""
-        self._hold(pending.request.owner, -pending.canvases)
+    def remove_running(self, pending: PendingRequest) -> None:
+        """Stop counting the canvases of a request that has ended."""
+        self._count_running(pending.request.owner, -pending.canvases)
 
-    def _hold(self, owner: Owner, canvases: int) -> None:
-        _add(self._held, owner, canvases)
-        _add(self._held_by_client, owner.client, canvases)
+    def _count_running(self, owner: Owner, canvases: int) -> None:
+        _add(self._canvases_of_body, owner, canvases)
+        _add(self._canvases_of_client, owner.client, canvases)
         self._first = None
 
-    def nobody_holds(self) -> None:
-        """Note that nothing runs any more."""
-        self._held.clear()
-        self._held_by_client.clear()
+    def clear_running(self) -> None:
+        """Count no running canvases, as nothing runs any more."""
+        self._canvases_of_body.clear()
+        self._canvases_of_client.clear()
         self._first = None
 
-    def first(self, now: float, passed: Mapping[Owner, int] = NOTHING) -> PendingRequest | None:
-        """The request whose turn it is at the time `now`, on the clock of `arrived`.
+    def first(self, now: float, skipped: Mapping[Owner, int] = NONE_SKIPPED) -> PendingRequest | None:
+        """The request whose turn it is at the time `now`, on the clock of `arrived`; None if none waits.
 
-        The first `passed` requests of each body are skipped. If none is, the answer is kept until a request arrives,
-        begins or ends.
+        `skipped` is the number of leading requests of each body to leave out. If it is empty, the result is cached
+        until a request arrives, begins or ends.
         """
-        if self._first is None or passed:
-            best: dict[str, tuple[Key, PendingRequest]] = {}
-            for owner, line in self._bodies.items():
-                at = passed.get(owner, 0)
-                if at >= len(line):
-                    continue
-                head = line[at]
-                key = _key(head, self._held[owner], now)
-                if owner.client not in best or key < best[owner.client][0]:
-                    best[owner.client] = key, head
-            heads = [(_key(head, self._held_by_client[client], now), head) for client, (_, head) in best.items()]
-            first = min(heads, key=lambda entry: entry[0])[1] if heads else None
-            if passed:
-                return first
+        if self._first is not None and not skipped:
+            return self._first
+        best: dict[str, tuple[Key, PendingRequest]] = {}  # of each client
+        for owner, line in self._bodies.items():
+            index = skipped.get(owner, 0)
+            if index >= len(line):
+                continue
+            pending = line[index]
+            key = _key(pending, self._canvases_of_body[owner], now)
+            if owner.client not in best or key < best[owner.client][0]:
+                best[owner.client] = key, pending
+        candidates = [pending for _, pending in best.values()]
+        canvases = self._canvases_of_client
+        first = min(
+            candidates, key=lambda pending: _key(pending, canvases[pending.request.owner.client], now), default=None
+        )
+        if not skipped:
             self._first = first
-        return self._first
+        return first
 
     @property
-    def several(self) -> bool:
+    def has_several_clients(self) -> bool:
         """Whether requests of more than one client wait or run."""
         return len(self._clients) > 1
 
     @property
     def _clients(self) -> Set[str]:
-        return self._waiting.keys() | self._held_by_client.keys()
+        return self._waiting.keys() | self._canvases_of_client.keys()
 
-    def beyond(self, pending: PendingRequest, canvases: int, most: int) -> bool:
-        """Whether a request may begin beside `canvases` although these are `most`, or would be more with it.
+    def may_exceed(self, pending: PendingRequest, canvases: int, limit: int) -> bool:
+        """Whether a request may begin beside `canvases` running ones although they then exceed `limit`.
 
-        It may where its client holds none, and fewer than twice `most` clients hold some; so nobody waits until the
-        answers of others end. Where one client is alone, or many are taken for one behind a proxy, the same goes for
-        its bodies, and `CROWD` times `most`. Who holds some may have its equal part of `most`, up to twice `most`
-        canvases. All take turns in steps then.
+        If its client runs nothing, it may while fewer than 2 * `limit` clients run something, so that nobody waits for
+        the answers of others to end. If all requests are of one client, perhaps a proxy, this holds for its bodies, and
+        for `MAX_BODIES_PER_SLOT` * `limit` of them. A client or body that runs something may have an equal part of
+        `limit`, while all canvases are at most 2 * `limit`. All take turns in steps then.
         """
-        owner, more = pending.request.owner, pending.canvases
-        if self.several:
-            share, parts = self._held_by_client[owner.client], len(self._clients)
-            crowded = len(self._held_by_client) >= 2 * most
+        owner = pending.request.owner
+        if self.has_several_clients:
+            running = self._canvases_of_client[owner.client]
+            parties = len(self._clients)
+            is_crowded = len(self._canvases_of_client) >= 2 * limit
         else:
-            share, parts = self._held[owner], len(self._bodies.keys() | self._held.keys())
-            crowded = len(self._held) >= CROWD * most
-        if not share:
-            return parts > 1 and not crowded
-        return parts > 1 and canvases + more <= 2 * most and share + more <= most // parts
+            running = self._canvases_of_body[owner]
+            parties = len(self._bodies.keys() | self._canvases_of_body.keys())
+            is_crowded = len(self._canvases_of_body) >= MAX_BODIES_PER_SLOT * limit
+        if parties <= 1:
+            return False
+        if not running:
+            return not is_crowded
+        return canvases + pending.canvases <= 2 * limit and running + pending.canvases <= limit // parties
 
 
-def _key(head: PendingRequest, canvases: int, now: float) -> Key:
-    waited = 0 if canvases else max(0, int((now - head.arrived) / PRIORITY_STEP_S))
-    return head.request.priority - waited, canvases, head.turn
+def _key(pending: PendingRequest, canvases: int, now: float) -> Key:
+    """Sorts requests of clients, or bodies, that run this many `canvases`; the smallest is next."""
+    bonus = 0 if canvases else max(0, int((now - pending.arrived) / PRIORITY_STEP_S))
+    return pending.request.priority - bonus, canvases, pending.queue_time
 
 
 def _add(counter: Counter[K], key: K, count: int) -> None:

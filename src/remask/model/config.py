@@ -158,13 +158,13 @@ class ModelConfig:
     def parameters(self) -> int:
         """Number of weights. A tied matrix counts once."""
         feeds = map(self.feed_forward, range(self.layers))
-        return self._other_parameters + self.hidden * sum(feed.read(feed.experts) for feed in feeds)
+        return self._other_parameters + self.hidden * sum(feed.weights_read(feed.experts) for feed in feeds)
 
     @property
     def active_parameters(self) -> int:
         """Number of weights that compute one row: `parameters` without the experts that are not chosen for it."""
         feeds = map(self.feed_forward, range(self.layers))
-        return self._other_parameters + self.hidden * sum(feed.inner for feed in feeds)
+        return self._other_parameters + self.hidden * sum(feed.weights_per_row for feed in feeds)
 
     @property
     def _other_parameters(self) -> int:
@@ -273,8 +273,8 @@ class ModelConfig:
             sink=self.sink is not None,
             item=item,
             windows=tuple(map(self.reach, range(self.layers))),
-            behind=self.sliding is not None and self.sliding.behind,
-            near=(sliding.heads * sliding.head_dim, sliding.kv_heads * sliding.head_dim),
+            block_windows=self.sliding is not None and self.sliding.behind,
+            sliding=(sliding.heads * sliding.head_dim, sliding.kv_heads * sliding.head_dim),
             dense=self.head_dense,
             tied=self.tied_values,
             signal=self.intermediate if self.self_conditioning else 0,

@@ -22,26 +22,26 @@ UNWRITTEN, LEASED = -2, -1
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Places of a response, `start` to before `stop`, that are denoised. The first `least` of them hold no padding."""
+    """Denoised places of a response, `start` to `stop` - 1. The first `min_length` of them hold no padding."""
 
     start: int
     stop: int
-    least: int = 0
+    min_length: int = 0
 
     @property
     def variable(self) -> bool:
         """Whether its text may take fewer tokens than it has places."""
-        return self.least < self.stop - self.start
+        return self.min_length < self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a response is made of: fixed tokens, and holes that are denoised. A plain response is one hole."""
+    """The fixed tokens of a response, and its holes, which are denoised. A plain response is one hole."""
 
     tokens: tuple[int, ...]  # the fixed token of each place of the response, `OPEN` in holes
-    holes: tuple[Hole, ...]  # ascending; they cover the places that are `OPEN`. Neighbours may touch
+    holes: tuple[Hole, ...]  # ascending; they cover the places that are `OPEN`, and may be adjacent
     padding: tuple[int, ...] = ()  # tokens that fill up a hole and are no part of its text
-    fill_only: bool = False  # the answer shows what stands in the holes, and not the fixed parts
+    fill_only: bool = False  # the answer has the text of the holes, without the fixed parts
 
     @classmethod
     def plain(cls, length: int) -> "Template":
@@ -53,7 +53,7 @@ class Template:
 
     @property
     def pinned(self) -> Mask:
-        """Which places have fixed tokens, bool [response]."""
+        """Places with fixed tokens, bool [response]."""
         mask: Mask = np.asarray(self.tokens, dtype=np.int64) != OPEN
         return mask
 
@@ -64,19 +64,23 @@ class Template:
 
     @property
     def tail(self) -> int:
-        """Where the hole at the end of the response begins, in which a stop ends all of it; its length without one."""
-        return self.holes[-1].start if self.holes[-1].stop == len(self) else len(self)
+        """The first place of the hole that ends the response, in which a stop ends all of it.
+
+        The length of the response if it does not end with a hole.
+        """
+        last = self.holes[-1]
+        return last.start if last.stop == len(self) else len(self)
 
     @property
     def unpadded(self) -> Mask:
-        """Which places must not hold padding, bool [response]."""
+        """Places that must not hold padding, bool [response]."""
         mask = np.zeros(len(self), dtype=np.bool_)
         for hole in self.holes if self.padding else ():
-            mask[hole.start : hole.start + hole.least] = True
+            mask[hole.start : hole.start + hole.min_length] = True
         return mask
 
-    def shown(self, stop: int, start: int = 0) -> list[int]:
-        """The places from `start` to before `stop` that the answer shows."""
+    def answer_places(self, stop: int, start: int = 0) -> list[int]:
+        """The places from `start` to `stop` - 1 whose tokens are part of the answer."""
         return [place for place in range(start, stop) if not self.fill_only or self.tokens[place] == OPEN]
 
 
@@ -96,9 +100,10 @@ class Canvas:
     ) -> None:
         """`noise` holds the tokens after the prompt. The first `response` of them belong to the response.
 
-        The fixed tokens of a `template` of `response` places are written at once, and are as final as the prompt.
+        The fixed tokens of the `template`, which has `response` places, are written at once and are final.
         """
-        self.prompt, self.end = len(prompt), len(prompt) + response
+        self.prompt = len(prompt)
+        self.end = self.prompt + response
         self.tokens: NDArray[np.int64] = np.concatenate(
             [np.asarray(prompt, dtype=np.int64), np.asarray(noise, dtype=np.int64)]
         )
@@ -107,12 +112,12 @@ class Canvas:
             fixed = np.flatnonzero(template.pinned)
             self.tokens[self.prompt + fixed] = np.asarray(template.tokens, dtype=np.int64)[fixed]
             self.noisy[self.prompt + fixed] = False
-        self.settled: NDArray[np.int32] = np.where(self.noisy, NEVER, -1).astype(np.int32)
-        self._lead = 0
+        self.settled: NDArray[np.int32] = np.where(self.noisy, NEVER, -1).astype(np.int32)  # see `View.settled`
+        self._settled_lead = 0
 
     @classmethod
     def masked(cls, prompt: Sequence[int], response: int, mask_id: int, template: Template | None = None) -> "Canvas":
-        """A prompt and `response` masks, but where the `template` has fixed tokens."""
+        """A prompt and `response` masks. The fixed tokens of the `template` replace masks."""
         return cls(prompt, [mask_id] * response, response, template)
 
     def __len__(self) -> int:
@@ -125,42 +130,46 @@ class Canvas:
 
     @property
     def settled_lead(self) -> int:
-        """Number of response positions, counted from the first one, that are final with no gap between them."""
-        begin = self.prompt + self._lead
-        if begin < self.end and not self.noisy[begin]:  # it never falls, so the search goes on where it ended
+        """Number of leading response positions that are final."""
+        begin = self.prompt + self._settled_lead  # it never decreases, so the search resumes here
+        if begin < self.end and not self.noisy[begin]:
             rest = self.noisy[begin : self.end]
-            self._lead += int(rest.argmax()) or len(rest)
-        return self._lead
+            self._settled_lead += int(rest.argmax()) or len(rest)  # argmax is 0 if nothing is noisy
+        return self._settled_lead
 
     def write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         """Put tokens at noisy positions, which stay noisy."""
         self.tokens[positions] = tokens
 
     def settle(self, positions: NDArray[np.int64], step: int) -> None:
-        """Make positions final at the end of `step`, with the tokens that they have. Final ones stay as they are."""
-        fresh = positions[self.noisy[positions]]
-        self.noisy[fresh] = False
-        self.settled[fresh] = step
+        """Make positions final at the end of `step`, with the tokens that they have. Final ones do not change."""
+        newly_settled = positions[self.noisy[positions]]
+        self.noisy[newly_settled] = False
+        self.settled[newly_settled] = step
 
     def grow(self, count: int, mask_id: int) -> None:
-        """Append `count` masks to the response, which ends the canvas. What is final counts as given from now on."""
+        """Append `count` masks to the response, which must end the canvas.
+
+        The step in which a final position settled becomes -1, as if the position belonged to the prompt.
+        """
         self.tokens = np.concatenate([self.tokens, np.full(count, mask_id, dtype=np.int64)])
         self.noisy = np.concatenate([self.noisy, np.ones(count, dtype=np.bool_)])
         self.settled = np.where(self.noisy, NEVER, -1).astype(np.int32)
         self.end += count
 
-    def ahead(self, positions: NDArray[np.int64], step: int) -> Self:
-        """This canvas once `step` has made `positions` final, whose tokens are not known. Changes nothing here."""
+    def with_settled(self, positions: NDArray[np.int64], step: int) -> Self:
+        """A copy in which `step` has made `positions` final. It shares the tokens, which may not be known there yet."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        other.noisy, other.settled = self.noisy.copy(), self.settled.copy()
+        other.noisy = self.noisy.copy()
+        other.settled = self.settled.copy()
         other.settle(positions, step)
         return other
 
 
 @dataclass(frozen=True, slots=True)
-class _Entered:
-    """The parts of an entered plan that a later plan may repeat: its spans, limits and hook."""
+class _PlanShape:
+    """The parts of a plan that decide what it reads and writes. A later plan may repeat them."""
 
     spans: Spans
     sees: Reach | None
@@ -169,64 +178,66 @@ class _Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replaced:
-    """Entries that a plan replaced: `written` of its rows and `kept` of its saves, in the order of its spans."""
+class _Backup:
+    """Entries of a ledger as they were before the last plan overwrote them.
+
+    Without spans the last plan repeated the one before it, and only the step has changed.
+    """
 
     spans: tuple[Span, ...]
-    written: tuple[NDArray[np.int32], ...]
-    kept: tuple[Mask | None, ...]
+    written: tuple[NDArray[np.int32], ...]  # of each span, the steps of the rows that it wrote
+    saved: tuple[Mask | None, ...]  # of each span with saves, the row of `Ledger.saved`
     lead: NDArray[np.int64]
 
 
 class Ledger:
     """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows of the store.
 
-    One ledger belongs to one canvas. `apply` is called before a plan runs, so a bad plan never reaches the device.
+    One ledger belongs to one canvas. `enter` is called before a plan runs, so a bad plan never reaches the device.
 
-    Rows that are written or kept stay so. So a plan over the same spans as the last one needs no check. It only changes
-    the step of its rows, which is recorded once other rows are written.
+    Rows that are written or saved stay so. So a plan over the same spans as the last one needs no check. It only
+    changes the step of its rows, which `_written` gets once other rows are written.
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
         self.layers = layers
-        self.kept = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
+        self.saved = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
         self.prefix = prefix
         self.step = -1
         self._written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
         self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or leased
-        self._least = 0  # the least of `_lead`
+        self._min_lead = 0  # over all layers
         self._leased = np.zeros(length, dtype=np.bool_) if prefix is None else prefix.rows(length)
         if prefix is not None:
             self._written[: prefix.layers, self._leased] = LEASED
             self._lead[: prefix.layers] = prefix.lead
-        self._last: _Entered | None = None  # the last plan
-        self._stamped = -1  # step that `_written` has for its rows
-        self._replaced: _Replaced | None = None  # by the last plan, where that may change
+        self._last: _PlanShape | None = None  # of the last plan
+        self._written_step = -1  # the step that `_written` has for the rows of the last plan
+        self._backup: _Backup | None = None  # if the last plan may change
 
     @property
     def written(self) -> NDArray[np.int32]:
         """Step at which each row was last written, int32 [layers, length]."""
-        self._put_down()
+        self._update_written()
         return self._written
 
     def enter(self, plan: Plan) -> None:
         """Record `plan`, which fits the canvas, as the next step.
 
-        Raises `PlanError`, and records nothing, where the plan writes leased rows, attends to K/V that were never
-        written, or restores a row that has no boundary state. A plan whose hook may make any row live is refused too
-        where the hidden states of a row are not kept.
+        Raises `PlanError`, and records nothing, if the plan writes leased rows, attends to K/V that were never written,
+        or restores a row that has no boundary state; and if its hook may make any row live, and the hidden states of a
+        row are not saved.
         """
         last = self._last
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
-            self._replaced = _Replaced((), (), (), self._lead) if last.may_change else None
+            self._backup = _Backup((), (), (), self._lead) if last.may_change else None
             self.step += 1
             return
-        layers = len(self._written)
-        if plan.layers != layers:
-            raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
+        if plan.layers != self.layers:
+            raise PlanError(f"a plan of {plan.layers} layers for a model of {self.layers}")
         self._check(plan)
-        self._put_down()
-        self._record(_Entered(plan.spans, plan.sees, plan.hook, plan.may_change))
+        self._update_written()
+        self._record(_PlanShape(plan.spans, plan.sees, plan.hook, plan.may_change))
 
     def roll_back(self) -> None:
         """Forget the last step, whose plan repeated the one before. Its rows are written again before they are read."""
@@ -235,45 +246,48 @@ class Ledger:
     def revise(self, plan: Plan) -> None:
         """Record `plan` in place of the last plan, which picked rows or had a hook that changes plans.
 
-        Raises `PlanError` as `enter` does, where the plan does not fit the canvas, and where the last plan could not
-        change.
+        Raises `PlanError`, and changes nothing, if `enter` would refuse the plan, the plan does not fit the canvas, or
+        the last plan could not change.
         """
-        replaced, entered, recorded = self._replaced, self._last, self.step
-        if replaced is None or entered is None:
+        backup = self._backup
+        last = self._last
+        step = self.step
+        if backup is None or last is None:
             raise PlanError(
                 "the last plan neither picks rows nor has a hook that changes plans, so none can take its place"
             )
         plan.check(self._written.shape[1])
-        self._take_back(replaced)
+        self._undo(backup)
         try:
             self.enter(plan)
         except PlanError:
-            if replaced.spans:
-                self._record(entered)
-            self.step, self._replaced = recorded, replaced
+            if backup.spans:
+                self._record(last)
+            self.step = step
+            self._backup = backup
             raise
 
     def _check(self, plan: Plan) -> None:
-        joins = dict(plan.spans.joins)  # before layer 0 every row can be embedded
+        joins = dict(plan.spans.joins)  # without layer 0, where every row can be embedded
         for span in plan.spans:
-            layers, rows = span.layers, span.written
-            part = self._written[layers.start : layers.stop]
+            layers = span.layers
+            written = self._written[layers.start : layers.stop]
             if layers.start in joins:
                 self._check_restored(layers.start, joins[layers.start])
-            still = None if plan.hook is None else plan.hook.adding(span)
-            if span.computed is not span.rows or still is not None:
+            hook_rows = None if plan.hook is None else plan.hook.adding(span)
+            if span.computed is not span.rows or hook_rows is not None:
                 adding = span.rows & ~span.computed
-                if still is not None:
-                    adding |= still
-                if (part[:, adding] < 0).any():
+                if hook_rows is not None:
+                    adding |= hook_rows
+                if (written[:, adding] < 0).any():
                     raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
-            if hit is not None and not hit.copied and layers.start < hit.layers and (rows & self._leased).any():
+            if hit is not None and not hit.copied and layers.start < hit.layers and (span.written & self._leased).any():
                 raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
             reach = plan.reach(span)
-            if self._least < reach:
+            if self._min_lead < reach:
                 lead = min(int(self._lead[layers.start : layers.stop].min()), reach)
-                missing = (part[:, lead:reach] == UNWRITTEN) & ~rows[lead:reach]
+                missing = (written[:, lead:reach] == UNWRITTEN) & ~span.written[lead:reach]
                 if missing.any():
                     layer, position = np.argwhere(missing)[0]
                     raise PlanError(
@@ -283,8 +297,9 @@ class Ledger:
         if plan.hook is None or not plan.hook.revives:
             return
         for span in plan.spans[1:]:
-            saved = self.kept[span.layers.start]
-            saved = saved if span.save is None else saved | span.save
+            saved = self.saved[span.layers.start]
+            if span.save is not None:
+                saved = saved | span.save
             if not saved.all():
                 raise PlanError(
                     f"the plan's hook may make all rows live, but of position {np.flatnonzero(~saved)[0]} no input to "
@@ -292,55 +307,58 @@ class Ledger:
                 )
 
     def _check_restored(self, layer: int, rows: Mask) -> None:
-        missing = rows & ~self.kept[layer]
+        """Raise `PlanError` unless each of `rows` can restart at `layer`, and name the first that cannot."""
+        missing = rows & ~self.saved[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
             missing &= ~self._leased
         if missing.any():
-            last = np.flatnonzero(missing)[-1]
-            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is stored or kept")
+            position = np.flatnonzero(missing)[0]
+            raise PlanError(f"position {position} joins at layer {layer}, where no boundary state is stored or kept")
 
-    def _record(self, plan: _Entered) -> None:
-        self._replaced = self._copied(plan.spans) if plan.may_change else None
+    def _record(self, plan: _PlanShape) -> None:
+        self._backup = self._back_up(plan.spans) if plan.may_change else None
         self.step += 1
         for span in plan.spans:
             if span.save is not None:
-                self.kept[span.layers.start] |= span.save
+                self.saved[span.layers.start] |= span.save
         self._last = plan
-        self._stamp(plan.spans)
-        self._lengthen()
+        self._mark_written(plan.spans)
+        self._update_lead()
 
-    def _put_down(self) -> None:
-        """Bring `_written` up to date."""
-        if self._last is not None and self._stamped != self.step:
-            self._stamp(self._last.spans)
+    def _update_written(self) -> None:
+        if self._last is not None and self._written_step != self.step:
+            self._mark_written(self._last.spans)
 
-    def _stamp(self, spans: Spans) -> None:
+    def _mark_written(self, spans: Spans) -> None:
         for span in spans:
             self._written[span.layers.start : span.layers.stop, span.written_index] = self.step
-        self._stamped = self.step
+        self._written_step = self.step
 
-    def _lengthen(self) -> None:
-        lead, length = self._least, self._written.shape[1]
-        if lead < length:
-            gaps = self._written[:, lead:] == UNWRITTEN
-            self._lead = np.where(gaps.any(axis=1), lead + gaps.argmax(axis=1), length)
-            self._least = int(self._lead.min())
+    def _update_lead(self) -> None:
+        start = self._min_lead
+        length = self._written.shape[1]
+        if start < length:
+            gaps = self._written[:, start:] == UNWRITTEN
+            self._lead = np.where(gaps.any(axis=1), start + gaps.argmax(axis=1), length)
+            self._min_lead = int(self._lead.min())
 
-    def _copied(self, spans: Spans) -> _Replaced:
+    def _back_up(self, spans: Spans) -> _Backup:
         written = tuple(
             self._written[span.layers.start : span.layers.stop, span.written_index].copy() for span in spans
         )
-        saves = tuple(None if span.save is None else self.kept[span.layers.start].copy() for span in spans)
-        return _Replaced(spans, written, saves, self._lead)
+        saved = tuple(None if span.save is None else self.saved[span.layers.start].copy() for span in spans)
+        return _Backup(spans, written, saved, self._lead)
 
-    def _take_back(self, replaced: _Replaced) -> None:
-        """Undo the last plan. Where it repeated the spans of the plan before, nothing but the step has changed."""
+    def _undo(self, backup: _Backup) -> None:
+        """Undo the last plan, whose `backup` this is."""
         self.step -= 1
-        self._replaced = None
-        if not replaced.spans:
+        self._backup = None
+        if not backup.spans:
             return
-        for span, written, saves in zip(replaced.spans, replaced.written, replaced.kept, strict=True):
+        for span, written, saved in zip(backup.spans, backup.written, backup.saved, strict=True):
             self._written[span.layers.start : span.layers.stop, span.written_index] = written
-            if saves is not None:
-                self.kept[span.layers.start] = saves
-        self._lead, self._least, self._last = replaced.lead, int(replaced.lead.min()), None
+            if saved is not None:
+                self.saved[span.layers.start] = saved
+        self._lead = backup.lead
+        self._min_lead = int(backup.lead.min())
+        self._last = None

@@ -1,8 +1,7 @@
 """Layer hooks and measures: what a plan or a rule does on the device, as data.
 
-A hook acts between the layers of a pass. This half of it belongs to the plan: host arrays, and what follows from them.
-It names the other one, which runs on the device (`remask.policies.on_device.DeviceHook`), so that planning imports
-nothing of it.
+A hook acts between the layers of a pass. The half in this module belongs to the plan and holds host arrays. It names
+the other half, which runs on the device (`remask.policies.on_device.DeviceHook`), so planning need not import it.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +18,9 @@ class HookCost:
 
     selection: OperationCost = field(default_factory=OperationCost)  # of comparing rows with the cache
     watch: OperationCost = field(default_factory=OperationCost)  # of looking at attention
-    # The layers of which V or K is projected to compare it, for which their weights are read once a pass
+    # Layers in which V or K is projected to be compared; the weights of that projection are read once a pass
     compares: frozenset[tuple[int, Literal["value", "key"]]] = frozenset()
-    looks: int = 0  # how often the queries of a layer are projected again, for which its weights are read
+    looks: int = 0  # layers whose queries are projected again, for which the weights of that projection are read
 
 
 class LayerHook(ABC):
@@ -29,7 +28,7 @@ class LayerHook(ABC):
 
     Attributes:
         on_device: the class of its device half, as "module:name".
-        layered: the pass runs layer by layer. Without it the hook acts once all layers have run.
+        layered: the pass runs layer by layer. If False, the hook acts once all layers have run.
         revives: it may make rows live that the plan leaves out, so the inputs of all rows to all layers must be kept.
         adds_outputs: it may make rows add cached outputs of attention and feed-forward.
         releases_inputs: the inputs to layers that the canvas keeps are not needed after the pass.
@@ -52,15 +51,15 @@ class LayerHook(ABC):
 
     @abstractmethod
     def check(self, spans: Spans) -> None:
-        """Raise `PlanError` where it cannot act between the layers of `spans`."""
+        """Raise `PlanError` if it cannot act between the layers of `spans`."""
 
     def adding(self, span: Span) -> Mask | None:  # noqa: ARG002
-        """Rows of `span` that may add cached outputs, [T]; None: none."""
+        """Rows of `span` that may add cached outputs, [T]; None if there are none."""
         return None
 
     @abstractmethod
     def below(self, lead: Mask) -> Self:
-        """The hook without the positions outside of `lead`, [T]."""
+        """The hook without the positions outside of the mask `lead`, [T]."""
 
     @abstractmethod
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
@@ -69,10 +68,10 @@ class LayerHook(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RowMeasure:
-    """A number of the distribution that a row predicts: a remasking rule's confidence, or what a cache policy reads.
+    """A number computed from the distribution that a row predicts, as a rule's confidence or for a cache policy.
 
     Attributes:
-        name: in documentation and errors.
+        name: its name in documentation and errors.
         on_device: the function that computes it, as "module:name". It gets the log-probabilities of all tokens,
             float32 [rows, V], and their `Vocabulary`, and returns float [rows]. It may neither change its arguments nor
             wait for the device. On a model that runs in several processes the columns are those of one of them, and

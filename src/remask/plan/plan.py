@@ -24,17 +24,17 @@ NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than
 
 @dataclass(eq=False, init=False, slots=True)  # not frozen, as one is made for each step of each request
 class Plan:
-    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
+    """One step of one canvas: spans that cover the layers in order, and the positions to predict.
 
     Attributes:
         spans: runs of layers, with the rows that are live in them.
-        predict: positions whose logits are wanted.
+        predict: positions whose logits are computed.
         transfer: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
             empty mask makes a fill pass, which only writes caches and does not end the step.
         sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
             positions. The engine fills it in from the `View`.
         refreshes: the pass fills or renews caches, in addition to what the policy computes in every pass.
-        hook: what the policy does on the device between layers; None: nothing.
+        hook: what the policy does on the device between layers; None without a hook.
         predicted: the positions of `predict`.
         again: the plan repeats the one before.
         fills: it is a fill pass.
@@ -64,20 +64,25 @@ class Plan:
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
         self.spans = spans if isinstance(spans, Spans) else Spans(spans)
-        self.predict, self.transfer, self.sees, self.refreshes, self.hook = predict, transfer, sees, refreshes, hook
+        self.predict = predict
+        self.transfer = transfer
+        self.sees = sees
+        self.refreshes = refreshes
+        self.hook = hook
         self.predicted = predict.nonzero()[0] if predicted is None else predicted
-        self.again, self.fills = again, transfer is not None and not transfer.any()
+        self.again = again
+        self.fills = transfer is not None and not transfer.any()
 
     def check(self, length: int) -> None:
         """Raise `PlanError` unless all arrays have `length` positions, and transfers, saves and hook fit the spans."""
-        spans, shape = self.spans, (length,)
-        masks: list[NDArray[Any]] = [self.predict]
-        masks += [mask for mask in (self.transfer, self.sees) if mask is not None]
+        spans = self.spans
+        arrays: list[NDArray[Any]] = [self.predict]
+        arrays += [array for array in (self.transfer, self.sees) if array is not None]
         if self.hook is not None:
-            masks += self.hook.masks
-        for size in (*spans.shapes, *[mask.shape for mask in masks]):
-            if size != shape:
-                raise PlanError(f"an array of shape {size} for a canvas of {length} positions")
+            arrays += self.hook.masks
+        for shape in (*spans.shapes, *[array.shape for array in arrays]):
+            if shape != (length,):
+                raise PlanError(f"an array of shape {shape} for a canvas of {length} positions")
         if self.transfer is not None and (self.transfer & ~self.predict).any():
             raise PlanError("positions are transferred that are not predicted")
         if spans[0].save is not None:
@@ -102,40 +107,59 @@ class Plan:
 
     @property
     def may_change(self) -> bool:
-        """Whether the plan may become another one while it runs: it may grow or shrink, or the device chooses rows."""
+        """Whether its rows may change while it runs, because the device picks rows or the hook changes them."""
         return self.spans.picks or (self.hook is not None and self.hook.changes(self.spans))
 
     def reach(self, span: Span) -> int:
-        """How many leading positions the computed rows of `span` attend to between them."""
+        """How many leading positions the computed rows of `span` attend to, taken together."""
         if self.sees is None:
             return len(span.rows)
         return 0 if span.last < 0 else int(self.sees[span.last])
 
     def repeated(self, block: range, noisy: Mask) -> "Plan":
-        """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
+        """The plan of a later step of `block`. Only the predicted positions differ: those of it that are noisy then."""
+        in_block = noisy[block.start : block.stop]
         predict = np.zeros(len(noisy), dtype=np.bool_)
-        predict[block.start : block.stop] = open_ = noisy[block.start : block.stop]
-        predicted = _positions(block)[open_]
-        rest = self.transfer, self.sees, self.refreshes, self.hook
-        return Plan(self.spans, predict, *rest, predicted=predicted, again=True)
+        predict[block.start : block.stop] = in_block
+        return Plan(
+            self.spans,
+            predict,
+            self.transfer,
+            self.sees,
+            self.refreshes,
+            self.hook,
+            predicted=_positions(block)[in_block],
+            again=True,
+        )
 
     def predicting(self, predict: Mask) -> "Plan":
-        """The same plan with the logits of other positions."""
+        """The plan with the positions to predict replaced by `predict`."""
         return Plan(self.spans, predict, self.transfer, self.sees, self.refreshes, self.hook, again=self.again)
 
     def over(self, spans: Iterable[Span], *, refreshes: bool = False) -> "Plan":
-        """The same plan over other spans, which may refresh more. Raises `PlanError` as the constructor does."""
-        rest = self.transfer, self.sees, self.refreshes or refreshes, self.hook
-        return Plan(spans, self.predict, *rest, predicted=self.predicted, again=self.again)
+        """The plan with its spans replaced by `spans`, which refresh if it does or `refreshes` is True.
+
+        Raises `PlanError` as the constructor does.
+        """
+        return Plan(
+            spans,
+            self.predict,
+            self.transfer,
+            self.sees,
+            self.refreshes or refreshes,
+            self.hook,
+            predicted=self.predicted,
+            again=self.again,
+        )
 
     def cut(self, at: int) -> "Plan":
-        """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
+        """The plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
         return self.over(self.spans.cut(at))
 
     def refreshed(self, at: int) -> "Plan":
-        """The plan with all rows live from layer `at` >= 1 on. Rows that become live restart from their kept states."""
+        """The plan with all rows live from layer `at` >= 1 on. Rows that become live restart from saved states."""
 
-        def whole(span: Span) -> Span:
+        def refresh(span: Span) -> Span:
             if span.layers.start < at:
                 return span
             rows = np.ones_like(span.rows)
@@ -143,10 +167,13 @@ class Plan:
                 rows[self.sees[-1] :] = False
             return Span(span.layers, rows, save=rows)
 
-        return self.over(self.spans.cut(at).map(whole), refreshes=True)
+        return self.over(self.spans.cut(at).map(refresh), refreshes=True)
 
     def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
-        """The plan without the positions that no row `sees`. Equal spans are reused from the canvas' `memo`."""
+        """The plan without the positions that no row attends to by `sees`, which becomes its own.
+
+        Equal spans are reused from the canvas' `memo`.
+        """
         stop = int(sees[-1])
         lead = np.arange(len(self.predict)) < stop
         spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
@@ -155,25 +182,25 @@ class Plan:
         return Plan(spans, self.predict & lead, transfer, sees, self.refreshes, hook)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
-        """The plan after `layer` has chosen: of the rows that it picks among, it computes `rows`."""
+        """The plan with the pick of `layer` replaced by its result: `rows` are computed, and the other ones held."""
 
-        def settled(span: Span) -> Span:
+        def resolve_pick(span: Span) -> Span:
             if span.layers != range(layer, layer + 1) or span.pick is None:
                 return span
             rest = span.pick.among & ~rows
             return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
 
-        return self.over(self.spans.cut(layer).cut(layer + 1).map(settled))
+        return self.over(self.spans.cut(layer).cut(layer + 1).map(resolve_pick))
 
     def holding(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which `rows` of the span that begins at `layer` are held."""
 
-        def holding(span: Span) -> Span:
+        def hold_rows(span: Span) -> Span:
             if span.layers.start != layer:
                 return span
             return replace(span, held=rows if span.held is None else span.held | rows)
 
-        return self.over(self.spans.map(holding))
+        return self.over(self.spans.map(hold_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +211,14 @@ class PrefixHit:
     boundary: int  # their rows may restart at this layer, from the hidden states that leave the layer before it
     # K/V are read from the store in layers 0 .. layers - 1. At least `boundary`, which is also the default.
     layers: int = 0
-    copied: bool = False  # all K/V are copies of the request's own, which may be written
+    copied: bool = False  # the request has its own copy of the K/V, and may overwrite it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", max(self.layers, self.boundary))
 
     @property
     def lead(self) -> int:
-        """Positions whose K/V are read in place."""
+        """Number of positions whose K/V are read in place."""
         return 0 if self.copied else self.length
 
     def rows(self, canvas: int) -> Mask:
@@ -203,12 +230,12 @@ class PrefixHit:
 class StepFacts:
     """Facts about a step that the decoder knows before its passes."""
 
-    # Positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
+    # Positions that the step transfers, in order, int64. None if the sampler chooses them after the pass.
     order: NDArray[np.int64] | None = None
-    # In a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
+    # In a correction after its first step, the blocks whose tokens the last step changed. Otherwise None.
     touched: Mask | None = None
-    # The block that begins with this step, where `View.block` holds completed blocks too, which may be revised now.
-    # None elsewhere.
+    # The block that begins with this step, if `View.block` includes completed blocks that may be revised now.
+    # Otherwise None.
     fresh: range | None = None
 
 
@@ -218,15 +245,15 @@ class LastPass:
 
     # Positions that it predicted, ascending, int64 [N]
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    # The token that it predicted for each of them, int64 [N]
+    # The token that it predicted for each position, int64 [N]
     token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    # How confident the model is of each, on the scale of the request's `remasking`, float32 [N]
+    # The confidence of each prediction, on the scale of the request's `remasking`, float32 [N]
     confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    # The policy's measure (`Traits.measure`) of the row that predicted each, float32 [N]; None without one
+    # The policy's measure (`Traits.measure`) of the row that predicted each position, float32 [N]; None without one
     measured: NDArray[np.float32] | None = None
 
 
-@dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long
+@dataclass(slots=True)  # not frozen: one is made for each pass of each request, and a frozen one takes twice as long
 class View:
     """All that a policy may use of a request: ints and host arrays, never tensors. Policies must not write to it."""
 
@@ -235,27 +262,27 @@ class View:
     block_step: int  # the same within the current block
     block: range  # positions denoised together now
     prompt: int  # positions 0 .. prompt - 1 were given
-    noisy: Mask  # not final yet
-    settled: NDArray[np.int32]  # step at whose end a position became final; -1 for what was given, NEVER where noisy
-    prefix: PrefixHit | None  # what the request reads from the store; None: nothing
+    noisy: Mask  # positions that are not final yet
+    settled: NDArray[np.int32]  # step at whose end a position became final; -1 for what was given, NEVER if noisy
+    prefix: PrefixHit | None  # what the request reads from the store; None if nothing
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # of the model family: row p - shift predicts position p
     sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
     opens: bool = False  # the step gives the block its first token and no other
-    committed: int | None = None  # leading rows whose K/V are final, where that is no matter of whole blocks
+    committed: int | None = None  # leading rows whose K/V are final, if K/V do not become final by whole blocks
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
     stop: int | None = None  # the first settled stop token: the response ends there at the latest; None without one
-    seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
-    steps: int | None = None  # of the whole response; None where no schedule says how many there are
+    seed: int = 0  # of the request. Random choices of a policy may depend on it and on the step alone
+    steps: int | None = None  # scheduled steps of the whole response; None without a schedule
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
-    last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
+    last_pass: LastPass = field(default_factory=LastPass)  # results of the last pass
     hook_output: Any = None  # what the policy's layer hook reported of earlier passes; None before the first
     memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
 
     def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
-        """The spans that `make` returns, or those that it returned for this canvas before under an equal `key`.
+        """The spans that `make` returns, or returned before for this canvas under an equal `key`.
 
-        Everything that the spans depend on must be in `key`, except what never changes on a canvas: the settings of its
+        `key` must hold everything that the spans depend on, except what never changes on a canvas: the settings of its
         policy, and the fields `layers`, `prompt`, `prefix`, `shift` and `response`.
         """
         return self.memo.get(key, make)
@@ -284,10 +311,8 @@ class View:
 
     @property
     def horizon(self) -> int:
-        """How many leading positions the current block's rows attend to. Later positions have no effect on them.
-
-        It is what the block's last row sees: no row sees more than a later one (`sees` never decreases).
-        """
+        """How many leading positions the current block's rows attend to. Later positions have no effect on them."""
+        # No row sees more than a later one, as `sees` never decreases.
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property
@@ -301,7 +326,7 @@ class View:
         return self.shift > 0 and bool(self.noisy[self.block.start])
 
     def block_start(self, position: int) -> int:
-        """Where the block of `position` begins, of a block-causal model."""
+        """The first position of the block of `position`, on a block-causal model."""
         assert self.sees is not None
         return int(np.searchsorted(self.sees, self.sees[position]))
 
@@ -320,7 +345,7 @@ def _positions(block: range) -> Positions:
 
 @lru_cache(maxsize=64)
 def _over(layers: int, length: int, start: int, stop: int) -> Spans:
-    """Canvases of one length have the same spans."""
+    """`View.over`: canvases of one length share the spans."""
     rows = rows_of(range(start, stop), length)
     rows.setflags(write=False)
     return Spans([Span(range(layers), rows)])

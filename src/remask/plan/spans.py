@@ -1,6 +1,6 @@
 """Spans: runs of layers over sets of rows, of which a plan is made.
 
-What follows from a span alone is computed once and kept with it, so nobody may write to its arrays.
+What can be derived from a span is computed once and kept with it, so its arrays must not be written.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ Positions: TypeAlias = NDArray[np.int64]  # ascending positions of a canvas
 
 
 def index_of(positions: Positions) -> slice | Positions:
-    """An index for `positions`: a slice if they are consecutive, which copies nothing; else the positions."""
+    """An index of `positions`: a slice if they are consecutive, which copies nothing, or else the positions."""
     if not len(positions):
         return slice(0, 0)
     first, last = int(positions[0]), int(positions[-1])
@@ -38,9 +38,10 @@ def rows_of(positions: range, length: int) -> Mask:
 def neighbours(
     positions: Positions, sees: Positions | int, reach: int, starts: Positions | None = None
 ) -> tuple[Positions, Positions]:
-    """The first position that each row sees, and the first behind these: `reach` to each side, below `sees` at most.
+    """The window of each row at `positions` [N]: its first position and the one after its last, int64 [N] each.
 
-    With `starts`, where each row's block begins, it is `reach` before that, and all from there on below `sees`.
+    It reaches `reach` positions to each side, and ends before `sees`. With `starts` [N], where each row's block begins,
+    it reaches from `reach` positions before the block up to `sees`.
     """
     if starts is not None:
         return np.maximum(starts - reach, 0), np.broadcast_to(sees, positions.shape)
@@ -48,7 +49,8 @@ def neighbours(
 
 
 def starts_of(positions: Positions, sees: Positions | None) -> Positions:
-    """Where the block of each of `positions` begins: with the first row that sees as far. `sees` is as of a `Plan`."""
+    """The first position of the block of each of `positions`, on a block-causal model. `sees` is that of a `Plan`."""
+    # The first row of a block is the first that sees as far as the others.
     return np.zeros_like(positions) if sees is None else np.searchsorted(sees, sees[positions])
 
 
@@ -59,9 +61,9 @@ class TopRho:
     V is projected and renewed for all rows of `among`. Q, K, attention and FFN are computed for the chosen rows only,
     and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
 
-    With `every` above 1 layers share a choice. It is made, and V projected, in the layer `first` and in each `every`th
-    after it. The layers between compute the rows that were chosen, and renew V of these alone. Layers that share a
-    choice must have the same pages.
+    With `every` > 1 layers share a choice. It is made, and V projected, in the layer `first` and in every `every`-th
+    layer after it. The layers between compute the chosen rows, and renew V of these alone. Layers that share a choice
+    must have the same pages.
     """
 
     among: Mask  # rows to choose from
@@ -76,15 +78,15 @@ class Span:
     """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
 
     layers: range  # the layers that it covers, consecutive
-    rows: Mask  # live rows; rows that were not live in the layer before restart from a state kept for layers.start
-    frozen: Mask | None = None  # live rows that write no K/V: theirs are shared and read-only, or must be kept
-    save: Mask | None = None  # rows whose input hidden state at layers.start is kept
-    pick: TopRho | None = None  # rows of which the device chooses those that are computed; None: no choice
-    held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
+    rows: Mask  # live rows; rows that were not live in the layer before restart from the state saved for layers.start
+    frozen: Mask | None = None  # live rows that write no K/V, because theirs are read-only or must not change
+    save: Mask | None = None  # rows whose input hidden state at layers.start is saved
+    pick: TopRho | None = None  # lets the device choose which of some rows are computed
+    held: Mask | None = None  # live rows that project nothing, and add their cached attention and FFN outputs
 
     @cached_property
     def computed(self) -> Mask:
-        """Rows that are fully computed in any case."""
+        """Rows that are fully computed whatever the device picks."""
         rows = self.rows
         if self.held is not None:
             rows = rows & ~self.held
@@ -94,7 +96,7 @@ class Span:
 
     @cached_property
     def written(self) -> Mask:
-        """Those of `computed` whose K and V are written."""
+        """The rows of `computed` whose K and V are written."""
         return self.computed if self.frozen is None else self.computed & ~self.frozen
 
     @cached_property
@@ -104,12 +106,12 @@ class Span:
 
     @cached_property
     def written_rows(self) -> Positions:
-        """The rows of `written`, numbered among the rows of `computed`."""
+        """The rows of `written`, as indices into the rows of `computed`."""
         return np.flatnonzero(self.written[np.flatnonzero(self.computed)])
 
     @cached_property
     def positions(self) -> Positions:
-        """The live rows."""
+        """The positions of the live rows."""
         return np.flatnonzero(self.rows)
 
     @cached_property
@@ -119,13 +121,13 @@ class Span:
 
     @cached_property
     def last(self) -> int:
-        """The last row that is computed or may be picked; -1 where there is none."""
+        """The last row that is computed or may be picked; -1 if there is none."""
         rows = self.rows if self.pick is not None else self.computed
         return int(np.flatnonzero(rows)[-1]) if rows.any() else -1
 
     @cached_property
     def fixed(self) -> int:
-        """Number of rows that are fully computed in any case."""
+        """Number of rows that are fully computed whatever the device picks."""
         return int(np.count_nonzero(self.computed))
 
     @cached_property
@@ -135,7 +137,7 @@ class Span:
 
     @property
     def count(self) -> int:
-        """Number of rows that are computed, chosen ones included."""
+        """Number of rows that are computed, picked ones included."""
         return self.fixed + (0 if self.pick is None else self.pick.count)
 
     @property
@@ -151,8 +153,8 @@ class Span:
         return bool(np.count_nonzero(self.rows[rows]) == len(rows))
 
     def within(self, layers: range) -> "Span":
-        """The same span in some of its layers. Derived arrays are shared with the whole."""
-        _ = self.written_index, self.index, self.last, self.fixed, self.writes_all
+        """The span in some of its layers. Derived arrays are shared with this one."""
+        _ = self.written_index, self.index, self.last, self.fixed, self.writes_all  # fills the cache that is shared
         part = object.__new__(Span)
         # Rows pass through a new boundary, so states are still saved at the old one.
         save = self.save if layers.start == self.layers.start else None
@@ -160,21 +162,21 @@ class Span:
         return part
 
     def below(self, stop: int) -> "Span":
-        """The span without the positions from `stop` on. A pick is cut to the rows that are left."""
+        """The span without the positions from `stop` on. A pick chooses at most the rows that remain."""
         lead = np.arange(len(self.rows)) < stop
 
-        def left(mask: Mask | None) -> Mask | None:
+        def cut(mask: Mask | None) -> Mask | None:
             return None if mask is None else mask & lead
 
         pick = self.pick
         if pick is not None:
             among = pick.among & lead
             pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
-        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held))
+        return Span(self.layers, self.rows & lead, cut(self.frozen), cut(self.save), pick, cut(self.held))
 
     @property
     def masks(self) -> tuple[Mask | None, ...]:
-        """All arrays."""
+        """All masks, None for those that are not set."""
         return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
 
 
@@ -182,17 +184,18 @@ class Span:
 class Crossing:
     """How rows pass from one span to the next."""
 
-    source: Positions  # the rows that go on, as numbers among the live rows of the span before
-    target: Positions  # the same among those of the span after
-    joining: Positions  # the other rows of the span after, as numbers among its live rows
-    joined: Positions  # their positions on the canvas
+    source: Positions  # the rows that go on, as indices into the live rows of the span before
+    target: Positions  # the same rows, as indices into the live rows of the span after
+    joining: Positions  # the other rows of the span after, as indices into its live rows
+    joining_positions: Positions  # positions of `joining` on the canvas
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=128)  # canvases with the same spans share the result
 def crossing(before: Span, after: Span) -> Crossing:
-    """Canvases with the same spans have the same."""
+    """How rows pass from the span `before` to the span `after`."""
+    source = after.rows[before.positions].nonzero()[0]
+    target = before.rows[after.positions].nonzero()[0]
     joining = (~before.rows[after.positions]).nonzero()[0]
-    source, target = (here.rows[there.positions].nonzero()[0] for here, there in ((after, before), (before, after)))
     return Crossing(source, target, joining, after.positions[joining])
 
 
@@ -204,17 +207,18 @@ class Spans(tuple[Span, ...]):
     """
 
     def __new__(cls, spans: Iterable[Span]) -> "Spans":
-        """Raises `PlanError` where layers are left out or come twice. `Spans` stay the same object."""
+        """Returns `spans` itself if it is a `Spans`. Raises `PlanError` on missing or repeated layers."""
         if isinstance(spans, cls):
             return spans
         self = super().__new__(cls, spans)
         if not self:
             raise PlanError("a plan needs at least one span")
-        at = 0
+        stop = 0
         for span in self:
-            if span.layers.start != at or span.layers.step != 1 or not len(span.layers):
-                raise PlanError(f"spans must cover the layers in order without gaps: {[s.layers for s in self]}")
-            at = span.layers.stop
+            if span.layers.start != stop or span.layers.step != 1 or not len(span.layers):
+                layers = [span.layers for span in self]
+                raise PlanError(f"spans must cover the layers in order without gaps: {layers}")
+            stop = span.layers.stop
         return self
 
     @cached_property
@@ -229,17 +233,17 @@ class Spans(tuple[Span, ...]):
 
     @cached_property
     def widest(self) -> int:
-        """Most rows that are live in any layer."""
+        """Largest number of live rows in any layer."""
         return max(len(span.positions) for span in self)
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays, each once."""
+        """The different shapes of the masks."""
         return tuple({mask.shape: None for span in self for mask in span.masks if mask is not None})
 
     @cached_property
     def joins(self) -> tuple[tuple[int, Mask], ...]:
-        """Where rows are live that were not in the layer before: the layer, and which rows."""
+        """(Layer, mask of the rows) for each layer in which rows are live that were not in the layer before."""
         joins = []
         for before, span in pairwise(self):
             if span.rows is not before.rows:
@@ -250,7 +254,7 @@ class Spans(tuple[Span, ...]):
 
     @cached_property
     def saves(self) -> bool:
-        """Whether hidden states are kept."""
+        """Whether hidden states are saved."""
         return any(span.save is not None for span in self)
 
     @cached_property
@@ -264,7 +268,7 @@ class Spans(tuple[Span, ...]):
         return any(mask is not None for span in self for mask in (span.pick, span.held))
 
     def rewrites(self, other: "Spans") -> bool:
-        """Whether a pass over these spans, before it reads anything, writes all that one over `other` leaves behind."""
+        """Whether a pass over these spans overwrites, before it reads, all that a pass over `other` has written."""
         return not (other.picks or other.saves) and not any(
             (span.written & ~later.written).any()
             for span in other
@@ -277,7 +281,7 @@ class Spans(tuple[Span, ...]):
         return next(span for span in self if layer in span.layers)
 
     def cut(self, at: int) -> "Spans":
-        """The same with a boundary before layer `at`, 0 <= at <= layers. Raises `PlanError` elsewhere."""
+        """The spans with a boundary before layer `at`. Raises `PlanError` unless 0 <= at <= layers."""
         if not 0 <= at <= self.layers:
             raise PlanError(f"cannot cut a plan of {self.layers} layers at {at}")
         spans: list[Span] = []
@@ -289,25 +293,26 @@ class Spans(tuple[Span, ...]):
         return self if len(spans) == len(self) else Spans(spans)
 
     def map(self, f: Callable[[Span], Span]) -> "Spans":
-        """`f` of each span."""
+        """The results of `f` on each span."""
         return Spans(f(span) for span in self)
 
 
 class SpanMemo:
-    """The spans of the recent plans of one canvas by key. It changes no plan: equal keys make equal spans."""
+    """The spans of the recent plans of one canvas, by keys of which equal ones always stand for equal spans."""
 
-    KEPT = 8  # a policy alternates between very few, and those of earlier blocks are not used again
+    MAX_SPANS = 8  # a policy alternates between very few, and those of earlier blocks are not used again
 
     def __init__(self) -> None:
-        self._made: OrderedDict[Hashable, Spans] = OrderedDict()
+        self._spans: OrderedDict[Hashable, Spans] = OrderedDict()  # least recently used first
 
     def get(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
-        """The spans kept under `key`, or else those that `make` returns, which are kept."""
-        spans = self._made.get(key)
+        """The spans stored under `key`. If there are none, `make` is called and its result is stored."""
+        spans = self._spans.get(key)
         if spans is not None:
-            self._made.move_to_end(key)
+            self._spans.move_to_end(key)
             return spans
-        spans = self._made[key] = Spans(make())
-        if len(self._made) > self.KEPT:
-            self._made.popitem(last=False)
+        spans = Spans(make())
+        self._spans[key] = spans
+        if len(self._spans) > self.MAX_SPANS:
+            self._spans.popitem(last=False)
         return spans

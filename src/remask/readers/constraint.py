@@ -187,9 +187,9 @@ def _formed_hole(template: Template) -> Hole:
             "or fix the other parts"
         )
     (hole,) = template.holes
-    if hole.least:
+    if hole.min_length:
         raise FormError(
-            f": the form says how many tokens the hole takes, and the canvas asks for {hole.least} "
+            f": the form says how many tokens the hole takes, and the canvas asks for {hole.min_length} "
             f'at least; send {{"mask": {{"max": {hole.stop - hole.start}}}}}'
         )
     return hole

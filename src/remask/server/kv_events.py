@@ -66,18 +66,18 @@ class KvEvents:
         self._thread = threading.Thread(target=self._run, name="remask-kv-events", daemon=True)
         self._thread.start()
 
-    def stored(self, page: Page) -> None:
+    def on_stored(self, page: Page) -> None:
         """See `PageListener`."""
         if _PLAIN.fullmatch(page.salt):
             tokens = list(page.tokens[: self._page_size])
             self._events.put(["BlockStored", [page.key], page.parent, tokens, self._page_size, None, MEDIUM])
 
-    def removed(self, page: Page) -> None:
+    def on_removed(self, page: Page) -> None:
         """See `PageListener`."""
         if _PLAIN.fullmatch(page.salt):
             self._events.put(["BlockRemoved", [page.key], MEDIUM])
 
-    def cleared(self) -> None:
+    def on_cleared(self) -> None:
         """See `PageListener`."""
         self._events.put(["AllBlocksCleared"])
 

@@ -82,7 +82,7 @@ class Metrics(Collector):
     def watch(self, engine: AsyncEngine, adapters: int = 0) -> None:
         """Report the counters of `engine`, whose requests may name so many `adapters`. Call it once."""
         self._engine, self._adapters = engine, adapters
-        engine.engine.auditor.found = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
+        engine.engine.auditor.listener = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
         self.registry.register(self)
 
     def text(self) -> bytes:
@@ -140,7 +140,7 @@ class Metrics(Collector):
             "prefix_cache_hits": ("Those of them that were read from the prefix store.", self._totals["hit"]),
             "prefix_store_hits": ("Requests that leased a stored prefix.", store.hits),
             "prefix_store_misses": ("Requests that brought a new prefix.", store.misses),
-            "prefix_store_found": ("Requests whose shared prefix was found, not named.", store.found),
+            "prefix_store_found": ("Requests whose shared prefix was found, not named.", store.unnamed),
             "prefix_store_evictions": ("Prefixes that left the store.", store.evictions),
             "engine_steps": ("Forward passes of the engine, each over many requests.", stats.steps),
             "engine_step_seconds": ("Time that the engine's thread spent in steps.", stats.step_seconds),
@@ -189,7 +189,7 @@ class Metrics(Collector):
         for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
             depth.add_metric([self._model, adapter, str(ratio)], record.common)
         yield depth
-        unread = {reason: store.unread[reason] for reason in get_args(Reason)}
+        unread = {reason: store.unread_reasons[reason] for reason in get_args(Reason)}
         by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
             "request_success": ("Requests that ended, by reason.", "finished_reason", self._ended),
             "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
@@ -210,9 +210,9 @@ class Metrics(Collector):
             "enable_prefix_caching": inner.memory.store_budget > 0,
         }
         named: dict[bool, set[str]] = {True: set(), False: set()}  # by whether their requests have begun
-        for name, pending in self._engine.open.items():
+        for name, pending in self._engine.open_requests.items():
             if pending.request.adapter:
-                named[name in self._engine.begun].add(pending.request.adapter)
+                named[name in self._engine.running_ids].add(pending.request.adapter)
         adapters = {
             "max_lora": self._adapters,
             "running_lora_adapters": ",".join(sorted(named[True])),

@@ -14,32 +14,32 @@ from remask.store.pages import PageAllocator, PageRange
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """A published page. Its K/V depend on the tokens that it is known by and on its ancestors', and on nothing else."""
+    """A published page. Its K/V depend on `tokens` and on those of its ancestors, and on nothing else."""
 
     key: int
-    parent: int | None  # None: the first of a chain
-    tokens: tuple[int, ...]
+    parent: int | None  # key of the page before it; None for the first page of a chain
+    tokens: tuple[int, ...]  # its own, and the rest of its last block; see `PageChain.token_slice`
     salt: str  # of the tenant
     extent: PageRange
     children: int = 0
     hits: int = 0
 
-    def holds(self, tokens: Sequence[int], parent: int | None, salt: str) -> bool:
+    def matches(self, tokens: Sequence[int], parent: int | None, salt: str) -> bool:
         """Whether this is the page of exactly these tokens after `parent`, for requests of this salt."""
         return self.parent == parent and self.salt == salt and np.array_equal(self.tokens, np.asarray(tokens))
 
 
 class PageListener(Protocol):
-    """Is told, on the engine's thread, what the store holds. No method may raise, or wait."""
+    """Called on the engine's thread when the contents of the store change. No method may raise, or wait."""
 
-    def stored(self, page: Page) -> None:
+    def on_stored(self, page: Page) -> None:
         """A page was published."""
 
-    def removed(self, page: Page) -> None:
+    def on_removed(self, page: Page) -> None:
         """A page was evicted."""
 
-    def cleared(self) -> None:
-        """All pages are gone."""
+    def on_cleared(self) -> None:
+        """The store was emptied."""
 
 
 @dataclass(slots=True)
@@ -47,10 +47,10 @@ class ChainStats:
     """Counters since the store was made."""
 
     queries: int = 0  # tokens of whole pages that were looked up
-    hits: int = 0  # tokens found
+    hits: int = 0  # those of `queries` whose pages were stored
     published: int = 0  # pages
     evictions: int = 0  # pages
-    refused: int = 0  # pages that found no room
+    rejections: int = 0  # pages that were not stored for want of room
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class PageChain:
     """Published pages of all requests, each identified by the hash of its parent's identity and its tokens.
 
     A page is owned by the store and by every request that reads it, by reference counts. Pages that no request reads
-    are evicted when room is needed, the longest unused leaf of a chain first; a page goes before its parent.
+    are evicted when room is needed, the least recently used leaf of a chain first; a page goes before its parent.
     """
 
     allocator: PageAllocator
@@ -67,8 +67,8 @@ class PageChain:
     hash: Callable[[Sequence[int], bytes], int] = prefix_hash
     stats: ChainStats = field(default_factory=ChainStats)
     listener: PageListener | None = None
-    _pages: OrderedDict[int, Page] = field(default_factory=OrderedDict)  # longest unused first
-    _pending: dict[int, int] = field(default_factory=dict)  # identity -> requests that are computing that page
+    _pages: OrderedDict[int, Page] = field(default_factory=OrderedDict)  # least recently used first
+    _pending: dict[int, int] = field(default_factory=dict)  # key -> number of requests that are computing that page
 
     @property
     def page_size(self) -> int:
@@ -77,112 +77,122 @@ class PageChain:
 
     @property
     def pages(self) -> tuple[Page, ...]:
-        """The longest unused first."""
+        """The stored pages, least recently used first."""
         return tuple(self._pages.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens held."""
+        """Number of tokens that are stored."""
         return len(self._pages) * self.page_size
 
     @property
     def idle_pages(self) -> int:
-        """Pages that no request reads."""
-        return sum(map(self._unread, self._pages.values()))
+        """Number of stored pages that no request reads."""
+        return sum(map(self._is_idle, self._pages.values()))
 
     def identity(self, tokens: Sequence[int], parent: int | None, salt: str = "") -> int:
-        """Identity of a page after the page `parent`, or of a first one; `salt` separates tenants."""
+        """The key of a page after the page `parent`, or of a first page if it is None; `salt` separates tenants."""
         # A chain starts from the salt of model and tenant, because K/V depend on more than tokens.
         root = self.salt + b"\0" + salt.encode() if parent is None else parent.to_bytes(8, "little")
         return self.hash(tokens, root)
 
-    def known_by(self, number: int, ahead: int = 0) -> slice:
-        """Places of the tokens that K/V of the page `number` depend on: its own, and the rest of its last block."""
-        return slice(number * self.page_size, (number + 1) * self.page_size + ahead)
+    def token_slice(self, page_index: int, ahead: int = 0) -> slice:
+        """The positions of the tokens that the page's K/V depend on: its own, and the rest of its last block."""
+        return slice(page_index * self.page_size, (page_index + 1) * self.page_size + ahead)
 
     def identities(self, tokens: Sequence[int], salt: str = "", ahead: int = 0) -> list[int]:
-        """Identities of the whole pages that `tokens` fill with the `ahead` next ones, from the first on."""
+        """The keys, in order, of the whole pages in `tokens` that `ahead` more tokens follow."""
         keys: list[int] = []
-        for number in range(max(0, len(tokens) - ahead) // self.page_size):
-            keys.append(self.identity(tokens[self.known_by(number, ahead)], keys[-1] if keys else None, salt))
+        for page_index in range(max(0, len(tokens) - ahead) // self.page_size):
+            parent = keys[-1] if keys else None
+            keys.append(self.identity(tokens[self.token_slice(page_index, ahead)], parent, salt))
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
-        """The pages that `find` returns, each with one more reference, which the caller must release."""
+        """As `find`, and add a reference to each page, which the caller must release."""
         pages = self.find(tokens, keys, salt)
         for page in pages:
             self.allocator.retain(page.extent)
         return pages
 
     def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "", ahead: int = 0) -> list[Page]:
-        """The longest run of leading pages that are stored; `keys` are the `identities` of `tokens`, compared too."""
+        """The longest run of leading pages that are stored. `keys` are the `identities` of `tokens`.
+
+        Tokens are compared too, because hashes may collide.
+        """
         pages: list[Page] = []
-        for number, key in enumerate(keys):
-            part, page = tokens[self.known_by(number, ahead)], self._pages.get(key)
-            if page is None or not page.holds(part, pages[-1].key if pages else None, salt):
+        for page_index, key in enumerate(keys):
+            page = self._pages.get(key)
+            parent = pages[-1].key if pages else None
+            if page is None or not page.matches(tokens[self.token_slice(page_index, ahead)], parent, salt):
                 break
             pages.append(page)
         return pages
 
-    def found(self, pages: Sequence[Page], count: int) -> None:
-        """Note that a request that looked up `count` pages reads `pages`. A page counts as used after its followers."""
-        for page in reversed(pages):
+    def record_lookup(self, pages: Sequence[Page], count: int) -> None:
+        """Count a lookup of `count` pages, of which `pages` are stored, and mark these as recently used."""
+        for page in reversed(pages):  # a page counts as used after its children
             page.hits += 1
             self._pages.move_to_end(page.key)
         self.stats.queries += count * self.page_size
         self.stats.hits += len(pages) * self.page_size
 
-    def awaited(self, keys: Sequence[int]) -> bool:
+    def is_next_pending(self, keys: Sequence[int]) -> bool:
         """Whether a running request is computing the first of the pages `keys` that is not stored."""
-        return next((key in self._pending for key in keys if key not in self._pages), False)
+        missing = next((key for key in keys if key not in self._pages), None)
+        return missing is not None and missing in self._pending
 
-    def expect(self, keys: Sequence[int]) -> None:
+    def announce(self, keys: Sequence[int]) -> None:
         """Announce pages that a request will compute, so that other requests may wait for them."""
         for key in keys:
             self._pending[key] = self._pending.get(key, 0) + 1
 
-    def give_up(self, keys: Sequence[int]) -> None:
-        """Withdraw pages announced by `expect`. Raises `IntegrityError` for a page that was not announced."""
+    def withdraw(self, keys: Sequence[int]) -> None:
+        """Withdraw announced pages. Raises `IntegrityError` if one was not announced."""
         for key in keys:
-            left = self._pending.get(key, 0) - 1
-            if left < 0:
+            remaining = self._pending.get(key, 0) - 1
+            if remaining < 0:
                 raise IntegrityError("a page was given up that nobody computes")
-            if left:
-                self._pending[key] = left
+            if remaining:
+                self._pending[key] = remaining
             else:
                 del self._pending[key]
 
     def publish(
         self, tokens: Sequence[int], key: int, parent: Page | None, extent: PageRange, salt: str = ""
     ) -> Page | None:
-        """Store one page whose K/V are final, unless the same page is stored already.
+        """Store one page whose K/V are final, and add a reference to its `extent`, unless the page is stored already.
 
-        Returns the stored page of these tokens after `parent`: the offered one, to which the store takes a reference,
-        or an older one. None, with nothing stored, where `parent` has been evicted, other tokens have the same
-        identity, or there is no room.
+        Returns the stored page of these tokens after `parent`, which may be an older one. Returns None, and stores
+        nothing, if `parent` has been evicted, other tokens have the same key, or there is no room.
         """
         if parent is not None and self._pages.get(parent.key) is not parent:
             return None
-        stored, above = self._pages.get(key), None if parent is None else parent.key
+        parent_key = None if parent is None else parent.key
+        stored = self._pages.get(key)
         if stored is not None:
-            return stored if stored.holds(tokens, above, salt) else None
+            return stored if stored.matches(tokens, parent_key, salt) else None
         while self.tokens + self.page_size > self.budget_tokens:
-            if not self.give_way(() if above is None else (above,)):
-                self.stats.refused += 1
+            if not self.evict_one(() if parent_key is None else (parent_key,)):
+                self.stats.rejections += 1
                 return None
         self.allocator.retain(extent)
-        page = self._pages[key] = Page(key, above, tuple(int(t) for t in tokens), salt, extent)
+        page = Page(key, parent_key, tuple(int(token) for token in tokens), salt, extent)
+        self._pages[key] = page
         if parent is not None:
             parent.children += 1
         self.stats.published += 1
         if self.listener is not None:
-            self.listener.stored(page)
+            self.listener.on_stored(page)
         return page
 
-    def give_way(self, keep: Collection[int] = ()) -> bool:
-        """Evict the longest unused page without readers and followers that is not in `keep`; False: there is none."""
+    def evict_one(self, protected: Collection[int] = ()) -> bool:
+        """Evict the least recently used page that has no readers and no children and whose key is not `protected`.
+
+        Returns False if there is none.
+        """
         for page in self._pages.values():
-            if page.children == 0 and page.key not in keep and self._unread(page):
+            if page.children == 0 and page.key not in protected and self._is_idle(page):
                 self._evict(page)
                 return True
         return False
@@ -190,11 +200,12 @@ class PageChain:
     def drop(self) -> int:
         """Evict every page that can be evicted. Returns the number of evicted pages."""
         count = 0
-        while self.give_way():
+        while self.evict_one():
             count += 1
         return count
 
-    def _unread(self, page: Page) -> bool:
+    def _is_idle(self, page: Page) -> bool:
+        # The store's own reference is the only one. Exact pages have the same references in all layers.
         return int(self.allocator.references[0, page.extent.pages[0]]) == 1
 
     def _evict(self, page: Page) -> None:
@@ -204,4 +215,4 @@ class PageChain:
         self.allocator.release(page.extent)
         self.stats.evictions += 1
         if self.listener is not None:
-            self.listener.removed(page)
+            self.listener.on_removed(page)

@@ -14,9 +14,9 @@ from remask.store.pages import PageRange
 
 
 def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
-    """xxhash64 (seed 0) of the token ids as little-endian uint32, after `salt`: what else K/V depend on.
+    """xxhash64 (seed 0) of `salt`, then of the token ids as little-endian uint32.
 
-    Without a salt this is the key of the authors (BiCache appendix C).
+    The salt stands for what K/V depend on beside tokens. Without one this is the key of BiCache, appendix C.
     """
     return prefix_hashes(tokens, [len(tokens)], salt)[0]
 
@@ -25,16 +25,17 @@ def prefix_hashes(tokens: Sequence[int], lengths: Sequence[int], salt: bytes = b
     """`prefix_hash` of the first `length` tokens, for each of the ascending `lengths`, in one pass over the tokens."""
     ids = np.asarray(tokens, dtype="<u4")
     state = xxhash.xxh64(salt)
-    hashes, at = [], 0
+    hashes = []
+    start = 0
     for length in lengths:
-        state.update(ids[at:length].tobytes())
+        state.update(ids[start:length].tobytes())
         hashes.append(int(state.intdigest()))
-        at = length
+        start = length
     return hashes
 
 
-def salted(salt: bytes, cache_salt: str) -> bytes:
-    """`salt` followed by a tenant's salt, unless that is empty. Different tenants' salts give different bytes."""
+def add_tenant(salt: bytes, cache_salt: str) -> bytes:
+    """`salt` followed by a tenant's salt, if that is not empty. Different tenants' salts give different bytes."""
     tenant = cache_salt.encode()
     return salt + len(tenant).to_bytes(8, "little") + tenant if tenant else salt
 
@@ -46,7 +47,7 @@ class PrefixEntry:
     key: int
     tokens: tuple[int, ...]
     extent: PageRange
-    states: Tensor  # [layers - 1, tokens, D]: states[l] leaves layer l; no layer restarts from the last one's
+    states: Tensor  # [layers - 1, tokens, D]: states[l] leaves layer l. The last layer's is not needed
     ready: bool = False
     leases: int = 0
     hits: int = 0
@@ -60,7 +61,7 @@ class PrefixEntry:
         """Whether it can be evicted: no request reads it, or waits for its pass."""
         return self.ready and not self.leases
 
-    def holds(self, tokens: Sequence[int], cache_salt: str) -> bool:
+    def matches(self, tokens: Sequence[int], cache_salt: str) -> bool:
         """Whether this is the entry of exactly these tokens, for requests of this salt."""
         return self.cache_salt == cache_salt and np.array_equal(self.tokens, np.asarray(tokens))
 
@@ -69,7 +70,7 @@ class PrefixEntry:
 class EntryInfo:
     """An entry as an operator sees it, without its tokens and its salt."""
 
-    prefix_id: str  # its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(prefix_id, 16)`
+    prefix_id: str  # its key in hexadecimal; `PrefixStore.drop` takes `int(prefix_id, 16)`
     tokens: int  # length of the prefix
     layers: int  # layers whose K/V are kept
     bytes: int  # K/V pages in all layers, unused slots of the last page included, and boundary states
@@ -79,38 +80,38 @@ class EntryInfo:
 
 
 Hashes: TypeAlias = Callable[[Sequence[int], Sequence[int], bytes], list[int]]
-"""Keys of the prefixes of a sequence that have the given, ascending lengths; the bytes are a salt."""
+"""From tokens, ascending lengths, and a salt to the keys of the prefixes of these lengths."""
 
-MAX_ASKED = 4096
+MAX_REQUESTED = 4096
 
 
 @dataclass(slots=True)
 class PrefixIndex:
     """Entries by key, and the lengths that exist under each salt.
 
-    One pass over the tokens of a prompt finds all of its levels: it hashes them at every stored length. The cost is
-    tokens + lengths, not entries times tokens.
+    One pass over the tokens of a prompt finds all of its levels, as it hashes them at every stored length. The cost is
+    O(tokens + lengths), not O(entries x tokens).
     """
 
     salt: bytes
     hashes: Hashes = prefix_hashes
     entries: OrderedDict[int, PrefixEntry] = field(default_factory=OrderedDict)  # the next to be evicted first
-    _counts: dict[str, Counter[int]] = field(default_factory=dict)
-    _lengths: dict[str, list[int]] = field(default_factory=dict)  # ascending
-    _asked: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _counts: dict[str, Counter[int]] = field(default_factory=dict)  # by cache_salt: entries of each length
+    _lengths: dict[str, list[int]] = field(default_factory=dict)  # by cache_salt, ascending
+    _requested: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def key(self, tokens: Sequence[int], cache_salt: str) -> int:
         """The key of the entry of exactly these tokens."""
-        return self.hashes(tokens, [len(tokens)], salted(self.salt, cache_salt))[0]
+        return self.hashes(tokens, [len(tokens)], add_tenant(self.salt, cache_salt))[0]
 
     def levels(self, tokens: Sequence[int], cache_salt: str) -> Iterator[PrefixEntry]:
-        """Entries whose tokens `tokens` begins with, the longest first. Ids are compared, not hashes alone."""
-        lengths = self._lengths.get(cache_salt, [])
-        lengths = lengths[: bisect_right(lengths, len(tokens))]
-        keys = self.hashes(tokens, lengths, salted(self.salt, cache_salt))
+        """Yield the entries that `tokens` begins with, longest first. Token ids are compared, not hashes alone."""
+        stored_lengths = self._lengths.get(cache_salt, [])
+        lengths = stored_lengths[: bisect_right(stored_lengths, len(tokens))]
+        keys = self.hashes(tokens, lengths, add_tenant(self.salt, cache_salt))
         for length, key in zip(reversed(lengths), reversed(keys), strict=True):
             entry = self.entries.get(key)
-            if entry is not None and entry.holds(tokens[:length], cache_salt):
+            if entry is not None and entry.matches(tokens[:length], cache_salt):
                 yield entry
 
     def add(self, entry: PrefixEntry) -> None:
@@ -120,7 +121,7 @@ class PrefixIndex:
         counts[len(entry)] += 1
         if counts[len(entry)] == 1:
             insort(self._lengths.setdefault(entry.cache_salt, []), len(entry))
-        self._asked.pop(entry.key, None)
+        self._requested.pop(entry.key, None)
 
     def remove(self, entry: PrefixEntry) -> None:
         """Remove an entry."""
@@ -134,14 +135,14 @@ class PrefixIndex:
             # Requests choose salts, so a salt without entries must leave nothing behind.
             del self._counts[entry.cache_salt], self._lengths[entry.cache_salt]
 
-    def asked(self, tokens: Sequence[int], cache_salt: str) -> bool:
+    def has_request(self, tokens: Sequence[int], cache_salt: str) -> bool:
         """Whether an earlier request for exactly these tokens read a shorter level."""
-        return self.key(tokens, cache_salt) in self._asked
+        return self.key(tokens, cache_salt) in self._requested
 
-    def ask(self, tokens: Sequence[int], cache_salt: str) -> None:
-        """Remember that a request for these tokens reads a shorter level. The last `MAX_ASKED` are remembered."""
+    def record_request(self, tokens: Sequence[int], cache_salt: str) -> None:
+        """Remember that a request for these tokens reads a shorter level. The last `MAX_REQUESTED` are remembered."""
         key = self.key(tokens, cache_salt)
-        self._asked[key] = None
-        self._asked.move_to_end(key)
-        if len(self._asked) > MAX_ASKED:
-            self._asked.popitem(last=False)
+        self._requested[key] = None
+        self._requested.move_to_end(key)
+        if len(self._requested) > MAX_REQUESTED:
+            self._requested.popitem(last=False)

@@ -11,7 +11,7 @@ from remask.errors import IntegrityError
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Slots for `tokens` consecutive positions: the same page numbers in every layer of `layers`."""
+    """Slots for `tokens` consecutive positions, on the same page numbers in each of `layers`."""
 
     layers: range
     pages: NDArray[np.int64]
@@ -19,13 +19,13 @@ class PageRange:
     tokens: int
 
     def slots(self) -> NDArray[np.int64]:
-        """Slot of each position, int64 [tokens]."""
+        """The slot of each position, int64 [tokens]."""
         offsets = np.arange(self.tokens)
         slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
         return slots
 
-    def single(self) -> "list[PageRange]":
-        """Each page of this extent as an extent of its own."""
+    def split(self) -> "list[PageRange]":
+        """One extent for each page. The last one may have fewer tokens than a page."""
         size = self.page_size
         return [
             PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.tokens - i * size))
@@ -33,7 +33,7 @@ class PageRange:
         ]
 
     def below(self, layer: int) -> "PageRange":
-        """The part of this extent in layers under `layer`."""
+        """The part of this extent in the layers before `layer`."""
         return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)
 
 
@@ -47,24 +47,23 @@ class PageAllocator:
     def __init__(self, layers: int, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.references = np.zeros((layers, pages), dtype=np.int32)
-        self._used: int | None = 0  # counted anew when it is asked for after a change
+        self._used: int | None = 0  # None after a change, until `used` counts again
 
     @property
     def used(self) -> int:
-        """Pages in use, summed over layers."""
+        """Number of pages in use, summed over layers."""
         if self._used is None:
             self._used = int(np.count_nonzero(self.references))
         return self._used
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` consecutive positions take in one layer."""
+        """Number of pages that `tokens` consecutive positions take in one layer."""
         return -(-tokens // self.page_size)
 
     def allocate(self, tokens: int, layers: range) -> PageRange | None:
-        """Claim pages for `tokens` positions in each of `layers`, each with one reference; None where too few are free.
+        """Claim pages for `tokens` positions in each of `layers`, with one reference each.
 
-        Attention reads consecutive pages in place, so the first run that is long enough is taken. Without such a run,
-        scattered pages are taken.
+        Consecutive pages are preferred, because attention reads them in place. Returns None if too few pages are free.
         """
         extents = self.find([(tokens, layers)])
         if extents is None:
@@ -72,23 +71,29 @@ class PageAllocator:
         self.claim(extents[0])
         return extents[0]
 
-    def find(self, wanted: Sequence[tuple[int, range]]) -> tuple[PageRange, ...] | None:
-        """Free pages for all of `wanted`, pairs of positions and layers; None where too few are. Claims nothing."""
-        free = self.references == 0
+    def find(self, demands: Sequence[tuple[int, range]]) -> tuple[PageRange, ...] | None:
+        """One extent of free pages for each of `demands`, (number of positions, layers). Claims nothing.
+
+        The extents do not overlap. Returns None if too few pages are free.
+        """
+        free = self.references == 0  # [layers, pages]
         extents = []
-        for tokens, layers in wanted:
-            need = self.pages_for(tokens)
-            rows = free[layers.start : layers.stop]
-            usable = rows.all(axis=0)
-            if usable.sum() < need:
+        for tokens, layers in demands:
+            count = self.pages_for(tokens)
+            layer_rows = free[layers.start : layers.stop]
+            usable = layer_rows.all(axis=0)
+            if usable.sum() < count:
                 return None
-            pages = _first_run(usable, need)
-            rows[:, pages] = False
+            pages = _select_pages(usable, count)
+            layer_rows[:, pages] = False
             extents.append(PageRange(layers, pages, self.page_size, tokens))
         return tuple(extents)
 
     def claim(self, extent: PageRange) -> None:
-        """Take free pages, each with one reference. Raises `IntegrityError`, and changes nothing, on a page in use."""
+        """Give each page of `extent` its first reference.
+
+        Raises `IntegrityError`, and changes nothing, if a page is in use.
+        """
         part = self.references[extent.layers.start : extent.layers.stop]
         if (part[:, extent.pages] > 0).any():
             raise IntegrityError(f"claimed pages that are in use: {extent.pages.tolist()} in layers {extent.layers}")
@@ -96,27 +101,28 @@ class PageAllocator:
         self._used = None
 
     def retain(self, extent: PageRange) -> None:
-        """Add a reference to every page of `extent`. Raises `IntegrityError` where one is not in use."""
-        self._part_in_use(extent, "retained")[:, extent.pages] += 1
+        """Add a reference to every page of `extent`. Raises `IntegrityError` if one is not in use."""
+        self._references_in_use(extent, "retained")[:, extent.pages] += 1
 
     def release(self, extent: PageRange) -> None:
-        """Drop a reference from every page of `extent`. Raises `IntegrityError` where one is free already."""
-        self._part_in_use(extent, "released")[:, extent.pages] -= 1
+        """Drop a reference from every page of `extent`. Raises `IntegrityError` if one is free already."""
+        self._references_in_use(extent, "released")[:, extent.pages] -= 1
         self._used = None
 
-    def _part_in_use(self, extent: PageRange, act: str) -> NDArray[np.int32]:
-        """The references in the layers of `extent`. Raises `IntegrityError` where one of its pages is free."""
+    def _references_in_use(self, extent: PageRange, verb: str) -> NDArray[np.int32]:
+        """A view of the references in the layers of `extent`. Raises `IntegrityError` if one of its pages is free."""
         part = self.references[extent.layers.start : extent.layers.stop]
         if (part[:, extent.pages] < 1).any():
-            raise IntegrityError(f"{act} pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
+            raise IntegrityError(f"{verb} pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
         return part
 
 
-def _first_run(free: NDArray[np.bool_], need: int) -> NDArray[np.int64]:
-    """The first `need` consecutive free pages, or the first `need` free ones where no run is long enough."""
+def _select_pages(free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+    """The first `count` consecutive free pages, or the first `count` free ones if no run is long enough."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], free, [False]]).astype(np.int8)))
     starts, ends = edges[::2], edges[1::2]
-    fits = np.flatnonzero(ends - starts >= need)
-    if len(fits):
-        return np.arange(starts[fits[0]], starts[fits[0]] + need)
-    return np.flatnonzero(free)[:need]
+    long_runs = np.flatnonzero(ends - starts >= count)
+    if len(long_runs):
+        start = starts[long_runs[0]]
+        return np.arange(start, start + count)
+    return np.flatnonzero(free)[:count]

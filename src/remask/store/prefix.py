@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The right of a running request to read an entry in layers 0 .. layers - 1. It keeps the entry from eviction."""
+    """The right of a running request to read an entry in layers 0 .. layers - 1. A leased entry is not evicted."""
 
     entry: PrefixEntry
     layers: int
     extent: PageRange
-    hit: bool  # the entry was there before this request
+    hit: bool  # the entry existed before this request
     released: bool = False
 
 
@@ -32,11 +32,11 @@ class StoreStats:
     """Counters since the store was made."""
 
     hits: int = 0
-    partial_hits: int = 0  # those of `hits` that read an entry shorter than the prefix asked for
+    partial_hits: int = 0  # those of `hits` that read a shorter entry than the prefix of the request
     misses: int = 0
-    found: int = 0  # lookups of prefixes that no request had named
+    unnamed: int = 0  # leases of prefixes that the engine found in recent prompts, and no request named
     evictions: int = 0
-    unread: Counter[str] = field(default_factory=Counter)  # requests that read no prefix, by reason
+    unread_reasons: Counter[str] = field(default_factory=Counter)  # requests that read no prefix, by reason
 
 
 @dataclass(slots=True)
@@ -46,18 +46,18 @@ class PrefixStore:
     An entry is admitted if it is strictly smaller than the rest of the budget, as in the authors' engine. Other entries
     are evicted for it one at a time, but never an entry that is leased or whose pass has not run.
 
-    With `prefix_match` "longest" a request may read a shorter entry than its prefix, which the prefix begins with. Such
-    an entry is called a level. The request reads the level in two cases: if the level covers at least the share
-    `prefix_cover` of the prefix and no earlier request had the same prefix, or if the prefix can never be stored.
-    Otherwise the prefix gets a pass and an entry of its own, because a prefix that comes twice is likely to come again.
+    A level of a prefix is an entry that the prefix begins with. With `prefix_match` "longest" a request reads a level
+    shorter than its prefix in two cases: if the level covers at least the share `prefix_cover` of the prefix and no
+    earlier request had the same prefix, or if the prefix can never be stored. Otherwise the prefix gets a pass and an
+    entry of its own, because a prefix that comes twice is likely to come again.
     """
 
     allocator: PageAllocator
     budget_tokens: int
     eviction: Eviction
     salt: bytes
-    new_states: Callable[[int], Tensor]  # tokens -> [layers - 1, tokens, D]
-    slot_bytes: int  # of K and V of one token in one layer
+    new_states: Callable[[int], Tensor]  # allocates boundary states: tokens -> [layers - 1, tokens, D]
+    slot_bytes: int  # bytes of K and V of one token in one layer
     prefix_match: PrefixMatch = "exact"
     prefix_cover: float = 0.5
     hashes: Hashes = prefix_hashes
@@ -71,22 +71,22 @@ class PrefixStore:
 
     @property
     def entries(self) -> tuple[PrefixEntry, ...]:
-        """The next to be evicted first."""
+        """The entries in the order of eviction."""
         return tuple(self._index.entries.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens held."""
+        """Number of tokens that are stored."""
         return sum(len(entry) for entry in self._index.entries.values())
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of boundary states held; K and V are the pool's."""
+        """Bytes of all boundary states. K and V are not counted: they belong to the pool."""
         return sum(entry.states.nbytes for entry in self._index.entries.values())
 
     @property
     def idle_pages(self) -> int:
-        """Pages of a layer that `give_way` can free."""
+        """Number of pages of a layer that `evict_one` can free."""
         return sum(len(entry.extent.pages) for entry in self._index.entries.values() if entry.idle)
 
     def fits(self, tokens: int) -> bool:
@@ -110,35 +110,35 @@ class PrefixStore:
         )
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
-        """The entry that a request for these tokens reads; None where it needs a pass of its own. Changes nothing.
+        """The entry that a request with this prefix reads. Changes nothing.
 
-        The pass of the entry may not have run yet (`ready` is False); then every request that leases it waits for that
-        pass. Token ids are compared too, because hashes may collide. Entries of another `cache_salt` are never found.
+        Entries of another `cache_salt` are never returned. If the pass of the entry has not run yet (`ready` is False),
+        every request that leases it waits for that pass. Returns None if the prefix needs a pass of its own.
         """
-        entry = self.level(tokens, cache_salt)
+        entry = self.longest_level(tokens, cache_salt)
         if entry is None or len(entry) == len(tokens):
             return entry
         if self.prefix_match == "exact":
             return None
         if not self.fits(len(tokens)):
             return entry
-        covered = len(entry) >= self.prefix_cover * len(tokens)
-        return entry if covered and not self._index.asked(tokens, cache_salt) else None
+        is_covered = len(entry) >= self.prefix_cover * len(tokens)
+        return entry if is_covered and not self._index.has_request(tokens, cache_salt) else None
 
     def key(self, tokens: Sequence[int], cache_salt: str = "") -> int:
-        """What identifies a prefix of these tokens, stored or not."""
+        """The key of a prefix of these tokens, stored or not."""
         return self._index.key(tokens, cache_salt)
 
-    def level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
-        """The longest entry that `tokens` begin with, whatever `prefix_match` says. Changes nothing."""
+    def longest_level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
+        """The longest entry that `tokens` begin with, under any `prefix_match`; None if there is none."""
         return next(self._index.levels(tokens, cache_salt), None)
 
     def lend(self, entry: PrefixEntry, layers: int, tokens: Sequence[int]) -> Lease:
-        """Lease the entry that `find` returned for a request for `tokens`."""
+        """Lease the entry that `find` returned for a request with the prefix `tokens`."""
         self.stats.hits += 1
         if len(entry) < len(tokens):
             self.stats.partial_hits += 1
-            self._index.ask(tokens, entry.cache_salt)
+            self._index.record_request(tokens, entry.cache_salt)
         entry.hits += 1
         if self.eviction == "lru":
             self._index.entries.move_to_end(entry.key)
@@ -147,59 +147,59 @@ class PrefixStore:
     def reserve(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
         """Make room for a new entry and lease it to the request whose prefix-only pass will fill it.
 
-        Returns None, with the store unchanged, while leased entries leave no room. Call `fits` first: a prefix that is
-        too large never gets room. Raises `IntegrityError` for a prefix that is stored already.
+        Returns None, and changes nothing, if leased entries leave no room. Call `fits` first: a prefix that is too
+        large never gets room. Raises `IntegrityError` if the prefix is stored already.
         """
         key = self._index.key(tokens, cache_salt)
-        victims = self._room(tokens, cache_salt)
+        victims = self._find_victims(tokens, cache_salt)
         if victims is None:
             return None
         for victim in victims:
             self._evict(victim)
-        states = self.new_states(len(tokens))  # before pages are claimed: there may be no memory left for it
+        states = self.new_states(len(tokens))  # before pages are claimed, as it fails if memory is short
         extent = self.allocator.allocate(len(tokens), range(self.allocator.references.shape[0]))
         if extent is None:
             raise IntegrityError("pages that were free for a new entry are gone")
         self.stats.misses += 1
-        entry = PrefixEntry(key, tuple(int(t) for t in tokens), extent, states, cache_salt=cache_salt)
+        entry = PrefixEntry(key, tuple(int(token) for token in tokens), extent, states, cache_salt=cache_salt)
         self._index.add(entry)
         return self._lease(entry, layers, hit=False)
 
-    def has_room(self, tokens: Sequence[int], cache_salt: str = "", claimed: Sequence[PageRange] = ()) -> bool:
-        """Whether `reserve` would return a lease once the pages of `claimed` are taken. Changes nothing."""
-        return self._room(tokens, cache_salt, claimed) is not None
+    def has_room(self, tokens: Sequence[int], cache_salt: str = "", reserved: Sequence[PageRange] = ()) -> bool:
+        """Whether `reserve` would return a lease after the pages of `reserved` were claimed. Changes nothing."""
+        return self._find_victims(tokens, cache_salt, reserved) is not None
 
     def withdraw(self, entry: PrefixEntry) -> None:
-        """Remove an entry whose pass cannot run. Call `release` for its leases first."""
+        """Remove an entry whose pass cannot run. Its leases must be released first."""
         self._index.remove(entry)
         self.allocator.release(entry.extent)
 
     def publish(self, entry: PrefixEntry) -> None:
-        """Make an entry readable, once its prefix-only pass has run."""
+        """Mark an entry as ready, once its prefix-only pass has run."""
         entry.ready = True
 
     def release(self, lease: Lease) -> None:
-        """Release a lease. The entry stays until it is evicted. Raises `IntegrityError` on a second release."""
+        """Release a lease. The entry stays until it is evicted. Raises `IntegrityError` if it was released before."""
         if lease.released:
             raise IntegrityError("a lease was released twice")
         lease.released = True
         lease.entry.leases -= 1
         self.allocator.release(lease.extent)
 
-    def give_way(self, spare: PrefixEntry | None = None) -> bool:
-        """Evict the next entry without a lease, but `spare`, which the request itself would read; False: none."""
+    def evict_one(self, protected: PrefixEntry | None = None) -> bool:
+        """Evict the first idle entry that is not `protected`. Returns False if there is none."""
         for entry in self.entries:
-            if entry is not spare and entry.idle:
+            if entry is not protected and entry.idle:
                 self._evict(entry)
                 return True
         return False
 
     def drop(self, key: int | None = None) -> int:
-        """Evict the entry of this hash, or all entries, except leased ones. Returns the number of evicted entries."""
-        free = [e for e in self.entries if e.idle and key in (None, e.key)]
-        for entry in free:
-            self._evict(entry)
-        return len(free)
+        """Evict the entry with this key, or all entries, except leased ones. Returns the number of evicted entries."""
+        victims = [entry for entry in self.entries if entry.idle and key in (None, entry.key)]
+        for victim in victims:
+            self._evict(victim)
+        return len(victims)
 
     def _lease(self, entry: PrefixEntry, layers: int, hit: bool) -> Lease:
         extent = entry.extent.below(layers)
@@ -207,35 +207,35 @@ class PrefixStore:
         entry.leases += 1
         return Lease(entry, layers, extent, hit)
 
-    def _room(
-        self, tokens: Sequence[int], cache_salt: str, claimed: Sequence[PageRange] = ()
+    def _find_victims(
+        self, tokens: Sequence[int], cache_salt: str, reserved: Sequence[PageRange] = ()
     ) -> list[PrefixEntry] | None:
-        """The fewest entries, in eviction order, whose eviction makes room for a new one; None where leases prevent it.
+        """The fewest entries, in eviction order, whose eviction makes room for a new one beside `reserved` pages.
 
-        Raises `IntegrityError` for a prefix that is stored already.
+        Returns None if leased entries leave no room. Raises `IntegrityError` if the prefix is stored already.
         """
-        colliding = self._index.entries.get(self._index.key(tokens, cache_salt))
-        if colliding is not None and colliding.holds(tokens, cache_salt):
+        collision = self._index.entries.get(self._index.key(tokens, cache_salt))
+        if collision is not None and collision.matches(tokens, cache_salt):
             raise IntegrityError("a stored prefix was reserved again")
-        victims: list[PrefixEntry] = []
-        left = self.budget_tokens - self.tokens - len(tokens)
-        free = (self.allocator.references == 0).all(axis=0)
-        for extent in claimed:
-            free[extent.pages] = False
-        need = self.allocator.pages_for(len(tokens))
-        if colliding is not None and not colliding.idle:
+        if collision is not None and not collision.idle:
             return None
-        # Only one of two prefixes with equal hashes can be found, so the older one goes first.
-        first = [] if colliding is None else [colliding]
-        for entry in [*first, *(entry for entry in self.entries if entry is not colliding)]:
-            if left > 0 and free.sum() >= need and len(victims) >= len(first):
+        free_tokens = self.budget_tokens - self.tokens - len(tokens)
+        free_pages = (self.allocator.references == 0).all(axis=0)
+        for extent in reserved:
+            free_pages[extent.pages] = False
+        count = self.allocator.pages_for(len(tokens))
+        # Only one of two prefixes with equal hashes can be found, so the older one is always evicted.
+        mandatory = [] if collision is None else [collision]
+        victims: list[PrefixEntry] = []
+        for entry in [*mandatory, *(entry for entry in self.entries if entry is not collision)]:
+            if free_tokens > 0 and free_pages.sum() >= count and len(victims) >= len(mandatory):
                 return victims
             if not entry.idle:
                 continue
             victims.append(entry)
-            left += len(entry)
-            free[entry.extent.pages] = True
-        return victims if left > 0 and free.sum() >= need else None
+            free_tokens += len(entry)
+            free_pages[entry.extent.pages] = True
+        return victims if free_tokens > 0 and free_pages.sum() >= count else None
 
     def _evict(self, entry: PrefixEntry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))

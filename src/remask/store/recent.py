@@ -1,4 +1,4 @@
-"""Recent prompts of each tenant, as radix trees over tokens: with which earlier prompt a new one begins alike."""
+"""Recent prompts of each tenant, as radix trees over tokens, which find what a new prompt has in common with them."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ MAX_TENANTS = 64
 class _Node:
     """A run of tokens that follows `parent`. The children begin with different tokens.
 
-    A node that is no root has two children or more, or a prompt `ends` with it: there are less than twice as many as
-    prompts.
+    Except for the root, a node has at least two children or is the end of a prompt. So there are fewer than twice as
+    many nodes as prompts.
     """
 
-    tokens: Tokens  # a copy, so that no prompt is kept for the sake of a part
+    tokens: Tokens  # a copy, as a view would keep the whole prompt in memory
     parent: "_Node | None"
-    children: dict[int, "_Node"] = field(default_factory=dict)
-    ends: bool = False
+    children: dict[int, "_Node"] = field(default_factory=dict)  # by their first token
+    is_end: bool = False  # whether a prompt ends here
 
-    def lead(self, tokens: Tokens) -> int:
-        """How many leading tokens of the node `tokens` begins with."""
+    def common_length(self, tokens: Tokens) -> int:
+        """Number of leading tokens that the node and `tokens` have in common."""
         count = min(len(self.tokens), len(tokens))
         differ = np.flatnonzero(self.tokens[:count] != tokens[:count])
         return int(differ[0]) if len(differ) else count
@@ -39,37 +39,36 @@ class _Node:
 class PromptTree:
     """The last prompts of one tenant: at most `max_prompts`, whose tree has at most `max_tokens` tokens.
 
-    A prompt that alone has more than `max_tokens` tokens is kept as far as they go. Time for a prompt grows with its
-    length and with the number of prompts kept, not with their product.
+    A longer prompt is cut to its first `max_tokens` tokens. Adding a prompt takes O(length + number of prompts) time.
     """
 
     max_prompts: int = MAX_PROMPTS
     max_tokens: int = MAX_TOKENS
     tokens: int = 0  # in all nodes
     _root: _Node = field(default_factory=lambda: _Node(np.empty(0, np.int32), None))
-    _ends: OrderedDict[int, _Node] = field(default_factory=OrderedDict)  # by identity, the oldest first
+    _ends: OrderedDict[int, _Node] = field(default_factory=OrderedDict)  # last nodes of prompts by id(), oldest first
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def add(self, prompt: Sequence[int]) -> int:
-        """Remember `prompt`. Returns how many leading tokens of it an earlier one begins with too."""
+        """Remember `prompt`. Returns the largest number of leading tokens that it shares with an earlier prompt."""
         tokens = np.asarray(prompt, dtype=np.int32)[: self.max_tokens]
-        node, at = self._root, 0
-        while at < len(tokens):
-            child = node.children.get(int(tokens[at]))
+        node = self._root
+        common = 0
+        while common < len(tokens):
+            child = node.children.get(int(tokens[common]))
             if child is None:
                 break
-            lead = child.lead(tokens[at:])
-            at += lead
-            if lead < len(child.tokens):
-                node = self._split(child, lead)
+            length = child.common_length(tokens[common:])
+            common += length
+            if length < len(child.tokens):
+                node = self._split(child, length)
                 break
             node = child
-        common = at
-        if at < len(tokens):
-            node = self._append(node, tokens[at:].copy())
-        node.ends = True
+        if common < len(tokens):
+            node = self._append(node, tokens[common:].copy())
+        node.is_end = True
         self._ends[id(node)] = node
         self._ends.move_to_end(id(node))
         while len(self._ends) > self.max_prompts or self.tokens > self.max_tokens:
@@ -77,31 +76,34 @@ class PromptTree:
         return common
 
     def _append(self, parent: _Node, tokens: Tokens) -> _Node:
-        node = parent.children[int(tokens[0])] = _Node(tokens, parent)
+        node = _Node(tokens, parent)
+        parent.children[int(tokens[0])] = node
         self.tokens += len(tokens)
         return node
 
-    def _split(self, node: _Node, at: int) -> _Node:
-        """Cut `node` after its first `at` tokens, 0 < at < all. Returns the first half; `node` is the second."""
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Move the first `length` tokens of `node` to a new parent of it, which is returned; 0 < length < all."""
         assert node.parent is not None
-        first = _Node(node.tokens[:at].copy(), node.parent)
-        node.parent.children[int(first.tokens[0])] = first
-        node.tokens, node.parent = node.tokens[at:].copy(), first
-        first.children[int(node.tokens[0])] = node
-        return first
+        head = _Node(node.tokens[:length].copy(), node.parent)
+        node.parent.children[int(head.tokens[0])] = head
+        node.tokens = node.tokens[length:].copy()
+        node.parent = head
+        head.children[int(node.tokens[0])] = node
+        return head
 
     def _forget(self, node: _Node) -> None:
         """Forget the prompt that ends with `node`, and the tokens that no other prompt has."""
-        node.ends = False
+        node.is_end = False
         parent = node.parent
-        while parent is not None and not node.children and not node.ends:
+        while parent is not None and not node.children and not node.is_end:
             del parent.children[int(node.tokens[0])]
             self.tokens -= len(node.tokens)
             node, parent = parent, parent.parent
-        if parent is not None and not node.ends and len(node.children) == 1:
-            # The child stays, as prompts are known by it.
+        if parent is not None and not node.is_end and len(node.children) == 1:
+            # Merge the node into its child, and not the reverse, because `_ends` may refer to the child.
             (child,) = node.children.values()
-            child.tokens, child.parent = np.concatenate([node.tokens, child.tokens]), parent
+            child.tokens = np.concatenate([node.tokens, child.tokens])
+            child.parent = parent
             parent.children[int(child.tokens[0])] = child
 
 
@@ -109,36 +111,37 @@ class PromptTree:
 class RecentPrompts:
     """The trees of up to `max_tenants` tenants, by `cache_salt`.
 
-    Where there are more, tenants of which no two prompts had `useful` tokens in common go before those that share,
-    whoever asked last. So one who sends a new salt with every prompt pushes out one tenant that gains by being
-    remembered, and no more.
+    Beyond that, a tenant of which no two prompts had `min_shared` tokens in common is dropped before one whose prompts
+    share some, even if it was used later. So a client that sends a new salt with every prompt can push out at most one
+    tenant for which remembering pays.
     """
 
     max_tenants: int = MAX_TENANTS
-    useful: int = 1
+    min_shared: int = 1
     _trees: OrderedDict[str, PromptTree] = field(default_factory=OrderedDict)
-    _sharing: set[str] = field(default_factory=set)
+    _sharing_tenants: set[str] = field(default_factory=set)
 
     @property
     def prompts(self) -> int:
-        """Prompts remembered."""
+        """Number of prompts that are remembered."""
         return sum(map(len, self._trees.values()))
 
     @property
     def tokens(self) -> int:
-        """Tokens held."""
+        """Number of tokens that are stored."""
         return sum(tree.tokens for tree in self._trees.values())
 
     def add(self, prompt: Sequence[int], cache_salt: str) -> int:
-        """As `PromptTree.add`, for one tenant."""
+        """`PromptTree.add` in the tree of the tenant `cache_salt`."""
         tree = self._trees.setdefault(cache_salt, PromptTree())
         self._trees.move_to_end(cache_salt)
         common = tree.add(prompt)
-        if common >= self.useful:
-            self._sharing.add(cache_salt)
+        if common >= self.min_shared:
+            self._sharing_tenants.add(cache_salt)
         if len(self._trees) > self.max_tenants:
-            idle = (salt for salt in self._trees if salt not in self._sharing and salt != cache_salt)
-            victim = next(idle, next(iter(self._trees)))
+            candidates = (salt for salt in self._trees if salt not in self._sharing_tenants and salt != cache_salt)
+            oldest = next(iter(self._trees))
+            victim = next(candidates, oldest)
             del self._trees[victim]
-            self._sharing.discard(victim)
+            self._sharing_tenants.discard(victim)
         return common

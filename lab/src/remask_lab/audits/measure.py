@@ -105,7 +105,7 @@ def ordered(args: argparse.Namespace) -> Kept:
     for name in args.caches.split(","):
         engine = llm.session.new_engine(replace(llm.session.engine_config, audit=1.0))
         _answers(llm, engine, work.tasks, llm.session.policy(name))
-        while engine.auditor.waiting or engine.auditor.open:
+        while engine.auditor.queue or engine.auditor.candidates:
             engine.step()
         (findings,) = engine.auditor.findings.values()
         estimate = findings.estimate

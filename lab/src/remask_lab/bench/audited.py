@@ -46,7 +46,7 @@ def audit(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], config: EngineCo
     engine = llm.session.new_engine(replace(config, audit=1.0))
     for task in _spread(tasks)[:AUDITED]:
         list(llm.session.run([task.request.with_policy(policy)], engine=engine, progress=False))
-        while engine.auditor.waiting or engine.auditor.open:
+        while engine.auditor.queue or engine.auditor.candidates:
             engine.step()
     moved = max(engine.auditor.report().caches.values(), key=lambda own: own.mean, default=None)
     return Audits(moved, engine.auditor.depths)

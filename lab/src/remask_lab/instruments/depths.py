@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.checkpoint.loaded import LoadedModel
-from remask.engine.audit_passes import AuditPasses, Seen
+from remask.engine.audit_passes import AuditPasses, PassInput
 from remask.engine.pack import pack_uncached
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -94,9 +94,9 @@ def first_predictions(
     layers `reuse`. Raises `ConfigError` where memory has no room.
     """
     model = passes.model
-    seen = Seen(canvas, np.flatnonzero(canvas.noisy), None, model.config.shift, adapter)
+    pass_input = PassInput(canvas, np.flatnonzero(canvas.noisy), None, model.config.shift, adapter)
     for depth in depths:
-        rows = passes.reusing(seen, prefix, depth)
+        rows = passes.run_reusing(pass_input, prefix, depth)
         if rows is None:
             raise ConfigError(f"a canvas of {len(canvas)} tokens finds no room in the engine's memory")
         yield depth, model.head(rows).float().log_softmax(-1)

@@ -290,7 +290,7 @@ class Choices(Generation):
         ]
         if self.body.return_token_ids:
             for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
-                shown = answer.request.response.shown(len(result.token_ids))
+                shown = answer.request.response.answer_places(len(result.token_ids))
                 choice["token_ids"] = [result.token_ids[place] for place in shown]
         content = self._with_prompts(self._answer(choices, self.whole_object))
         return {**content, "usage": self._usage(), "remask": self.work}
@@ -341,7 +341,7 @@ class Choices(Generation):
         request, result, rollout = self.answers[index].request, self.results[index], Json()
         if self.terms.return_step_maps:
             steps = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
-            rollout["step_maps"] = [steps[place] for place in request.response.shown(len(steps))]
+            rollout["step_maps"] = [steps[place] for place in request.response.answer_places(len(steps))]
         if self.terms.return_trace:
             rollout["trace"] = trace_of(request, result.trace, result.usage, self.fingerprint).content
         holes = self.answers[index].holes

@@ -369,7 +369,7 @@ class ResponsesAnswer(SingleAnswer):
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
-            "max_output_tokens": len(request.response.shown(params.max_tokens)),
+            "max_output_tokens": len(request.response.answer_places(params.max_tokens)),
             "max_tool_calls": None,
             "model": self.names.model,
             "output": [self._item(number, "completed") for number in range(len(self.parts))],

@@ -129,17 +129,17 @@ class Sandbox:
         stored = self.chain.match(prompt, keys)
         pages = [page.extent for page in stored]
         while (rest := self.allocator.allocate(len(canvas) - len(pages) * PAGE_SIZE, LAYER)) is None:
-            if not self.chain.give_way():
+            if not self.chain.evict_one():
                 for page in pages:
                     self.allocator.release(page)
                 raise PoolFullError(
                     f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of "
                     f"{PAGE_SIZE}; finish a request first"
                 )
-        self.chain.found(stored, len(keys))
-        table, sharing = [*pages, *rest.single()], None
+        self.chain.record_lookup(stored, len(keys))
+        table, sharing = [*pages, *rest.split()], None
         if self.caching:
-            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", stored, rest.single(), keys)
+            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", stored, rest.split(), keys)
         self._added = number
         request = Running(number, shared, canvas, [*pages, rest], table, len(stored), sharing)
         self.requests[number] = request
@@ -237,7 +237,7 @@ def _commit(request: Running, stop: int) -> None:
         positions = np.arange(len(request.canvas))
         rows: Mask = (positions >= sharing.committed) & (positions < stop)
         nothing: Mask = np.zeros(len(positions), dtype=np.bool_)
-        sharing.computed(Plan((Span(LAYER, rows),), nothing), sharing.ready())
+        sharing.record_pass(Plan((Span(LAYER, rows),), nothing), sharing.settled_length())
 
 
 def _request_state(request: Running) -> SandboxRequest:
