@@ -200,7 +200,7 @@ class Transformer:
         Writes K/V of the rows that `rows.written` names to their slots of `pool`.
         """
         w = self.weights.layers[layer]
-        c = self._shape_of(layer)
+        c = self.parts[self.is_sliding[layer]]
         x = self.norm(h, w.attn_norm)
         cos_sin = rows.cos, rows.sin
         heads = c.heads + 2 * c.kv_heads
@@ -307,10 +307,6 @@ class Transformer:
             return logits
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(cap).tanh_().mul_(cap)
 
-    def _shape_of(self, layer: int) -> ModelConfig:
-        """The one of `parts` that `layer` has."""
-        return self.parts[self.is_sliding[layer]]
-
     def _add_and_norm(self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None, rows: Rows) -> Tensor:
         """Add `new` to `h` in place. Returns the norm of the sum with `weight`, or `h` if there is none.
 
@@ -394,7 +390,7 @@ class Transformer:
         self, h: Tensor, layer: int, cache: Tensor, slots: Tensor, keys: bool, cos_sin: Pair, adapters: AdapterRows
     ) -> Pair:
         """V (or with `keys` K) of rows with the input `h` [N, D], and its similarity to that in `slots`, [N]."""
-        c = self._shape_of(layer)
+        c = self.parts[self.is_sliding[layer]]
         first = c.heads if keys else c.heads + c.kv_heads
         x = self.norm(h, self.weights.layers[layer].attn_norm)
         new_k, new_v = self._project(x, layer, range(first, first + c.kv_heads), cos_sin, adapters)
@@ -422,7 +418,7 @@ class Transformer:
         `heads` are numbers of heads in the order of the fused projection: those of Q, of K, of V.
         """
         w = self.weights.layers[layer]
-        c = self._shape_of(layer)
+        c = self.parts[self.is_sliding[layer]]
         first, stop = heads.start, heads.stop
         first_value = c.heads + c.kv_heads
         tied = c.tied_values and stop > first_value
