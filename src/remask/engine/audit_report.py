@@ -45,7 +45,7 @@ class AuditReport:
 
     audits: int  # that have ended
     failed: int
-    skipped: int  # for which there was no room
+    skipped: int  # audits that were due, for which the queue or memory had no room
     row_layers: int  # that audits computed
     bound: float  # largest mean divergence in nats that is allowed
     caches: Mapping[str, Divergence]  # by cache policy, at the depths and steps that requests used

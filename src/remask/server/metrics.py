@@ -165,7 +165,10 @@ class Metrics(Collector):
             "engine_captured_graphs": ("Graphs that were made.", graphs.captured if graphs is not None else 0),
             "audits": ("Requests whose predictions were compared with exact ones.", stats.audits),
             "audits_failed": ("Audits that failed, from which nothing is learned.", stats.failed_audits),
-            "audits_skipped": ("Audits that were due and found no room.", inner.auditor.skipped),
+            "audits_skipped": (
+                "Audits that were due, for which the queue or memory had no room.",
+                inner.auditor.skipped,
+            ),
             "audit_row_layers": ("Rows times layers computed in audits.", stats.audit_row_layers),
             "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
             "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),

@@ -1,0 +1,7 @@
+"""`python -m remask` is the command `remask`."""
+
+import sys
+
+from remask.cli import main
+
+sys.exit(main())
