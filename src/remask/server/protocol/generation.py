@@ -36,7 +36,7 @@ from remask.server.protocol.conversation import (
     ToolOffer,
     chars_of,
 )
-from remask.server.tools import Tool, ToolCalls, format_of
+from remask.server.tools import Tool, ToolCalls, detect_call_format
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 _TOP_LOGPROBS = declared(Terms)["top_logprobs"]
@@ -281,7 +281,7 @@ class ChatBody(GenerationBody):
             if getattr(self.own_terms, name) is not None:
                 raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
         words = self.own_terms.structured_outputs if unknown else None
-        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template), words)
+        return ToolCalls(tools, forced, self.parallel_tool_calls is False, detect_call_format(template), words)
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from fastapi import Request, Response
 
-from remask.answers.decided import Decision, told
+from remask.answers.decided import Decision, api_answers
 from remask.answers.decisions import DecisionPlan
 from remask.engine.async_engine import Ticket
 from remask.engine.request import PendingRequest
@@ -179,7 +179,7 @@ async def _decide(request: Request, body: DecisionsBody) -> Response:
     return json_response(
         {
             "model": _model(request, body),
-            "answers": told(asked, answers),
+            "answers": api_answers(asked, answers),
             "usage": usage,
             "x_remask": {**work(results), **more},
         }
