@@ -82,13 +82,15 @@ class DecisionPlan:
     calibrated: bool
 
     @classmethod
-    def of(cls, decisions: Decisions, tokenizer: Tokenizer, mask_id: int, most: int | None = None) -> "DecisionPlan":
+    def of(
+        cls, decisions: Decisions, tokenizer: Tokenizer, mask_id: int, max_canvases: int | None = None
+    ) -> "DecisionPlan":
         """The plan of some decisions.
 
-        Raises `ConfigError` if labels cannot be told apart, and if more than `most` canvases are needed.
+        Raises `ConfigError` if labels cannot be told apart, and if more than `max_canvases` are needed.
         """
         layout = _Layout.of(decisions, decisions.transcript, tokenizer)
-        builder = _Builder(layout, mask_id, most, 2 if decisions.calibrate else 1)
+        builder = _Builder(layout, mask_id, max_canvases, 2 if decisions.calibrate else 1)
         builder.add_all(decisions)
         asks = builder.asks
         base_layout = layout
@@ -97,7 +99,7 @@ class DecisionPlan:
             base_builder = builder
             # Without a text that is tokenized with both the state and the question, the same asks serve.
             if layout.between != base_layout.between or layout.head or base_layout.head:
-                base_builder = _Builder(base_layout, mask_id, most, 2)
+                base_builder = _Builder(base_layout, mask_id, max_canvases, 2)
                 base_builder.add_all(decisions)
             if base_builder.questions != builder.questions:
                 raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
@@ -216,12 +218,12 @@ class _Layout:
 
 
 class _Builder:
-    """Collects the asks of questions. Each ask counts as `factor` canvases, of which there may be `most`."""
+    """Collects the asks of questions. Each ask counts as `factor` canvases, of which there may be `max_canvases`."""
 
-    def __init__(self, layout: _Layout, mask_id: int, most: int | None, factor: int) -> None:
+    def __init__(self, layout: _Layout, mask_id: int, max_canvases: int | None, factor: int) -> None:
         self.layout = layout
         self.mask_id = mask_id
-        self._most = most
+        self._max_canvases = max_canvases
         self._factor = factor
         self.asks: list[Ask] = []
         self.questions: dict[str, QuestionPlan] = {}
@@ -358,10 +360,10 @@ class _Builder:
         places = tuple(place - first for place in masks)
         labels = {place - first: tokens for place, tokens in slots.items()}
         self.asks.append(Ask(tuple(row[:first]), Reading(tuple(row[first:]), places, labels)))
-        if self._most is not None and len(self.asks) * self._factor > self._most:
+        if self._max_canvases is not None and len(self.asks) * self._factor > self._max_canvases:
             raise ConfigError(
-                f"questions take more than {self._most} canvases, one for each beginning of a label and twice as many "
-                "with calibrate; ask fewer at a time (max_reads)"
+                f"questions take more than {self._max_canvases} canvases, one for each beginning of a label and twice "
+                "as many with calibrate; ask fewer at a time (max_reads)"
             )
 
 

@@ -144,7 +144,8 @@ class Structures:
             raise _TransientError(f" need the package outlines-core: {install_line('server')}")
         seconds = MAX_SECONDS + self._vocab // 50_000
         settings = {"tokens": self._tokens, "vocab": self._vocab, "max_transitions": MAX_TRANSITIONS}
-        task, wait = "remask.answers.structured_worker:compiler", WAIT * seconds
+        task = "remask.answers.structured_worker:compiler"
+        wait = WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
         failure = f": the {_NAMES[kind]} cannot be compiled:"
         try:

@@ -127,7 +127,9 @@ class ApiError(RemaskError):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ApiError, (self.status, str(self), self.param, self.code)  # the process that reads bodies pickles it

@@ -109,7 +109,8 @@ class Intake:
         if isinstance(body, GenerationBody):
             self._check_choices(body)
         lengths = body.lengths
-        longest, total = max(lengths), sum(lengths)
+        longest = max(lengths)
+        total = sum(lengths)
         if longest > self.max_prompt_chars:
             raise ConfigError(
                 f"{name} has {longest} characters; at most {self.max_prompt_chars} are taken (max_prompt_chars)"

@@ -296,7 +296,8 @@ class EventStream(Response):
     def __init__(self, events: AsyncIterator[bytes], finish: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._finish = events, finish
+        self._events = events
+        self._finish = finish
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, or stop when the client disconnects."""

@@ -262,7 +262,9 @@ class Sessions:
     def __init__(
         self, limit: int = MAX_SESSIONS, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.limit, self.idle_s, self._clock = limit, idle_s, clock
+        self.limit = limit
+        self.idle_s = idle_s
+        self._clock = clock
         self._sandboxes: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
@@ -273,7 +275,8 @@ class Sessions:
         self._expire()
         while len(self._sandboxes) >= self.limit:
             self._sandboxes.popitem(last=False)
-        name, sandbox = secrets.token_urlsafe(16), Sandbox()
+        name = secrets.token_urlsafe(16)
+        sandbox = Sandbox()
         self._sandboxes[name] = (self._clock(), sandbox)
         return name, sandbox
 
