@@ -136,8 +136,8 @@ class Sandbox:
                     f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of "
                     f"{PAGE_SIZE}; finish a request first"
                 )
-        self.chain.found(stored, len(keys))
-        table = [*pages, *rest.single()]
+        self.chain.record_lookup(stored, len(keys))
+        table = [*pages, *rest.split()]
         sharing: PageSharing | None = None
         if self.caching:
             sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", stored, rest.split(), keys)
