@@ -182,7 +182,7 @@ class Session:
         if form is None:
             return None
         parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
-        return self._forms().compiled(parsed, beginning)
+        return self._forms().compile(parsed, beginning)
 
     @property
     def takes_forms(self) -> bool:
@@ -201,9 +201,9 @@ class Session:
                 self._structures = Structures.of_model(self.tokenizer, self.loaded.config)
         return self._structures
 
-    def compiles(self, form: StructuredOutputs | None) -> bool:
-        """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""
-        return form is not None and (self._structures is None or not self._structures.keeps(form))
+    def needs_compilation(self, form: StructuredOutputs | None) -> bool:
+        """Whether `constraint` would compile `form`, which may take seconds, because it is not cached."""
+        return form is not None and (self._structures is None or not self._structures.is_cached(form))
 
     def depth_table_of(self, adapter: str | None) -> DepthTable | None:
         """The depth table of requests with this adapter, or with none: given, kept or shipped; None without one.
@@ -301,7 +301,7 @@ class Session:
 
     def pieces(self, answer: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
         """Return what the `events` of one step add to an answer: one item, or none if they add nothing."""
-        delta = answer.take(events)
+        delta = answer.apply(events)
         output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)
         if not (delta.text or delta.tokens or output):
             return []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 
-from remask.answers.decided import Decision, told
+from remask.answers.decided import Decision, api_answers
 from remask.checks import BUNDLED_TARIFF
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, DecisionError
@@ -353,7 +353,7 @@ def test_answers_have_the_form_of_the_api_that_asked(llm: LLM) -> None:
             ],
         }
     )
-    answers = told(asked, llm.decide(asked).answers)
+    answers = api_answers(asked, llm.decide(asked).answers)
     assert isinstance(answers, list)
     choice, predicate, score, refused = answers
     assert [(type(each["value"]), each["value"]) for each in choice["probabilities"]] == [(str, "true"), (bool, True)]
@@ -363,7 +363,7 @@ def test_answers_have_the_form_of_the_api_that_asked(llm: LLM) -> None:
     assert score["score"] == pytest.approx(sum(each["value"] * each["probability"] for each in score["probabilities"]))
     assert refused == {"type": "refusal", "name": "i"}
     nothing = Decisions(input="x", questions=[{"type": "predicate", "instructions": [image]}])
-    assert told(nothing, llm.decide(nothing).answers) == [{"type": "refusal", "name": None}]
+    assert api_answers(nothing, llm.decide(nothing).answers) == [{"type": "refusal", "name": None}]
 
 
 def test_what_requests_share_ends_at_breakpoints_where_these_are_asked_for(llm: LLM) -> None:

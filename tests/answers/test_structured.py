@@ -17,7 +17,7 @@ import pytest
 
 from remask import LLM
 from remask.answers import structured as structure
-from remask.answers.structured_worker import compiled
+from remask.answers.structured_worker import compile_pattern
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
 from remask.machine.helper import Helpers, LateError, RefusedError
@@ -339,7 +339,7 @@ def test_a_form_is_compiled_once(llm: LLM) -> None:
 
 def job(text: str, most: int = 1000) -> dict[str, Any]:
     tokens = [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")]
-    return compiled({"text": text, "tokens": tokens, "vocab": 5, "most": most})
+    return compile_pattern({"text": text, "tokens": tokens, "vocab": 5, "max_transitions": most})
 
 
 ANCHORED = [
@@ -391,11 +391,11 @@ def test_a_whole_text_may_go_on(regex: str) -> None:
 
 
 def test_the_forms_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structure, "KEPT", 2)
+    monkeypatch.setattr(structure, "CACHE_SIZE", 2)
     structures = structure.Structures([b"a", b"b", b"c", None], [3])
-    one, _ = (structures.compiled(StructuredOutputs(regex=text)) for text in "ab")
-    assert structures.compiled(StructuredOutputs(regex="a")) is one
-    structures.compiled(StructuredOutputs(regex="c"))
+    one, _ = (structures.compile(StructuredOutputs(regex=text)) for text in "ab")
+    assert structures.compile(StructuredOutputs(regex="a")) is one
+    structures.compile(StructuredOutputs(regex="c"))
     assert [text for _, text in structures._forms] == ["a", "c"]
 
 
@@ -403,18 +403,18 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     structures = structure.Structures([b"a", None], [1])
     monkeypatch.setattr(structure, "MAX_STATES", 3)
     with pytest.raises(ConfigError, match="states, and at most 3 are taken"):
-        structures.compiled(StructuredOutputs(regex="aaaaaa"))
+        structures.compile(StructuredOutputs(regex="aaaaaa"))
     monkeypatch.setattr(structure, "MAX_STATES", 99)
     monkeypatch.setattr(structure, "MAX_CLASS_TRANSITIONS", 3)
     with pytest.raises(ConfigError, match="transitions, and at most 3 are taken"):
-        structures.compiled(StructuredOutputs(regex="aaaaa"))
+        structures.compile(StructuredOutputs(regex="aaaaa"))
     monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
     monkeypatch.setattr(structure, "WAIT", 10**5)
     with pytest.raises(ConfigError, match=r"it takes more than 0.01 s of processor time"):
-        structures.compiled(StructuredOutputs(regex="(aa?){2000}"))
+        structures.compile(StructuredOutputs(regex="(aa?){2000}"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="need the package outlines-core"):
-        structures.compiled(StructuredOutputs(regex="aa"))
+        structures.compile(StructuredOutputs(regex="aa"))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -432,16 +432,16 @@ def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch
     monkeypatch.setattr(structure.Structures, "_run", run)
     structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(structures.compiled, form) for _ in range(8)]
+        asked = [pool.submit(structures.compile, form) for _ in range(8)]
         release.set()
         errors = [each.exception() for each in asked]
     if fails:
         assert {str(error) for error in errors} == {"it is too slow"}
         with pytest.raises(ConfigError, match="too slow"):
-            structures.compiled(form)
+            structures.compile(form)
     else:
-        assert {id(each.result()) for each in asked} == {id(structures.compiled(form))}
-    assert structures.keeps(form)
+        assert {id(each.result()) for each in asked} == {id(structures.compile(form))}
+    assert structures.is_cached(form)
     assert runs == 1
 
 
@@ -454,8 +454,8 @@ def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(Helpers, "ask", late)
         with pytest.raises(ConfigError, match="try again later"):
-            structures.compiled(form)
-    assert structures.compiled(form) is structures.compiled(form)
+            structures.compile(form)
+    assert structures.compile(form) is structures.compile(form)
 
 
 def test_a_tokenizer_that_joins_words_is_refused() -> None:

@@ -62,7 +62,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
         cluster.start("application", "remask", "127.0.0.1", 8000)
         return serve
 
-    monkeypatch.setattr(cluster, "POLL_S", 0.001)
+    monkeypatch.setattr(cluster, "POLL_INTERVAL_S", 0.001)
     return start
 
 
@@ -73,7 +73,7 @@ def test_a_port_in_use_is_refused_before_ray_starts() -> None:
             cluster.join(None, "127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("failures", "ends"), [(0, True), (2, True), (cluster.STARTS, False)])
+@pytest.mark.parametrize(("failures", "ends"), [(0, True), (2, True), (cluster.START_ATTEMPTS, False)])
 def test_ray_may_start_more_than_once(failures: int, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It raises a plain `Exception` where its processes take longer than it gives them."""
     left, stopped = [Exception("The current node timed out during startup. This could be ...")] * failures, []
@@ -117,7 +117,7 @@ def test_whatever_ray_raises_is_one_sentence(started: Any, error: Exception) -> 
 def test_a_proxy_that_takes_longer_than_ray_waits_is_waited_for(
     started: Any, slow: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(cluster, "REPORT_INTERVAL_S", 0.0)
     late = [ProxyStatus.STARTING, ProxyStatus.UNHEALTHY, ProxyStatus.STARTING, ProxyStatus.HEALTHY]
     failure = {slow: TimeoutError("Proxies not available after 60s.")}
     with caplog.at_level(logging.INFO):

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
     from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 
-    from remask.deploy.app import TRIES, Front, build
+    from remask.deploy.app import MAX_ATTEMPTS, Front, build
     from remask.deploy.router import PrefixRouter, RoundRobinRouter
 
 CHAT = {"messages": [{"role": "system", "content": "rules"}, {"role": "user", "content": "go"}]}
@@ -132,9 +132,9 @@ def test_a_request_whose_replica_is_lost_before_it_answers_runs_on_another(error
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 def test_a_request_that_loses_every_replica_ends_with_an_error(error: Exception) -> None:
-    handle = Handle(Parts([error] * TRIES))
+    handle = Handle(Parts([error] * MAX_ATTEMPTS))
     response, _ = ask(handle, json.dumps(CHAT).encode())
-    assert len(handle.calls) == TRIES
+    assert len(handle.calls) == MAX_ATTEMPTS
     assert response.status_code == 503
     assert json.loads(response.body)["error"]["code"] == "replica_lost"
 

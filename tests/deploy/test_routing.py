@@ -134,6 +134,11 @@ def test_markers_and_lengths() -> None:
     assert chat(SYSTEM, other, FIRST) != chat(SYSTEM, FIRST)
     assert chat({**SYSTEM, **MARK}, {**other, **MARK}, FIRST) == chat(SYSTEM, other, FIRST), "the last marker counts"
     assert chat({**FIRST, **MARK}) is not None, "a marker may hold the whole prompt"
+    part = {"type": "text", "text": "rules", **MARK}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [part]}
+    assert chat({**SYSTEM, "content": [part]}, other, FIRST) == chat(SYSTEM, FIRST), "a part marks its message"
+    assert chat({**FIRST, "content": [part]}) == chat({**FIRST, "content": "rules", **MARK}) is not None
+    assert chat({**SYSTEM, **MARK}, other, {**FIRST, "content": [result]}) == chat(SYSTEM, other, FIRST)
     assert chat(SYSTEM, FIRST, prefix_length=0) is None
     assert chat(SYSTEM, FIRST, prefix_length=5) == chat(SYSTEM, SECOND, prefix_length=5)
 

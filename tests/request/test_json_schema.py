@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jsonschema_specifications import REGISTRY
 
-from remask.answers.structured_worker import compiled
+from remask.answers.structured_worker import compile_pattern
 from remask.errors import ConfigError
 from remask.machine.helper import RefusedError
 from remask.request.forms import StructuredOutputs
@@ -30,7 +30,7 @@ class Language:
 
     def __init__(self, schema: dict[str, Any]) -> None:
         form = StructuredOutputs(json=schema)
-        made = compiled({"text": form.source[1], "tokens": BYTES, "vocab": 256, "most": 2**20})
+        made = compile_pattern({"text": form.source[1], "tokens": BYTES, "vocab": 256, "max_transitions": 2**20})
         self.start, self.final = made["start"], set(made["final"])
         self.leads: dict[int, dict[int, int]] = defaultdict(dict)
         before = defaultdict(set)

@@ -32,10 +32,10 @@ def ended(*tokens: int) -> Event:
 
 def test_only_what_is_settled_without_a_gap_is_said() -> None:
     choice = answer()
-    assert choice.take([wrote(0, {2: C})]).text == ""
-    assert choice.take([wrote(1, {0: A}, (A,))]).text == "abbey"
-    assert choice.take([wrote(2, {1: B}, (B, C))]).text == " acorn alder"
-    last = choice.take([wrote(3, {3: D}, (D,)), ended(A, B, C, D)])
+    assert choice.apply([wrote(0, {2: C})]).text == ""
+    assert choice.apply([wrote(1, {0: A}, (A,))]).text == "abbey"
+    assert choice.apply([wrote(2, {1: B}, (B, C))]).text == " acorn alder"
+    last = choice.apply([wrote(3, {3: D}, (D,)), ended(A, B, C, D)])
     assert last.text == " arch"
     assert last.result is not None
 
@@ -43,10 +43,10 @@ def test_only_what_is_settled_without_a_gap_is_said() -> None:
 def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
     drafts = [Event("r", draft=Draft(step, (2, 3, 9), (B, B, B), (0.5, 0.0, 0.1))) for step in range(2)]
     choice = answer(rewrites=True, scored=False)
-    first = choice.take([drafts[0], wrote(0, {0: D, 1: C})])
+    first = choice.apply([drafts[0], wrote(0, {0: D, 1: C})])
     assert first.canvas is not None
     assert (first.text, [place["settled"] for place in first.canvas["canvas"]]) == ("", [None] * 4)
-    second = choice.take([drafts[1], wrote(1, {0: A}, (A, C))])
+    second = choice.apply([drafts[1], wrote(1, {0: A}, (A, C))])
     assert second.canvas is not None
     assert second.text == "abbey alder"
     assert [place["settled"] for place in second.canvas["canvas"]] == [1, 0, None, None]
@@ -56,7 +56,7 @@ def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
 def test_noise_that_is_kept_settles_with_its_block() -> None:
     choice = answer(rewrites=True, scored=False)
     draft = Draft(5, (2, 3, 4, 5), (B, B, C, D), (0.5, 0.1, 0.1, 0.1))
-    last = choice.take([Event("r", draft=draft, transfer=wrote(5, {0: A}).transfer, settled=(A, B))])
+    last = choice.apply([Event("r", draft=draft, transfer=wrote(5, {0: A}).transfer, settled=(A, B))])
     assert last.canvas is not None
     assert [place["settled"] for place in last.canvas["canvas"]] == [5, 5, None, None]
 
@@ -71,8 +71,8 @@ def test_blocks_are_told_as_places_of_the_response() -> None:
 @pytest.mark.parametrize("scored", [True, False])
 def test_a_stop_ends_it_before_tokens_that_settled_with_it_or_after(scored: bool) -> None:
     for stop, text in (({"stop_token_ids": [B]}, "abbey acorn"), ({"stop": ["acorn"]}, "abbey ")):
-        delta = answer(scored=scored, **stop).take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
+        delta = answer(scored=scored, **stop).apply([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
         assert (delta.text, len(delta.scored)) == (text, 2 if scored else 0)
     choice = answer(scored=scored, stop_token_ids=[B])
-    assert choice.take([wrote(0, {0: A, 1: B}, (A, B))]).text == "abbey acorn"
-    assert choice.take([wrote(1, {2: C, 3: D}, (C, D)), ended(A, B)]).text == ""
+    assert choice.apply([wrote(0, {0: A, 1: B}, (A, B))]).text == "abbey acorn"
+    assert choice.apply([wrote(1, {2: C, 3: D}, (C, D)), ended(A, B)]).text == ""

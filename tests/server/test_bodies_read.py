@@ -131,20 +131,20 @@ def test_every_route_that_takes_a_body_reads_it_so() -> None:
 
 def test_nobody_waits_for_a_large_body(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones are answered while it is read, as long as that takes; other large ones wait for their turn."""
-    begun, answered, ask = threading.Event(), threading.Event(), BodyReaders._ask
+    begun, answered, ask = threading.Event(), threading.Event(), BodyReaders._read
 
     def asks(self: BodyReaders, *args: Any) -> Any:
         begun.set()
         assert answered.wait(LONGEST_S)
         return ask(self, *args)
 
-    monkeypatch.setattr(BodyReaders, "_ask", asks)
+    monkeypatch.setattr(BodyReaders, "_read", asks)
     content = json.dumps({"prompt": "a", "max_tokens": 4}) + PAD
     with ThreadPoolExecutor(3) as pool:
         large = [pool.submit(server.client.post, COMPLETIONS, content=content, headers=JSON) for _ in range(3)]
         try:
             assert begun.wait(LONGEST_S)
-            eventually(lambda: server.service._taking == 3)
+            eventually(lambda: server.service._open_bodies == 3)
             assert server.client.get("/ping").status_code == 200
             assert server.ask(max_tokens=4).status_code == 200
             assert not any(each.done() for each in large)
@@ -154,7 +154,7 @@ def test_nobody_waits_for_a_large_body(server: Running, monkeypatch: pytest.Monk
 
 
 def test_no_more_large_bodies_wait_than_requests_may(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.service, "_taking", 10**6)
+    monkeypatch.setattr(server.service, "_open_bodies", 10**6)
     told = server.client.post(COMPLETIONS, content=json.dumps({"prompt": "a"}) + PAD, headers=JSON)
     assert (told.status_code, told.json()["error"]["code"]) == (429, "queue_full")
 
@@ -197,7 +197,7 @@ def test_each_client_waits_for_its_own_turn(readers: BodyReaders, monkeypatch: p
         owners.append(owner)
         return call(*args)
 
-    monkeypatch.setattr(readers._turns, "run", run)
+    monkeypatch.setattr(readers._semaphore, "run", run)
     assert read(readers, CompletionBody, '{"prompt": "a"}').prompt == "a"
     assert owners == ["a client"]
 
@@ -215,4 +215,4 @@ def test_a_client_that_leaves_gives_its_turn_to_the_next(server: Running) -> Non
     with pytest.raises(httpx.ReadTimeout):
         server.client.post(COMPLETIONS, content=content, headers=JSON, timeout=httpx.Timeout(None, read=1e-4))
     assert server.client.post(COMPLETIONS, content=content, headers=JSON).status_code == 200
-    eventually(lambda: server.service._taking == 0)
+    eventually(lambda: server.service._open_bodies == 0)

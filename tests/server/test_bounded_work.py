@@ -17,7 +17,7 @@ from remask.request import json_schema, schema_parts
 from remask.request.forms import MAX_PATTERN, StructuredOutputs
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Part, Terms
-from remask.server.bodies import items_in, read_body
+from remask.server.bodies import count_items, read_body
 from remask.server.errors import ApiError
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from tests.server.serving import Running
@@ -198,9 +198,9 @@ def test_values_of_a_text_are_counted_without_parsing_it(value: Any) -> None:
         return 1 + (sum(map(held, node)) if isinstance(node, list) else 0)
 
     for text in (json.dumps(value), json.dumps(value, indent=2)):
-        assert items_in(text, 0) == 1
+        assert count_items(text, 0) == 1
         padded = text + " " * 1000  # no text is shorter than the bound
-        assert items_in(padded, 100) == held(value)
+        assert count_items(padded, 100) == held(value)
 
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b"1", b'""'])

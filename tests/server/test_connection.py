@@ -61,7 +61,7 @@ def other_end(running: Running, connection: socket.socket) -> Connection | None:
 def has_read(running: Running, connection: socket.socket, size: int) -> bool:
     """Whether the server has got so many bytes of a head."""
     end = other_end(running, connection)
-    return end is not None and end.unread == size
+    return end is not None and end.head_bytes == size
 
 
 def answering(running: Running, connection: socket.socket) -> bool:
@@ -173,7 +173,7 @@ def test_a_late_end_of_a_refused_body_leaves_no_connection_open(
         assert end is not None
         for rest in (body[1000:2000], body[2000:]):
             connection.sendall(rest)
-            eventually(partial(lambda end, left: end._discarded >= left, end, len(rest)))
+            eventually(partial(lambda end, left: end._discarded_bytes >= left, end, len(rest)))
             leap(hasty, 1.1 * (KEEP_ALIVE + HEADER_TIMEOUT))
         assert [status for status, _ in answers(everything(connection))] == [413]
 

@@ -13,4 +13,6 @@ def test_a_plain_chat_request_enters_few_files() -> None:
     calls = plain_request()
     assert len({code.co_filename for code in calls}) <= MOST_FILES, report(calls)
     entered = {code.co_qualname for code in calls}
-    assert {"Gate.__call__", "Intake.chat", "Transformer.forward", "ChatChoices._whole"} <= entered, "it was followed"
+    assert {"Gate.__call__", "Intake.chat", "Transformer.forward", "ChatChoices._whole_choice"} <= entered, (
+        "it was followed"
+    )

@@ -16,7 +16,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import PRIORITY_STEP_S
-from remask.server.bodies import SHORT, Turns
+from remask.server.bodies import SHORT, FairSemaphore
 from remask.server.config import CHARS_A_TOKEN
 from tests.server.serving import CHATS, SLOW, URL, Running, held, make_llm, serving
 from tests.waiting import LONGEST_S, Clock, eventually
@@ -80,7 +80,7 @@ def test_long_texts_leave_a_thread_to_short_ones(wide: Running, texts: Texts) ->
         for number, (url, body) in enumerate(bodies, start=1):
             held.append(pool.submit(wide.client.post, url, json=body))
             # The first holds the only place of long ones. The many short texts of another would pass through it.
-            eventually(lambda number=number: len(texts.begun) == 1 and wide.service._taking == number)  # type: ignore[misc]
+            eventually(lambda number=number: len(texts.begun) == 1 and wide.service._open_bodies == number)  # type: ignore[misc]
         for _ in range(3):
             assert wide.ask().status_code == 200
             assert wide.client.post(COMPLETIONS, json=SMALL).status_code == 200
@@ -102,17 +102,17 @@ def test_no_more_texts_wait_than_requests_may(wide: Running, texts: Texts) -> No
 
     with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=wide.base, transport=transport, timeout=None) as other:
         held = [pool.submit(ask, wide.client) for _ in range(4)]
-        eventually(lambda: wide.service._taking == 4)
+        eventually(lambda: wide.service._open_bodies == 4)
         assert ask(wide.client) == (429, "queue_full")
         assert ask(wide.client, prompt="from ivy") == (200, None)
         held += [pool.submit(ask, other) for _ in range(4)]
-        eventually(lambda: wide.service._taking == 8)
+        eventually(lambda: wide.service._open_bodies == 8)
         assert ask(wide.client, prompt="from ivy") == (429, "queue_full")
         assert wide.client.get("/health").status_code == 200
         texts.passing.set()
         assert {each.result() for each in held} == {(200, None)}
     assert ask(wide.client) == (200, None)
-    assert not wide.service._long
+    assert not wide.service._long_bodies
 
 
 def test_choices_without_room_are_refused_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +137,8 @@ def test_texts_of_clients_that_have_gone_are_not_read(
         with ExitStack() as stack:
             for _ in range(3):
                 stack.enter_context(wide.post("/tokenize", {"prompt": WORDS * 2000}))
-            eventually(lambda: wide.service._taking == 3 and texts.begun)
-        eventually(lambda: wide.service._taking == 0 and len(caplog.messages) == 3)
+            eventually(lambda: wide.service._open_bodies == 3 and texts.begun)
+        eventually(lambda: wide.service._open_bodies == 0 and len(caplog.messages) == 3)
     assert [json.loads(each)["status"] for each in caplog.messages] == [499] * 3, "nothing failed"
     texts.passing.set()
     last = wide.client.post("/tokenize", json={"prompt": WORDS * 2001})
@@ -280,7 +280,7 @@ def test_priorities_order_what_waits(server: Running, caplog: pytest.LogCaptureF
 
 async def _served(asked: list[str], places: int = 1, cancelled: tuple[int, ...] = ()) -> list[str]:
     """The order in which owners get a place, each of which gives it back at once."""
-    turns, order = Turns(places), []
+    turns, order = FairSemaphore(places), []
     for _ in range(places):
         await turns.acquire("before")
 
@@ -314,7 +314,7 @@ def test_who_leaves_the_line_costs_nobody_a_turn() -> None:
 
 def test_a_place_that_is_given_to_one_who_leaves_in_the_same_moment_goes_on() -> None:
     async def main() -> None:
-        turns = Turns(1)
+        turns = FairSemaphore(1)
         await turns.acquire("a")
         leaving = asyncio.create_task(turns.acquire("b"))
         await asyncio.sleep(0)

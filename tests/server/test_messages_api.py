@@ -93,9 +93,9 @@ def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> No
 
 def test_white_space_before_a_call_is_no_text() -> None:
     answer = object.__new__(MessagesAnswer)
-    answer.parts, answer._open, answer._waiting, answer._waiting_scores = [], False, "", []
+    answer.parts, answer._part_is_open, answer._pending_text, answer._pending_scores = [], False, "", []
     for delta in (Delta(0, "\n"), Delta(0, calls=[CallPiece(0, "{}", "c", "f")]), Delta(0, "Done.")):
-        answer._events(delta)
+        answer._add_delta(delta)
     assert [part.text for part in answer.parts] == ["{}", "Done."]
 
 
@@ -206,7 +206,7 @@ def test_errors_have_the_classes_that_clients_catch(client: "Anthropic") -> None
     assert body["request_id"] == missing.value.response.headers["x-request-id"]
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         client.messages.create(**ASKED, extra_body={"temperature": -1})
-    sent = object.__new__(MessagesAnswer)._failure(ApiError(504, "too late")).decode()
+    sent = object.__new__(MessagesAnswer)._error_event(ApiError(504, "too late")).decode()
     assert sent.startswith('event: error\ndata: {"type":"error","error":{"type":"timeout_error","message":"too late"}')
 
 

@@ -112,7 +112,7 @@ def test_time_between_tokens_is_that_of_each_token() -> None:
         assert f'{prefix}:inter_token_latency_seconds_count{{model_name="one"}} 1.0\n' in text
         assert f'{prefix}:request_time_per_output_token_seconds_sum{{model_name="one"}} 0.5\n' in text
     assert "vllm:time_to_first_token_seconds_bucket" in text
-    assert metrics._settled == {"other": 12.5}, "what has ended is forgotten"
+    assert metrics._last_settled == {"other": 12.5}, "what has ended is forgotten"
 
 
 def test_the_dashboard_asks_for_metrics_that_exist(server: Running) -> None:

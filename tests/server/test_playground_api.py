@@ -25,7 +25,7 @@ def conserved(sandbox: Sandbox) -> SandboxState:
     """The state, after a check that every reference to a page has one owner and all numbers fit each other."""
     expected: Counter[int] = Counter()
     for request in sandbox.requests.values():
-        for extent in request.owned:
+        for extent in request.extents:
             expected.update(extent.pages.tolist())
     expected.update(int(page.extent.pages[0]) for page in sandbox.chain.pages)
     assert [expected[page] for page in range(PAGES)] == sandbox.allocator.references[0].tolist()

@@ -160,8 +160,8 @@ def test_every_field_of_the_official_client_has_a_fate() -> None:
 def test_a_stream_that_fails_raises_in_the_official_client() -> None:
     """The last event of a stream, as a client gets it that has begun to read."""
     answer = object.__new__(ResponsesAnswer)
-    answer._number = 7
-    sent = answer._failure(ApiError(504, "too late"))
+    answer._sequence_number = 7
+    sent = answer._error_event(ApiError(504, "too late"))
     transport = httpx2.MockTransport(
         lambda _: httpx2.Response(200, content=sent, headers={"content-type": "text/event-stream"})
     )

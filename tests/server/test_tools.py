@@ -22,7 +22,7 @@ from remask.request.result import Transfer
 from remask.server.config import ServerConfig
 from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody
-from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, format_of, whole_calls
+from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, detect_call_format, join_pieces
 from tests.server.serving import TEMPLATE, URL, Running, serving
 
 ORDER: dict[str, Any] = {
@@ -258,7 +258,7 @@ def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[Any]]:
     for number, piece in enumerate(pieces):
         told, found = reader.read(piece, final=number == len(pieces) - 1)
         text, made = text + told, made + found
-    return text, [call["function"] for call in whole_calls(made)]
+    return text, [call["function"] for call in join_pieces(made)]
 
 
 F = {"name": "f", "arguments": '{"é": [1]}'}
@@ -303,8 +303,9 @@ def test_one_call_at_most_where_that_is_asked_for() -> None:
 
 
 def test_the_template_says_how_calls_are_written() -> None:
-    assert format_of(None) == format_of("{{ messages }}") == format_of("{{ tools }}<tool_call>") == HERMES
-    assert format_of("{{ tools }} as JSON") == LLAMA
+    for template in (None, "{{ messages }}", "{{ tools }}<tool_call>"):
+        assert detect_call_format(template) == HERMES
+    assert detect_call_format("{{ tools }} as JSON") == LLAMA
 
 
 COLOUR = {"properties": {"c": {"$ref": "#/$defs/x"}}, "required": ["c"], "$defs": {"x": {"enum": ["red", "blue"]}}}

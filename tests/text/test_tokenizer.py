@@ -437,9 +437,9 @@ def test_candidates_of_one_text_keep_names_of_their_own() -> None:
     spaced, bare, first, second = (PIECES.index(piece) for piece in ("▁a", "a", "<0xC3>", "<0xA9>"))
     read = TokenLogprob(spaced, -1.0, 0, ((spaced, -1.0), (bare, -1.5), (first, -2.0), (second, -2.5)))
     inside, begun = Scored(read, 0, bare), Scored(read, 0, None)
-    assert list(names.spelled(inside).values()) == [" a", "a", r"bytes:\xc3", r"bytes:\xa9"]
-    assert list(names.spelled(begun).values()) == ["a", f"token_id:{bare}", r"bytes:\xc3", r"bytes:\xa9"]
-    told = names.scored(begun)
+    assert list(names.unique_texts(inside).values()) == [" a", "a", r"bytes:\xc3", r"bytes:\xa9"]
+    assert list(names.unique_texts(begun).values()) == ["a", f"token_id:{bare}", r"bytes:\xc3", r"bytes:\xa9"]
+    told = names.scored_token(begun)
     assert [told["token"], told["bytes"]] == ["a", list(b"a")]
     assert [top["token"] for top in told["top_logprobs"]] == ["a", f"token_id:{bare}", "\ufffd", r"bytes:\xa9"]
     assert [top["bytes"] for top in told["top_logprobs"]] == [list(b"a"), list(b"a"), [0xC3], [0xA9]]

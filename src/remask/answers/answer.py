@@ -1,4 +1,4 @@
-"""One choice of an answer: the engine's events of its request become settled text."""
+"""One choice of an answer: turns the engine's events of its request into settled text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,21 +15,23 @@ from remask.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A settled token with its log-probability in the step that wrote it, and where its text begins in the answer.
+    """A settled token with its log-probability in the step that wrote it.
 
-    `before` is the token that its text goes on from, None at the beginning of a text.
+    Attributes:
+        offset: where its text begins in the answer, in characters.
+        predecessor: the token before it in the same text, or None if a text begins with it.
     """
 
-    read: TokenLogprob
+    token: TokenLogprob
     offset: int
-    before: int | None
+    predecessor: int | None
 
 
 @dataclass(slots=True)
 class Delta:
     """What one engine step added to a choice. `canvas` is None unless the request asked for drafts.
 
-    `calls` are pieces of calls of tools, where somebody reads such from the text.
+    `calls` are pieces of calls of tools, if they are read from the text.
     """
 
     index: int
@@ -47,11 +49,11 @@ class ResponseCollector:
     Args:
         index: number of the choice in the answer.
         stop_ids: the model's own end tokens.
-        token_text: returns the text of a token id, for drafts; None if the request did not ask for drafts.
+        token_text: returns the text of a token id; None if the request did not ask for drafts.
         blocks: canvas positions of each block, for drafts; the last one may reach beyond the response.
-        rewrites: tokens may change after they were written. Uniform models do this until a block, or its correction,
-            is done.
-        scored: report each token with its log-probability, for which the request must have asked.
+        rewrites: tokens may change after they were written, as those of uniform models until their block, or its
+            correction, is done.
+        scored: report each token with its log-probability. The request must have asked for them.
     """
 
     def __init__(
@@ -66,128 +68,145 @@ class ResponseCollector:
         rewrites: bool = False,
         scored: bool = False,
     ) -> None:
-        params, template = request.params, request.response
-        self.index, self.request = index, request
-        self._prompt = len(request.prompt_token_ids)
-        # The tokens, drafts until they are written.
-        self._tokens: list[int | None] = [None if token == OPEN else token for token in template.tokens]
-        # The step that wrote each token: none yet, or -1 for what was given.
-        self._steps: list[int | None] = [None if token == OPEN else -1 for token in template.tokens]
+        params = request.params
+        self.index = index
+        self.request = request
+        self._template = request.response
+        self._prompt_length = len(request.prompt_token_ids)
+        # The tokens of the response, drafts until they are written.
+        self._tokens: list[int | None] = [None if token == OPEN else token for token in self._template.tokens]
+        # The step that wrote each token: -1 for a given token, None for one that is not written yet.
+        self._steps: list[int | None] = [None if token == OPEN else -1 for token in self._template.tokens]
         self._logprobs: list[TokenLogprob | None] = [None] * params.max_tokens
         self._final: list[int] = []  # the leading tokens that are final
-        self._lead = 0  # how many of `_final` are in the text
-        self._rewrites, self._scored = rewrites, scored
-        self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
-        self._ended = False
-        self._text = ResponseText(tokenizer, template, params, request.context)
-        self._template = template
-        self._token_text, self._blocks = token_text, blocks
+        self._text_length = 0  # how many of `_final` are in the text
+        self._rewrites = rewrites
+        self._scored = scored
+        self._stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._stop_ids |= frozenset(stop_ids)
+        self._has_stopped = False
+        self._text = ResponseText(tokenizer, self._template, params, request.context)
+        self._token_text = token_text
+        self._blocks = blocks
 
     @property
     def holes(self) -> list[str] | None:
-        """The text of each hole so far, where the request says what the response is made of and shows all of it."""
+        """The text of each hole so far. None unless the request has a template that the answer shows as a whole."""
         template = self.request.template
         return None if template is None or template.fill_only else self._text.holes
 
     @property
     def stop_text(self) -> str | None:
-        """The stop text that ended it; None where something else did, or nothing yet."""
+        """The stop text that ended the response, or None."""
         return self._text.stop
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Tokens as `Usage` counts them: those that were given, and those that were generated so far."""
+        """Tokens as `Usage` counts them: the number of given tokens, and of those generated so far."""
         template = self._template
-        return self._prompt + len(template) - template.open_places, template.tokens[: self._lead].count(OPEN)
+        given = self._prompt_length + len(template) - template.open_places
+        return given, template.tokens[: self._text_length].count(OPEN)
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
-        """The prompt's tokens, in the form in which drafts list tokens."""
+        """The prompt's tokens with their texts, for drafts."""
         assert self._token_text is not None
         return [{"token_id": token, "text": self._token_text(token)} for token in self.request.prompt_token_ids]
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """The blocks as places of the response, from and to before. The first one may begin within the prompt.
+        """The blocks as ranges `(start, stop)` of the response, in order and without gaps.
 
-        What is fixed between them, and around them, stands as a block of its own.
+        Fixed tokens between, before or after the blocks are a range of their own.
         """
-        places, blocks, end = len(self._tokens), [], 0
+        length = len(self._tokens)
+        blocks: list[tuple[int, int]] = []
+        end = 0
         for block in self._blocks:
-            start, stop = max(0, block.start - self._prompt), min(places, block.stop - self._prompt)
-            if start >= places:
+            start = max(0, block.start - self._prompt_length)  # the first block may begin within the prompt
+            stop = min(length, block.stop - self._prompt_length)
+            if start >= length:
                 break
-            blocks += [(end, start)] if start > end else []
+            if start > end:
+                blocks.append((end, start))
             blocks.append((start, stop))
             end = stop
-        return [*blocks, (end, places)] if end < places else blocks
+        if end < length:
+            blocks.append((end, length))
+        return blocks
 
-    def take(self, events: Sequence[Event]) -> Delta:
-        """Apply the events of one step. Returns what they add."""
+    def apply(self, events: Sequence[Event]) -> Delta:
+        """Apply the events of one step. Returns what they add to the answer."""
         delta = Delta(self.index)
         for event in events:
             if event.draft is not None:
-                for position, token in zip(event.draft.positions, event.draft.token_ids, strict=True):
-                    place = position - self._prompt
-                    if place < len(self._tokens):  # the last block may reach beyond the response
-                        self._tokens[place] = token
+                for position, token_id in zip(event.draft.positions, event.draft.token_ids, strict=True):
+                    index = position - self._prompt_length
+                    if index < len(self._tokens):  # the last block may reach beyond the response
+                        self._tokens[index] = token_id
                 if self._token_text is not None:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
-                for place, read in iterate_tokens(event.transfer, self._prompt):
-                    if place < len(self._tokens):
-                        self._tokens[place], self._steps[place], self._logprobs[place] = read.token_id, read.step, read
+                for index, token in iterate_tokens(event.transfer, self._prompt_length):
+                    if index < len(self._tokens):
+                        self._tokens[index] = token.token_id
+                        self._steps[index] = token.step
+                        self._logprobs[index] = token
             self._settle(event)
             if event.result is not None:
                 delta.result = event.result
-        self._advance(delta)
+        self._extend_text(delta)
         if delta.canvas is not None:
             delta.canvas["canvas"] = self._canvas()
         return delta
 
     def _settle(self, event: Event) -> None:
-        # A draft may differ from the token that settled.
-        first, end = len(self._final), len(self._final) + len(event.settled)
-        self._tokens[first:end] = event.settled
+        """Append the tokens that settled to the final ones."""
+        start = len(self._final)
+        end = start + len(event.settled)
+        self._tokens[start:end] = event.settled  # a draft may differ from the token that settled
         self._final += event.settled
         if event.draft is not None:
-            for place in range(first, min(end, len(self._steps))):
-                if self._steps[place] is None:  # noise that was right: it became final with its block
-                    self._steps[place] = event.draft.step
+            for index in range(start, min(end, len(self._steps))):
+                if self._steps[index] is None:  # a noise token that no step rewrote became final with its block
+                    self._steps[index] = event.draft.step
 
-    def _advance(self, delta: Delta) -> None:
+    def _extend_text(self, delta: Delta) -> None:
         """Move the leading settled tokens into the text, up to the first token that ends the response."""
         result = delta.result
+        start = self._text_length
         end = len(self._final)
         if result is not None:
             # A stop text may end the response before tokens that settled in the same step.
-            end = max(self._lead, min(end, len(result.token_ids)))
-        new = [] if self._ended else self._final[self._lead : end]
-        before = max(0, self._template.tail - self._lead)  # there something fixed follows, and no stop ends it all
-        stop = next((place for place, token in enumerate(new) if place >= before and token in self._stops), None)
-        if stop is not None:
-            self._ended = True
-            del new[stop + 1 :]
-        first = self._lead
-        for tokens in ([token] for token in new) if self._scored else (new,):
-            if self._scored and (read := self._logprobs[self._lead]) is not None:
-                delta.scored.append(Scored(read, self._text.length, self._text.last))
+            end = max(start, min(end, len(result.token_ids)))
+        new_tokens = [] if self._has_stopped else self._final[start:end]
+        first_stop = max(0, self._template.tail - start)  # stop tokens before fixed ones do not end the response
+        for index in range(first_stop, len(new_tokens)):
+            if new_tokens[index] in self._stop_ids:
+                self._has_stopped = True
+                del new_tokens[index + 1 :]
+                break
+        # Scored tokens are pushed one by one, as each needs its offset in the text.
+        for tokens in ([token] for token in new_tokens) if self._scored else (new_tokens,):
+            if self._scored and (token := self._logprobs[self._text_length]) is not None:
+                delta.scored.append(Scored(token, self._text.length, self._text.last))
             delta.text += self._text.push(tokens)
-            self._lead += len(tokens)
-        delta.tokens += [new[place - first] for place in self._template.answer_places(self._lead, first)]
+            self._text_length += len(tokens)
+        delta.tokens += [new_tokens[index - start] for index in self._template.answer_places(self._text_length, start)]
         if result is not None and result.finish_reason in ("stop", "length"):
             delta.text += self._text.finish()
 
     def _canvas(self) -> list[Mapping[str, Any]]:
-        """Of each place its token, and the step in which it became final, None while it may change."""
+        """The token of each position of the response, and the step that wrote it, None while it may change."""
         assert self._token_text is not None
         return [
             {
                 "token_id": token,
                 "text": None if token is None else self._token_text(token),
-                "settled": None if self._rewrites and place >= len(self._final) else self._steps[place],
+                "settled": None if self._rewrites and index >= len(self._final) else self._steps[index],
             }
-            for place, token in enumerate(self._tokens)
+            for index, token in enumerate(self._tokens)
         ]
 
 
@@ -201,7 +220,8 @@ def _passes(draft: Draft) -> list[list[Mapping[str, Any]]]:
 def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fingerprint: str) -> Trace:
     """The trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
 
-    It names the prefix that was read, as `usage` tells. The parameters have a seed (`engine.request.request_of`).
+    Its prefix length is what was read according to `usage`, or else the request's. Its parameters include the seed that
+    `engine.request.request_of` has drawn.
     """
     return Trace(
         model=fingerprint,

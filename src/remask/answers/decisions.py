@@ -1,4 +1,4 @@
-"""From decisions to readings of masks, and from what was read to answers.
+"""Plans the canvases that are read for decisions, and makes decisions of what was read.
 
 The labels of a question are put into the answer one after another, and the whole is tokenized: what differs are the
 tokens that a pass reads. The question is the last turn of the conversation that it is about, rendered by the chat
@@ -38,20 +38,25 @@ Reads = Mapping[int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One canvas that is read. `before` stands between the state and the answer; `free`: the state is content-free."""
+    """One canvas that is read.
+
+    Attributes:
+        before: token ids between the state and the answer.
+        content_free: the state is `CONTENT_FREE`.
+    """
 
     before: tuple[int, ...]
     reading: Reading
-    free: bool = False
+    content_free: bool = False
 
 
 LogprobIndex: TypeAlias = tuple[int, int, int]
-"""Where a log-probability stands: in the reads of which ask, at which place, of which of its tokens."""
+"""Address of a log-probability: the number of an ask, a position of its reading, and one of the tokens read there."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
-    """A question with its labels, and for each of them what its log-probability is the sum of."""
+    """A question with its labels, and the log-probabilities whose sum is that of each label."""
 
     question: Question
     labels: tuple[str, ...]
@@ -63,35 +68,45 @@ class DecisionPlan:
     """What is read for some decisions.
 
     Attributes:
-        shared: tokens that all canvases begin with, those of the state.
-        free: the same of the content-free state.
+        shared: token ids of the state, with which all canvases begin.
+        content_free: token ids of the content-free state, with which the canvases for calibration begin.
         stored: how many of `shared` other requests may share.
-        asks: the canvases; with calibration the second half is that of the first, over the content-free state.
+        asks: the canvases. With calibration the second half repeats the first one over the content-free state.
     """
 
     shared: tuple[int, ...]
-    free: tuple[int, ...]
+    content_free: tuple[int, ...]
     stored: int
     asks: tuple[Ask, ...]
     questions: Mapping[str, QuestionPlan]
     calibrated: bool
 
     @classmethod
-    def of(cls, decisions: Decisions, tokenizer: Tokenizer, mask_id: int, most: int | None = None) -> "DecisionPlan":
-        """Raises `ConfigError` where labels cannot be told apart, and where more than `most` canvases are needed."""
-        layout = free = _Layout.of(decisions, decisions.transcript, tokenizer)
-        builder = _Builder(layout, mask_id, most, 1 + decisions.calibrate).all(decisions)
+    def of(
+        cls, decisions: Decisions, tokenizer: Tokenizer, mask_id: int, max_canvases: int | None = None
+    ) -> "DecisionPlan":
+        """The plan of some decisions.
+
+        Raises `ConfigError` if labels cannot be told apart, and if more than `max_canvases` are needed.
+        """
+        layout = _Layout.of(decisions, decisions.transcript, tokenizer)
+        builder = _Builder(layout, mask_id, max_canvases, 2 if decisions.calibrate else 1)
+        builder.add_all(decisions)
         asks = builder.asks
+        base_layout = layout
         if decisions.calibrate:
-            free = _Layout.of(decisions, CONTENT_FREE, tokenizer)
-            apart = layout.between == free.between and not (layout.head or free.head)
-            other = builder if apart else _Builder(free, mask_id, most, 2).all(decisions)
-            if other.questions != builder.questions:
+            base_layout = _Layout.of(decisions, CONTENT_FREE, tokenizer)
+            base_builder = builder
+            # Without a text that is tokenized with both the state and the question, the same asks serve.
+            if layout.between != base_layout.between or layout.head or base_layout.head:
+                base_builder = _Builder(base_layout, mask_id, max_canvases, 2)
+                base_builder.add_all(decisions)
+            if base_builder.questions != builder.questions:
                 raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
-            asks = [*asks, *(replace(ask, free=True) for ask in other.asks)]
+            asks = [*asks, *(replace(ask, content_free=True) for ask in base_builder.asks)]
         return cls(
             tuple(layout.shared),
-            tuple(free.shared),
+            tuple(base_layout.shared),
             layout.stored(decisions),
             tuple(asks),
             builder.questions,
@@ -99,55 +114,55 @@ class DecisionPlan:
         )
 
     def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
-        """The request of one of the asks. `terms` are further fields of `Request`.
+        """The request with the id `name` for the ask with this `number`. `terms` are further fields of `Request`.
 
-        It reads no depth that audits earn: probabilities would follow what else runs, from question to question.
+        It does not use depths that audits earn: probabilities would depend on what else runs.
         """
         ask = self.asks[number]
-        state = self.free if ask.free else self.shared
+        state = self.content_free if ask.content_free else self.shared
         return Request(
             id=name,
             prompt_token_ids=[*state, *ask.before],
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
-            prefix_length=len(state) if ask.free else self.stored,
+            prefix_length=len(state) if ask.content_free else self.stored,
             policy=policy.at_start_depth if isinstance(policy, BiCache) else policy,
             readers=(ask.reading,),
             **terms,
         )
 
     def answers(self, reads: Sequence[Reads]) -> dict[str, Decision]:
-        """The decisions that follow from what was read of each ask."""
-        half = len(self.asks) // 2
+        """The decisions by the ids of their questions, from what was read of each ask."""
 
-        def logprobs(plan: QuestionPlan, first: int) -> list[float]:
-            return [sum(reads[first + ask][place][token] for ask, place, token in sums) for sums in plan.summands]
+        def logprobs(plan: QuestionPlan, offset: int) -> list[float]:
+            """The log-probability of each label, in the asks from `offset` on."""
+            return [sum(reads[offset + ask][place][token] for ask, place, token in sums) for sums in plan.summands]
 
-        return {
-            name: Decision.of(
-                plan.question, logprobs(plan, 0), plan.labels, logprobs(plan, half) if self.calibrated else None
-            )
-            for name, plan in self.questions.items()
-        }
+        decisions = {}
+        for name, plan in self.questions.items():
+            base = logprobs(plan, len(self.asks) // 2) if self.calibrated else None
+            decisions[name] = Decision.of(plan.question, logprobs(plan, 0), plan.labels, base)
+        return decisions
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A conversation of a state and a question, with the answer: `shared` tokens, then texts around both.
+    """The tokens and texts of a conversation about a state, around a question and its answer.
 
-    Texts are tokenized apart where a special token stands between them and a probe comes to the tokens of the whole.
+    Texts are tokenized separately if a special token separates them and that gives the tokens of the whole for a probe.
     """
 
-    shared: list[int]
-    between: tuple[str, str, str]  # before the question, before the answer, behind it
+    shared: list[int]  # token ids of the state
+    between: tuple[str, str, str]  # before the question, between question and answer, behind the answer
     tokenizer: Tokenizer
-    head: str = ""  # text of the state, where it is tokenized with what follows
-    opening: int = 0  # length of what stands before the answer and is tokenized with the question
+    head: str = ""  # text of the state, if it is tokenized with the question
+    opening: int = 0  # characters of the text between question and answer that are tokenized with the question
 
     @classmethod
     def of(cls, decisions: Decisions, state: Transcript, tokenizer: Tokenizer) -> "_Layout":
-        conversation = _turns(state.messages, tokenizer)
-        marks = [f"m{secrets.token_hex(8)}{name}" for name in "qa"]
-        head = _opened(conversation, tokenizer)
+        """The layout for a state. Raises `ConfigError` if the chat template changes the question or the answer."""
+        conversation = _template_turns(state.messages, tokenizer)
+        marks = [f"m{secrets.token_hex(8)}{name}" for name in "qa"]  # random texts in place of question and answer
+        head = _render_opening(conversation, tokenizer)
         if tokenizer.has_chat_template:
             turns = [*conversation, {"role": "user", "content": marks[0]}, {"role": "assistant", "content": marks[1]}]
             text = tokenizer.render_chat(turns, add_generation_prompt=False)
@@ -162,7 +177,7 @@ class _Layout:
         between = first[len(head) :], middle, last if decisions.end_turn else ""
         plain = cls([], between, tokenizer, head)
         (whole,) = plain.tokens("question", ["answer"])
-        # What follows the state begins with a fixed text, and does not join its last token.
+        # A fixed text follows the state, so that the question does not change its last token.
         shared = tokenizer.encode_quoted(head) if head and between[0] else []
         special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
         ends = [middle.rindex(text) + len(text) for text in special if text and text in middle]
@@ -179,20 +194,22 @@ class _Layout:
             return 0
         if messages is decisions.transcript.messages:
             return len(self.shared)
-        opening = _opened(_turns(messages, self.tokenizer), self.tokenizer)
-        return _common(self.shared, self.tokenizer.encode_quoted(opening))
+        opening = _render_opening(_template_turns(messages, self.tokenizer), self.tokenizer)
+        return _common_prefix_length(self.shared, self.tokenizer.encode_quoted(opening))
 
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
-        """The tokens behind the shared ones, for each answer."""
-        encode, (before, middle, last) = self.tokenizer.encode_quoted, self.between
-        beginning, rest = f"{self.head}{before}{question}{middle[: self.opening]}", middle[self.opening :]
+        """The token ids behind the shared ones, for each answer."""
+        encode = self.tokenizer.encode_quoted
+        before, middle, last = self.between
+        beginning = f"{self.head}{before}{question}{middle[: self.opening]}"
+        rest = middle[self.opening :]
         if not self.opening:
             return [encode(f"{beginning}{rest}{answer}{last}") for answer in answers]
         tokens = encode(beginning)
         return [tokens + encode(f"{rest}{answer}{last}") for answer in answers]
 
-    def pieces(self, mask_id: int) -> tuple[str, str]:
-        """The texts of the mask token and of another special one. Raises `ConfigError` where they have none."""
+    def mask_texts(self, mask_id: int) -> tuple[str, str]:
+        """The texts of the mask token and of another special token. Raises `ConfigError` if there are none."""
         for other in sorted(self.tokenizer.special_ids - {mask_id}):
             texts = [self.tokenizer.decode([token], skip_special_tokens=False) for token in (mask_id, other)]
             if [self.tokenizer.encode(text, add_special_tokens=False) for text in texts] == [[mask_id], [other]]:
@@ -201,48 +218,51 @@ class _Layout:
 
 
 class _Builder:
-    """Collects asks. `factor` is how many canvases one of them comes to, of which at most `most` may be made."""
+    """Collects the asks of questions. Each ask counts as `factor` canvases, of which there may be `max_canvases`."""
 
-    def __init__(self, layout: _Layout, mask_id: int, most: int | None, factor: int) -> None:
-        self.layout, self.mask_id, self._most, self._factor = layout, mask_id, most, factor
+    def __init__(self, layout: _Layout, mask_id: int, max_canvases: int | None, factor: int) -> None:
+        self.layout = layout
+        self.mask_id = mask_id
+        self._max_canvases = max_canvases
+        self._factor = factor
         self.asks: list[Ask] = []
         self.questions: dict[str, QuestionPlan] = {}
-        self._codes: list[str] | None = None  # labels of a question of many alternatives, the shortest first
+        self._codes: list[str] | None = None  # labels for questions of many alternatives, the shortest first
 
-    def all(self, decisions: Decisions) -> "_Builder":
-        """This builder with the asks of all questions."""
+    def add_all(self, decisions: Decisions) -> None:
+        """Plan all questions. Raises `ConfigError` if labels cannot be told apart."""
         for name, question in decisions.readable_questions.items():
             self.add(name, question, together=decisions.together)
         if decisions.together and self.questions:
-            self.join()
-        return self
+            self.add_joint_canvas()
 
     def add(self, name: str, question: Question, *, together: bool) -> None:
-        """Plan one question, on canvases of its own; `together` takes labels of one token alone, and plans no canvas.
+        """Plan one question on canvases of its own. With `together`, only choose its labels, of one token each.
 
-        Raises `ConfigError` where its labels cannot be told apart.
+        Raises `ConfigError` if its labels cannot be told apart.
         """
-        choices, why = list[tuple[tuple[str, ...], _LabelTokens]](), ""
-        lengths = (1,) if together else (MAX_LABEL_TOKENS, None)
-        for group, longest in product(question.labellings, lengths):
+        candidates: list[tuple[tuple[str, ...], _LabelTokens]] = []
+        problem = ""
+        max_lengths = (1,) if together else (MAX_LABEL_TOKENS, None)
+        for group, max_length in product(question.labellings, max_lengths):
             for pool in group:
-                labels = self._shortest(question, pool)
-                tokens = self._label_tokens(question.prompt(labels), question.template, labels, longest)
+                labels = self._shortest_labels(question, pool)
+                tokens = self._label_tokens(question.prompt(labels), question.template, labels, max_length)
                 if not isinstance(tokens, str):
-                    choices.append((labels, tokens))
-                elif longest == lengths[-1]:
-                    why = why or tokens
-                if choices and choices[-1][1].canvases == 1:
+                    candidates.append((labels, tokens))
+                elif max_length == max_lengths[-1]:
+                    problem = problem or tokens
+                if candidates and candidates[-1][1].canvases == 1:
                     break
-            if choices:
+            if candidates:
                 break
-        if not choices:
-            raise ConfigError(f"questions.{name[:64]}: {why}; send other labels")
-        labels, best = min(choices, key=lambda choice: choice[1].canvases)
-        self.questions[name] = QuestionPlan(question, labels, () if together else self._trie(best))
+        if not candidates:
+            raise ConfigError(f"questions.{name[:64]}: {problem}; send other labels")
+        labels, best = min(candidates, key=lambda candidate: candidate[1].canvases)
+        self.questions[name] = QuestionPlan(question, labels, () if together else self._add_canvases(best))
 
-    def _shortest(self, question: Question, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """As many of `labels` as there are alternatives: those of the fewest tokens, in their order."""
+    def _shortest_labels(self, question: Question, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """One of `labels` for each alternative: those with the fewest tokens, or all if there are no others."""
         count = len(question.alternatives)
         if len(labels) == count:
             return labels
@@ -251,8 +271,8 @@ class _Builder:
             self._codes = sorted(labels, key=dict(zip(labels, map(len, texts), strict=True)).__getitem__)
         return tuple(self._codes[:count])
 
-    def join(self) -> None:
-        """Put all questions on one canvas. Raises `ConfigError` where their labels cannot be told apart there."""
+    def add_joint_canvas(self) -> None:
+        """Put all questions on one canvas. Raises `ConfigError` if their labels cannot be told apart there."""
         plans = self.questions
         prompt = "\n\n".join(f"{name}: {plan.question.prompt(plan.labels)}" for name, plan in plans.items())
         prompt += "\n\nGive each answer on a line of its own, behind its name and a colon."
@@ -273,101 +293,116 @@ class _Builder:
         masks = sorted({*answer.masks, *slots})
         first = masks[0]
         row = (*answer.before, *answer.labels[0], *answer.after)
-        self._append([self.mask_id if at in slots else token for at, token in enumerate(row)], masks, slots, first)
+        canvas = [self.mask_id if place in slots else token for place, token in enumerate(row)]
+        self._append(canvas, masks, slots, first)
         for place, (name, plan) in zip(slots, plans.items(), strict=True):
             summands = tuple(((0, place - first, token),) for token in range(len(plan.labels)))
             plans[name] = replace(plan, summands=summands)
 
-    def _trie(self, tokens: "_LabelTokens") -> tuple[tuple[LogprobIndex, ...], ...]:
-        """Asks for what may follow each beginning of a label, and where each label's log-probabilities stand."""
-        nexts: dict[tuple[int, ...], list[int]] = {}
+    def _add_canvases(self, tokens: "_LabelTokens") -> tuple[tuple[LogprobIndex, ...], ...]:
+        """Add an ask for each beginning of a label. Returns the summands of each label's log-probability."""
+        continuations: dict[tuple[int, ...], list[int]] = {}
         for label in tokens.labels:
-            for place, token in enumerate(label):
-                known = nexts.setdefault(label[:place], [])
-                if token not in known:
-                    known.append(token)
+            for length, token in enumerate(label):
+                next_tokens = continuations.setdefault(label[:length], [])
+                if token not in next_tokens:
+                    next_tokens.append(token)
         start = len(tokens.before)
-        first, stop = min([start, *tokens.masks]), start + tokens.width
+        stop = start + tokens.width
+        first = min([start, *tokens.masks])
         numbers = {}
-        for beginning, known in nexts.items():
+        for beginning, next_tokens in continuations.items():
             numbers[beginning] = len(self.asks)
-            at = start + len(beginning)
-            row = (*tokens.before, *beginning, *[self.mask_id] * (stop - at), *tokens.after)
-            self._append(row, sorted({*tokens.masks, *range(at, stop)}), {at: tuple(known)}, first)
-        return tuple(
-            tuple(
-                (numbers[label[:place]], start + place - first, nexts[label[:place]].index(token))
-                for place, token in enumerate(label)
-            )
-            for label in tokens.labels
-        )
+            place = start + len(beginning)
+            row = (*tokens.before, *beginning, *[self.mask_id] * (stop - place), *tokens.after)
+            self._append(row, sorted({*tokens.masks, *range(place, stop)}), {place: tuple(next_tokens)}, first)
+
+        def summand(label: tuple[int, ...], length: int) -> LogprobIndex:
+            beginning = label[:length]
+            return numbers[beginning], start + length - first, continuations[beginning].index(label[length])
+
+        return tuple(tuple(summand(label, length) for length in range(len(label))) for label in tokens.labels)
 
     def _label_tokens(
-        self, prompt: str, template: str, labels: Sequence[str], longest: int | None
+        self, prompt: str, template: str, labels: Sequence[str], max_length: int | None
     ) -> "_LabelTokens | str":
-        """What differs in the answer from label to label; or why it cannot be read in at most `longest` tokens.
+        """The tokens by which the labels differ in the answer. Returns the reason if they cannot be told apart.
 
-        Without `longest` labels may have any lengths.
+        All labels must have the same number of tokens, at most `max_length`; if that is None, any numbers.
         """
-        layout, masks, names = self.layout, [], labels
-        prompt, template, *labels = (_quoted(text, layout.tokenizer) for text in (prompt, template, *labels))
-        if MASK in template:
-            # Where masks stand is where another token of one piece changes the text: a prompt may spell a mask too.
-            mask, other = layout.pieces(self.mask_id)
-            one, two = layout.tokens(
-                prompt, [template.replace(MASK, text).replace(ANSWER, labels[0]) for text in (mask, other)]
-            )
-            masks = [at for at, (this, that) in enumerate(zip(one, two, strict=False)) if this != that]
-            if len(one) != len(two) or len(masks) != template.count(MASK):
+        layout = self.layout
+        masks: list[int] = []
+        quoted_prompt = _quoted(prompt, layout.tokenizer)
+        quoted_template = _quoted(template, layout.tokenizer)
+        quoted_labels = [_quoted(label, layout.tokenizer) for label in labels]
+        if MASK in quoted_template:
+            # Another special token in place of the mask tells where it is: a prompt may spell the mask too.
+            mask, other = layout.mask_texts(self.mask_id)
+            answers = [quoted_template.replace(MASK, text).replace(ANSWER, quoted_labels[0]) for text in (mask, other)]
+            with_mask, with_other = layout.tokens(quoted_prompt, answers)
+            pairs = zip(with_mask, with_other, strict=False)
+            masks = [place for place, (token, other_token) in enumerate(pairs) if token != other_token]
+            if len(with_mask) != len(with_other) or len(masks) != quoted_template.count(MASK):
                 return f"the vocabulary cannot put a mask where {MASK} stands in its template"
-            template = template.replace(MASK, mask)
-        texts = layout.tokens(prompt, [template.replace(ANSWER, label) for label in labels])
-        return _open_labels(names, texts, masks) if longest is None else _even_labels(names, texts, masks, longest)
+            quoted_template = quoted_template.replace(MASK, mask)
+        texts = layout.tokens(quoted_prompt, [quoted_template.replace(ANSWER, label) for label in quoted_labels])
+        if max_length is None:
+            return _uneven_labels(labels, texts, masks)
+        return _even_labels(labels, texts, masks, max_length)
 
     def _append(
         self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int
     ) -> None:
-        """Add the ask of a `row` of tokens whose answer begins at `first`. `masks` and `slots` are places of it."""
-        places, labels = tuple(at - first for at in masks), {at - first: slots[at] for at in slots}
+        """Add the ask of a `row` of tokens whose answer begins at `first`.
+
+        `masks` are its places with masks, `slots` the tokens that are read, by place. Raises `ConfigError` on too many.
+        """
+        places = tuple(place - first for place in masks)
+        labels = {place - first: tokens for place, tokens in slots.items()}
         self.asks.append(Ask(tuple(row[:first]), Reading(tuple(row[first:]), places, labels)))
-        if self._most is not None and len(self.asks) * self._factor > self._most:
+        if self._max_canvases is not None and len(self.asks) * self._factor > self._max_canvases:
             raise ConfigError(
-                f"questions take more than {self._most} canvases, one for each beginning of a label and twice as many "
-                "with calibrate; ask fewer at a time (max_reads)"
+                f"questions take more than {self._max_canvases} canvases, one for each beginning of a label and twice "
+                "as many with calibrate; ask fewer at a time (max_reads)"
             )
 
 
 def _quoted(text: str, tokenizer: Tokenizer) -> str:
-    """`text` without names of special tokens, but with what stands for masks and answers."""
+    """`text` without names of special tokens, except the placeholders of masks and answers."""
     parts = re.split(f"({re.escape(MASK)}|{re.escape(ANSWER)})", text)
-    return "".join(part if place % 2 else tokenizer.quoted(part) for place, part in enumerate(parts))
+    return "".join(part if part in (MASK, ANSWER) else tokenizer.quoted(part) for part in parts)
 
 
-def _turns(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Messages as a template reads them, without names of special tokens, and as texts where it knows no tools."""
-    known = "tool" in (tokenizer.chat_template or "")
-    turns: list[dict[str, Any]] = tokenizer.quoted([*messages] if known else without_tools(messages))
+def _template_turns(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Messages as the chat template reads them, without names of special tokens.
+
+    Calls of tools become texts if the template has no place for them.
+    """
+    has_tools = "tool" in (tokenizer.chat_template or "")
+    turns: list[dict[str, Any]] = tokenizer.quoted([*messages] if has_tools else without_tools(messages))
     return turns
 
 
-def _opened(turns: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str:
-    """The text of turns before a question."""
+def _render_opening(turns: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str:
+    """The text of the turns before a question."""
     if not tokenizer.has_chat_template:
         return "".join(f"{turn['content']}\n\n" for turn in turns)
     return tokenizer.render_chat(turns, add_generation_prompt=False) if turns else ""
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two sequences have in common."""
+    for length, (token, other) in enumerate(zip(a, b, strict=False)):
+        if token != other:
+            return length
+    return min(len(a), len(b))
 
 
 @dataclass(frozen=True, slots=True)
 class _LabelTokens:
-    """Labels, of which each is read up to some token, and what stands around them behind the state.
+    """The tokens that tell labels apart, and those around them behind the state.
 
-    `width` masks have room for them between `before` and `after`. Masks at other places, `masks`, are not read.
+    `width` masks between `before` and `after` have room for every label. `masks` are places of masks that are not read.
     """
 
     before: tuple[int, ...]
@@ -378,59 +413,66 @@ class _LabelTokens:
 
     @property
     def canvases(self) -> int:
-        """One for each beginning of a label."""
+        """How many canvases must be read: one for each beginning of a label."""
         return len({label[:place] for label in self.labels for place in range(len(label))})
 
 
-def _same(labels: Sequence[str], texts: Sequence[Sequence[int]]) -> str | None:
-    """Why labels cannot be told apart, where two have the same tokens."""
-    seen: dict[tuple[int, ...], str] = {}
+def _duplicate_error(labels: Sequence[str], texts: Sequence[Sequence[int]]) -> str | None:
+    """The error message if two labels have the same tokens, or None."""
+    labels_by_tokens: dict[tuple[int, ...], str] = {}
     for label, text in zip(labels, texts, strict=True):
-        if (same := seen.get(tuple(text))) is not None:
-            return f"the vocabulary cannot tell the labels {same!r} and {label!r} apart"
-        seen[tuple(text)] = label
+        if (duplicate := labels_by_tokens.get(tuple(text))) is not None:
+            return f"the vocabulary cannot tell the labels {duplicate!r} and {label!r} apart"
+        labels_by_tokens[tuple(text)] = label
     return None
 
 
 def _even_labels(
-    labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int], longest: int
+    labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int], max_length: int
 ) -> _LabelTokens | str:
-    """What differs among tokenized texts, one for each label; or why it cannot be read in at most `longest` tokens."""
+    """The tokens by which `texts`, one tokenized answer for each label, differ.
+
+    Returns the reason if their lengths differ, or if they differ in more than `max_length` tokens.
+    """
     first = texts[0]
     for label, text in zip(labels, texts, strict=True):
         if len(text) != len(first):
             more, less = (labels[0], label) if len(first) > len(text) else (label, labels[0])
             return f"the label {more!r} takes more tokens than {less!r}, and all must take as many"
-    if (same := _same(labels, texts)) is not None:
-        return same
+    if (error := _duplicate_error(labels, texts)) is not None:
+        return error
     columns = [place for place, tokens in enumerate(zip(*texts, strict=True)) if len(set(tokens)) > 1]
     start, stop = columns[0], columns[-1] + 1
-    if stop - start > longest:
-        return f"its labels differ in {stop - start} tokens, and at most {longest} are read here"
-    if any(start <= at < stop for at in masks):
+    if stop - start > max_length:
+        return f"its labels differ in {stop - start} tokens, and at most {max_length} are read here"
+    if any(start <= place < stop for place in masks):
         return f"{MASK} stands within the label in its template"
-    read = tuple(tuple(text[start:stop]) for text in texts)
-    return _LabelTokens(tuple(first[:start]), read, stop - start, tuple(first[stop:]), tuple(masks))
+    label_tokens = tuple(tuple(text[start:stop]) for text in texts)
+    return _LabelTokens(tuple(first[:start]), label_tokens, stop - start, tuple(first[stop:]), tuple(masks))
 
 
-def _open_labels(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int]) -> _LabelTokens | str:
-    """The beginnings that tell tokenized texts of any lengths apart, one for each label; or why none do."""
-    if (same := _same(labels, texts)) is not None:
-        return same
-    listed = [list(text) for text in texts]
-    start = _common(min(listed), max(listed))
-    if any(at >= start for at in masks):
+def _uneven_labels(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int]) -> _LabelTokens | str:
+    """The shortest beginnings that tell `texts`, one tokenized answer for each label, apart. Their lengths may differ.
+
+    Returns the reason if there are none.
+    """
+    if (error := _duplicate_error(labels, texts)) is not None:
+        return error
+    lists = [list(text) for text in texts]
+    start = _common_prefix_length(min(lists), max(lists))  # what the first and the last share, all share
+    if any(place >= start for place in masks):
         return f"{MASK} stands behind labels of different lengths in its template"
     rests = [tuple(text[start:]) for text in texts]
-    ordered = sorted(rests)
-    needed = dict.fromkeys(rests, 0)
-    for one, other in pairwise(ordered):
-        apart = _common(one, other) + 1
-        if apart > len(one):
-            shorter, longer = (labels[rests.index(rest)] for rest in (one, other))
+    lengths = dict.fromkeys(rests, 0)
+    for rest, next_rest in pairwise(sorted(rests)):  # neighbours have the longest common beginnings
+        length = _common_prefix_length(rest, next_rest) + 1
+        if length > len(rest):
+            shorter = labels[rests.index(rest)]
+            longer = labels[rests.index(next_rest)]
             return (
                 f"the label {shorter!r} is how {longer!r} begins, and nothing stands behind it; leave end_turn at true"
             )
-        needed |= {one: max(needed[one], apart), other: max(needed[other], apart)}
-    read = tuple(rest[: needed[rest]] for rest in rests)
-    return _LabelTokens(tuple(texts[0][:start]), read, max(map(len, rests)), (), tuple(masks))
+        lengths[rest] = max(lengths[rest], length)
+        lengths[next_rest] = max(lengths[next_rest], length)
+    label_tokens = tuple(rest[: lengths[rest]] for rest in rests)
+    return _LabelTokens(tuple(texts[0][:start]), label_tokens, max(map(len, rests)), (), tuple(masks))

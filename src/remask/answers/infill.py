@@ -11,53 +11,55 @@ from remask.request.terms import MaskLength, Part, Terms
 from remask.text.tokenizer import Tokenizer
 
 Resolve: TypeAlias = Callable[[Mapping[str, Any], int, Template | None], SamplingParams]
-"""The sampling parameters of a request that sets some itself, beside so many given tokens, for a template or a hole."""
+"""Returns the sampling parameters of a request from those that it sets, its number of given tokens and its template."""
 
 
 def response_of(
     terms: Terms,
-    own: Mapping[str, Any],
-    prompt: int,
+    sampling: Mapping[str, Any],
+    prompt_length: int,
     tokenizer: Tokenizer | None,
     stop_ids: Sequence[int],
     resolve: Resolve,
-    longest: int,
-    around: tuple[str, str] | None = None,
+    max_length: int,
+    affixes: tuple[str, str] | None = None,
 ) -> tuple[SamplingParams, Template | None]:
-    """The sampling parameters of a request that sets `own` ones, and its template; None where all is one hole.
+    """The sampling parameters of a request and the template of its response. The template is None if all is one hole.
 
-    `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes. A
-    canvas of more than `longest` positions is refused before anything of its length is made. `around` are texts before
-    and behind a hole of `max_tokens`, which the answer does not show, as a suffix; they may name special tokens. Raises
-    `ConfigError` where the parts and the parameters contradict each other or cannot be met.
+    `sampling` are the parameters that the request sets, `stop_ids` the model's end tokens, which pad holes. `affixes`
+    are texts before and behind a hole of `max_tokens`; they may name special tokens, and the answer does not show them.
+    A `suffix` of the request is the second of two such texts. Raises `ConfigError` if parts and parameters contradict
+    each other or cannot be met, and `CanvasLengthError` on a canvas of more than `max_length` positions, before a
+    template of that length is built.
     """
-    control = terms.control_tokens is True
-    trusted = control or terms.suffix is None
-    if terms.suffix is not None:
-        around = ("", terms.suffix)
+    control_tokens = terms.control_tokens is True
     if terms.canvas is not None:
-        if own.get("max_tokens") is not None:
+        if sampling.get("max_tokens") is not None:
             raise ConfigError("max_tokens: the parts of a canvas say how long the response is; leave it out")
-        holes = sum(part.mask.max or 0 for part in terms.canvas if isinstance(part.mask, MaskLength))
-        _check_length(prompt, holes, longest, f"holes of {holes}")
-        template = template_of(terms.canvas, tokenizer, control_tokens=control)
-    elif around is not None:
-        before, behind = (_encoded(text, tokenizer, trusted) for text in around)
-        fixed = prompt + len(before) + len(behind)
-        hole = resolve(own, fixed, None).max_tokens
-        _check_length(fixed, hole, longest, f"max_tokens={hole}")
-        places = (*before, *[OPEN] * hole, *behind)
-        template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
+        hole_length = sum(part.mask.max or 0 for part in terms.canvas if isinstance(part.mask, MaskLength))
+        _check_length(prompt_length, hole_length, max_length, f"holes of {hole_length}")
+        template = template_of(terms.canvas, tokenizer, control_tokens=control_tokens)
+    elif terms.suffix is not None or affixes is not None:
+        texts = affixes if terms.suffix is None else ("", terms.suffix)
+        assert texts is not None
+        # A suffix comes from the client, other affixes from the server.
+        may_name_tokens = control_tokens or terms.suffix is None
+        head, tail = (_encode_part(text, tokenizer, may_name_tokens) for text in texts)
+        fixed_length = prompt_length + len(head) + len(tail)
+        hole_length = resolve(sampling, fixed_length, None).max_tokens
+        _check_length(fixed_length, hole_length, max_length, f"max_tokens={hole_length}")
+        hole = Hole(len(head), len(head) + hole_length)
+        template = Template((*head, *[OPEN] * hole_length, *tail), (hole,), fill_only=True)
     else:
-        return resolve(own, prompt, None), None
-    params = resolve({**own, "max_tokens": len(template)}, prompt, template)
+        return resolve(sampling, prompt_length, None), None
+    params = resolve({**sampling, "max_tokens": len(template)}, prompt_length, template)
     return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
 
 
 def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_tokens: bool = False) -> Template:
-    """The template of parts; names of special tokens in their texts are text, or with `control_tokens` tokens.
+    """The template of a response made of `parts`. Names of special tokens in texts are tokens with `control_tokens`.
 
-    Raises `ConfigError` on texts where there is no tokenizer, and where no part is a hole.
+    Raises `ConfigError` if there is a text and no tokenizer, and if no part is a hole.
     """
     tokens: list[int] = []
     holes: list[Hole] = []
@@ -67,24 +69,25 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_t
             tokens += [OPEN] * part.mask.max
             holes.append(Hole(start, len(tokens), part.mask.min))
         else:
-            tokens += part.token_ids or () if part.text is None else _encoded(part.text, tokenizer, control_tokens)
+            tokens += part.token_ids or () if part.text is None else _encode_part(part.text, tokenizer, control_tokens)
     if not holes:
         raise ConfigError("canvas has no hole, so there is nothing to generate; give a part with mask")
     return Template(tuple(tokens), tuple(holes))
 
 
-def _check_length(fixed: int, holes: int, longest: int, response: str) -> None:
-    if fixed + holes > longest:
+def _check_length(fixed: int, holes: int, max_length: int, response: str) -> None:
+    if fixed + holes > max_length:
         raise CanvasLengthError(
             f"{fixed} given tokens and {response} make a canvas of {fixed + holes}, but max_model_len is "
-            f"{longest}; shorten one of them",
+            f"{max_length}; shorten one of them",
             fixed,
             holes,
         )
 
 
-def _encoded(text: str, tokenizer: Tokenizer | None, control_tokens: bool) -> list[int]:
-    """Tokens of a text that stands within others, so that the tokenizer puts nothing around it."""
+def _encode_part(text: str, tokenizer: Tokenizer | None, control_tokens: bool) -> list[int]:
+    """Token ids of a text within others, without the special tokens that begin and end a prompt."""
     if tokenizer is None:
         raise ConfigError("canvas: this model folder has no tokenizer, so fixed parts must be token_ids")
-    return (tokenizer.encode if control_tokens else tokenizer.encode_literally)(text, add_special_tokens=False)
+    encode = tokenizer.encode if control_tokens else tokenizer.encode_literally
+    return encode(text, add_special_tokens=False)

@@ -24,123 +24,134 @@ from remask.text.tokenizer import Tokenizer
 MAX_SECONDS = 2
 """Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""
 WAIT = 20
-"""So many times as long by the clock. The wait for a core counts in this, so it is a wide limit."""
+"""Limit of wall time, as a multiple of the processor time. It is wide, as waiting for a core counts."""
 MAX_BYTES = 2 << 30
 MAX_TRANSITIONS = 2**22
 MAX_STATES = 2048
 MAX_CLASS_TRANSITIONS = 2**16
-"""Transitions by classes of tokens, which every step of a request goes over, for each position of its block."""
-KEPT = 64
-"""Forms that are kept compiled, or as the error that they end in, those used last."""
+"""Transitions by classes of tokens. Every step of a request visits all of them for each position of its block."""
+CACHE_SIZE = 64
+"""Number of the most recently used forms whose constraint or error is cached."""
 
 
-class _PassingError(FormError):
-    """An error that the same form need not end in another time."""
+class _TransientError(FormError):
+    """An error that is not cached: the same form may compile another time."""
 
 
 class Structures:
-    """Compiles forms for one vocabulary, and keeps them. Safe on any threads.
+    """Compiles forms for one vocabulary, and caches them. Thread-safe.
 
-    A form is compiled once, however many threads ask for it at a time, also where it cannot be compiled.
+    A form is compiled once, however many threads ask for it at a time, even if its compilation fails.
 
     Args:
-        tokens: the bytes of each token id; None where a token is no part of a text.
-        padding: tokens that end a response and fill it up.
+        tokens: the bytes of each token id, or None if a token is no part of a text.
+        padding: ids of tokens that end a response and fill it up.
     """
 
     def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
         self._tokens = [(token, content) for token, content in enumerate(tokens) if content is not None]
         self._by_bytes = {content: token for token, content in self._tokens}
-        self._vocab, self._padding = len(tokens), tuple(padding)
-        self._forms: OrderedDict[tuple[str, str], Future[Constraint]] = OrderedDict()  # those used last stand last
+        self._vocab = len(tokens)
+        self._padding = tuple(padding)
+        self._forms: OrderedDict[tuple[str, str], Future[Constraint]] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     @classmethod
     def of_model(cls, tokenizer: Tokenizer | None, config: ModelConfig) -> "Structures":
-        """Those of a model. Raises `ConfigError` where it has no tokenizer."""
+        """The structures for the vocabulary of a model. Raises `FormError` if it has no tokenizer."""
         if tokenizer is None:
             raise FormError(" need a tokenizer, and this model folder has none")
         tokens = tokenizer.token_bytes(config.vocab)
-        barred = {config.mask_id, *config.stop_ids}
+        excluded = {config.mask_id, *config.stop_ids}
         padding = [token for token in config.stop_ids if token in tokenizer.special_ids]
-        return cls([None if token in barred else content for token, content in enumerate(tokens)], padding)
+        return cls([None if token in excluded else content for token, content in enumerate(tokens)], padding)
 
-    def compiled(self, form: StructuredOutputs, beginning: str = "") -> Constraint:
-        """The constraint of a form, or of the rest of an answer with this `beginning`.
+    def compile(self, form: StructuredOutputs, beginning: str = "") -> Constraint:
+        """The constraint of a form, or of the rest of an answer with this `beginning`. Waits for other threads.
 
-        Raises `ConfigError` where it cannot be compiled, or not within the limits, and where no answer begins so.
+        Raises `FormError` if the form cannot be compiled within the limits, and if no answer begins so.
         """
-        constraint = self._whole(form)
-        return constraint.begun(self._after(constraint.automaton, beginning)) if beginning else constraint
+        constraint = self._compile_once(form)
+        return constraint.begun(self._state_after(constraint.automaton, beginning)) if beginning else constraint
 
-    def _after(self, automaton: TokenAutomaton, text: str) -> int:
-        """The state of an automaton after a text. It is the same whichever tokens spell it."""
+    def _state_after(self, automaton: TokenAutomaton, text: str) -> int:
+        """The state of an automaton after `text`, which is the same for any tokens that spell it.
+
+        Raises `FormError` if no answer begins with `text`.
+        """
         content = text.encode()
-        # Single bytes, if there are tokens of them: no other token leads further than those that it is made of.
-        single = all(content[at : at + 1] in self._by_bytes for at in range(len(content)))
-        sizes = [1] if single else sorted(set(map(len, self._by_bytes)))
-        reached = {0: automaton.start}
-        for at in range(len(content)):
-            if at in reached:
+        # Tokens of single bytes, if there are all of them, reach every state that longer tokens reach.
+        has_byte_tokens = all(content[i : i + 1] in self._by_bytes for i in range(len(content)))
+        sizes = [1] if has_byte_tokens else sorted(set(map(len, self._by_bytes)))
+        states = {0: automaton.start}  # by the number of bytes that lead to them
+        for offset in range(len(content)):
+            if offset in states:
                 for size in sizes:
-                    token = self._by_bytes.get(content[at : at + size])
-                    state = None if token is None else automaton.next_state(reached[at], token)
+                    token = self._by_bytes.get(content[offset : offset + size])
+                    state = None if token is None else automaton.next_state(states[offset], token)
                     if state is not None:
-                        reached[at + size] = state
-        if len(content) not in reached:
-            place = len(content[: max(reached)].decode(errors="ignore"))
+                        states[offset + size] = state
+        if len(content) not in states:
+            index = len(content[: max(states)].decode(errors="ignore"))
             raise FormError(
-                f": the answer that is to be continued leaves the form at character {place + 1}: no "
-                f"answer has {text[place]!r} behind {text[max(0, place - 20) : place]!r}; shorten it, or ask for "
+                f": the answer that is to be continued leaves the form at character {index + 1}: no "
+                f"answer has {text[index]!r} behind {text[max(0, index - 20) : index]!r}; shorten it, or ask for "
                 "another form"
             )
-        return reached[len(content)]
+        return states[len(content)]
 
-    def _whole(self, form: StructuredOutputs) -> Constraint:
+    def _compile_once(self, form: StructuredOutputs) -> Constraint:
+        """The constraint of a form, from the cache, another thread or a compilation. Raises its `FormError`."""
         key = form.source
         with self._lock:
-            first = key not in self._forms
+            is_new = key not in self._forms
             future = self._forms.setdefault(key, Future())
             self._forms.move_to_end(key)
-        if first:
-            self._compile(key, future)
+        if is_new:
+            self._compile_into(key, future)
         error = future.exception()
         if isinstance(error, ConfigError):
             raise copy(error)  # so that no two callers share a traceback
         return future.result()
 
-    def _compile(self, key: tuple[str, str], future: Future[Constraint]) -> None:
-        """Give `future` its result. It is kept, but for an error that need not come again."""
-        lasts = True
+    def _compile_into(self, key: tuple[str, str], future: Future[Constraint]) -> None:
+        """Set the result or the exception of `future`. Removes transient errors and the oldest forms from the cache."""
+        is_final = True
         try:
             future.set_result(Constraint(self._automaton(self._run(*key))))
         except BaseException as error:
-            lasts = isinstance(error, ConfigError) and not isinstance(error, _PassingError)
+            is_final = isinstance(error, ConfigError) and not isinstance(error, _TransientError)
             future.set_exception(copy(error) if isinstance(error, ConfigError) else error)
         with self._lock:
-            if not lasts:
+            if not is_final:
                 del self._forms[key]
-            for old in [key for key, form in self._forms.items() if form.done()][:-KEPT]:
-                del self._forms[old]
+            finished = [key for key, form in self._forms.items() if form.done()]
+            for oldest in finished[:-CACHE_SIZE]:
+                del self._forms[oldest]
 
-    def keeps(self, form: StructuredOutputs) -> bool:
-        """Whether `compiled` returns the constraint of a form, or raises its error, at once."""
+    def is_cached(self, form: StructuredOutputs) -> bool:
+        """Whether `compile` returns the constraint of a form, or raises its error, at once."""
         with self._lock:
             future = self._forms.get(form.source)
         return future is not None and future.done()
 
     def _run(self, kind: str, text: str) -> dict[str, Any]:
+        """Compile the source `text` of a form in a process of its own. Returns the answer of its `compiler`.
+
+        Raises `FormError`.
+        """
         if importlib.util.find_spec("outlines_core") is None:
-            raise _PassingError(f" need the package outlines-core: {install_line('server')}")
+            raise _TransientError(f" need the package outlines-core: {install_line('server')}")
         seconds = MAX_SECONDS + self._vocab // 50_000
-        settings = {"tokens": self._tokens, "vocab": self._vocab, "most": MAX_TRANSITIONS}
-        task, wait = "remask.answers.structured_worker:compiler", WAIT * seconds
+        settings = {"tokens": self._tokens, "vocab": self._vocab, "max_transitions": MAX_TRANSITIONS}
+        task = "remask.answers.structured_worker:compiler"
+        wait = WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
         failure = f": the {_NAMES[kind]} cannot be compiled:"
         try:
             answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
         except LateError as error:
-            raise _PassingError(f"{failure} {error}; try again later") from error
+            raise _TransientError(f"{failure} {error}; try again later") from error
         except (RefusedError, HelperError) as error:
             raise FormError(f"{failure} {error}") from error
         finally:
@@ -148,13 +159,14 @@ class Structures:
         return answer
 
     def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
+        """The automaton of a compiler's answer. Raises `FormError` if it is too large."""
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
         automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
-        for name, most in (("states", MAX_STATES), ("transitions", MAX_CLASS_TRANSITIONS)):
-            if (size := getattr(automaton, name)) > most:
+        for name, limit in (("states", MAX_STATES), ("transitions", MAX_CLASS_TRANSITIONS)):
+            if (size := getattr(automaton, name)) > limit:
                 raise FormError(
-                    f": its automaton has {size} {name}, and at most {most} are taken; ask for a simpler form"
+                    f": its automaton has {size} {name}, and at most {limit} are taken; ask for a simpler form"
                 )
         return automaton
 
@@ -165,37 +177,38 @@ _NAMES = {"regex": "regular expression", "json": "JSON schema"}
 def automaton_of(
     edges: NDArray[np.int64], start: int, final: NDArray[np.int64], vocab: int, padding: Sequence[int] = ()
 ) -> TokenAutomaton:
-    """The automaton of `edges`: from which state which token leads where, int64 [E, 3]; states are any numbers.
+    """The automaton with these `edges`, int64 [E, 3]: a state, a token id, the state that it leads to.
 
-    `padding` tokens lead from accepting states to one of their own that takes nothing else.
+    States are any numbers; `final` are the accepting ones. `padding` tokens lead from accepting states to a state of
+    their own, from which only they lead on.
     """
-    source, token, target = edges.T
-    names = np.unique(np.concatenate([source, target, final, [start]]))
-    source, target = np.searchsorted(names, source), np.searchsorted(names, target)
-    accepting = np.zeros(len(names) + 1, dtype=np.bool_)
-    accepting[np.searchsorted(names, final)] = True
-    filled = len(names)  # the state after the answer's end
+    state_ids = np.unique(np.concatenate([edges[:, 0], edges[:, 2], final, [start]]))
+    source = np.searchsorted(state_ids, edges[:, 0])
+    token = edges[:, 1]
+    target = np.searchsorted(state_ids, edges[:, 2])
+    padding_state = len(state_ids)
+    accepting = np.zeros(len(state_ids) + 1, dtype=np.bool_)
+    accepting[np.searchsorted(state_ids, final)] = True
     if padding:
-        before = np.append(np.flatnonzero(accepting), filled)
-        accepting[filled] = True
-        source = np.concatenate([source, np.tile(before, len(padding))])
-        token = np.concatenate([token, np.repeat(np.asarray(padding, dtype=np.int64), len(before))])
-        target = np.concatenate([target, np.full(len(before) * len(padding), filled)])
+        ends = np.append(np.flatnonzero(accepting), padding_state)
+        accepting[padding_state] = True
+        source = np.concatenate([source, np.tile(ends, len(padding))])
+        token = np.concatenate([token, np.repeat(np.asarray(padding, dtype=np.int64), len(ends))])
+        target = np.concatenate([target, np.full(len(ends) * len(padding), padding_state)])
     classes = _classes(source, token, target, vocab)
     merged = np.unique(np.stack([source, classes[token], target]), axis=1)
-    return TokenAutomaton(classes, merged[0], merged[1], merged[2], int(np.searchsorted(names, start)), accepting)
+    return TokenAutomaton(classes, merged[0], merged[1], merged[2], int(np.searchsorted(state_ids, start)), accepting)
 
 
 def _classes(
     source: NDArray[np.int64], token: NDArray[np.int64], target: NDArray[np.int64], vocab: int
 ) -> NDArray[np.int64]:
-    """The class of each token: tokens with the same transitions have one, those without any have 0."""
+    """The class of each token, int64 [vocab]: tokens with equal transitions share one, tokens without any have 0."""
     order = np.lexsort((target, source, token))
-    source, token, target = source[order], token[order], target[order]
-    used, first = np.unique(token, return_index=True)
-    seen: dict[bytes, int] = {}
+    transitions = np.stack([source[order], target[order]], axis=1)
+    token_ids, first = np.unique(token[order], return_index=True)
+    class_ids: dict[bytes, int] = {}
     classes = np.zeros(vocab, dtype=np.int64)
-    pairs = np.stack([source, target], axis=1)
-    for name, group in zip(used.tolist(), np.split(pairs, first[1:]), strict=True):
-        classes[name] = seen.setdefault(group.tobytes(), len(seen) + 1)
+    for token_id, group in zip(token_ids.tolist(), np.split(transitions, first[1:]), strict=True):
+        classes[token_id] = class_ids.setdefault(group.tobytes(), len(class_ids) + 1)
     return classes

@@ -11,20 +11,24 @@ from typing import Any
 from remask.machine.helper import Answers, RefusedError
 
 END = "\U0010ffff"
-"""Stands behind a pattern, as a token of its own. outlines-core leaves out what leads from a text that is whole to one
-that is not, such as from `yes` to `yes n`; with a token behind it no text is whole."""
+"""Follows a pattern, as a token of its own. outlines-core leaves out transitions from complete to incomplete texts,
+such as from `yes` to `yes n`; with a token behind it, no text is complete."""
 
 
-def compiled(job: dict[str, Any]) -> dict[str, Any]:
-    """The transitions between tokens of a job's pattern. Raises `RefusedError`."""
+def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
+    """The transitions between tokens of the pattern `job["text"]`: columns of int64 as bytes, start and final states.
+
+    Raises `RefusedError` if outlines-core refuses the pattern, or there are more than `job["max_transitions"]`.
+    """
     from outlines_core import Index, Vocabulary
 
     tokens: dict[str | bytes, list[int]] = {}
     for token, content in job["tokens"]:
         tokens.setdefault(content, []).append(token)
-    pattern, end = job["text"], job["vocab"]
-    closed = _closed(pattern)
-    if not closed:
+    pattern = job["text"]
+    end = job["vocab"]  # the id of `END`
+    ends_itself = _ends_itself(pattern)
+    if not ends_itself:
         pattern = f"({pattern}){END}"
     tokens[END.encode()] = [end]
     try:
@@ -32,24 +36,24 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise RefusedError(str(error).split("\n")[0][:300]) from error
     source, label, target = array("q"), array("q"), array("q")
-    last = index.get_final_states()
-    whole = set(last) if closed else set[int]()
-    for state, leads in index.get_transitions().items():
-        if not closed and leads.get(end) in last:
-            whole.add(state)
-        for token, other in leads.items():
-            if token < end:  # the others that end an answer are no tokens of the model
+    index_final = index.get_final_states()
+    final = set(index_final) if ends_itself else set[int]()
+    for state, transitions in index.get_transitions().items():
+        if not ends_itself and transitions.get(end) in index_final:
+            final.add(state)
+        for token, next_state in transitions.items():
+            if token < end:  # `END` and outlines-core's own end are no tokens of the model
                 source.append(state)
                 label.append(token)
-                target.append(other)
-        if len(source) > job["most"]:
-            raise RefusedError(f"its automaton has more than {job['most']} transitions")
+                target.append(next_state)
+        if len(source) > job["max_transitions"]:
+            raise RefusedError(f"its automaton has more than {job['max_transitions']} transitions")
     arrays = {"source": source.tobytes(), "label": label.tobytes(), "target": target.tobytes()}
-    return arrays | {"start": index.get_initial_state(), "final": sorted(whole)}
+    return arrays | {"start": index.get_initial_state(), "final": sorted(final)}
 
 
-def _closed(pattern: str) -> bool:
-    """Whether nothing may stand behind a pattern: it names its own end, or would close a bracket around it."""
+def _ends_itself(pattern: str) -> bool:
+    """Whether `END` cannot follow a pattern: it has an end anchor, or would close a bracket around it."""
     depth = 0
     for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL):  # a set is one piece
         depth += (piece == "(") - (piece == ")")
@@ -59,10 +63,10 @@ def _closed(pattern: str) -> bool:
 
 
 def compiler(settings: bytes) -> Answers:
-    """What compiles patterns for the tokens of `settings`. All content is of Python's `marshal`."""
+    """A function that compiles patterns for the tokens of `settings`. All bytes are Python's `marshal` format."""
     job = marshal.loads(settings)
 
     def compile_form(pattern: bytes) -> bytes:
-        return marshal.dumps(compiled({**job, "text": marshal.loads(pattern)}))
+        return marshal.dumps(compile_pattern({**job, "text": marshal.loads(pattern)}))
 
     return compile_form

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from remask.answers.answer import trace_of
-from remask.answers.decided import told
+from remask.answers.decided import api_answers
 from remask.checkpoint.settings import Reads
 from remask.checks.values import json_list, json_object, shown
 from remask.cli.early import check_objects
@@ -223,7 +223,7 @@ def decide(args: argparse.Namespace) -> int:
                 args.model,
             )
         result = llm.decide(decisions)
-    answers = told(decisions, result.answers)
+    answers = api_answers(decisions, result.answers)
     work = {name: getattr(result.usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
     print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
     return 0

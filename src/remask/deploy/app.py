@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 ROUTERS = {"prefix": "remask.deploy.router.PrefixRouter", "round-robin": "remask.deploy.router.RoundRobinRouter"}
 
-TRIES = 2
-"""Replicas that a request may begin on. One that brings its replica down brings no more than these down."""
+MAX_ATTEMPTS = 2
+"""Replicas that a request may begin on, so that a request that crashes its replica crashes no more than these."""
 
 LOST = (RayActorError, ReplicaUnavailableError, EngineDeadError)
-"""What is raised where the replica of a request has died or cannot be reached, or its engine has died."""
+"""Errors that mean that the replica of a request has died or cannot be reached, or that its engine has died."""
 
 
 class Replica:
@@ -42,14 +42,17 @@ class Replica:
     async def __init__(self, settings: FleetSettings) -> None:  # type: ignore[misc]
         options: dict[str, Any] = {"engine": settings.engine_config, "skip_bad_adapters": True, "reads": "text"}
         options |= {"cache": settings.cache, "chat_template": settings.chat_template, **settings.llm}
-        self._llm = llm = LLM(settings.model, **options)
+        self._llm = LLM(settings.model, **options)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
-        self._app = create_app(llm, settings.server_config)
+        self._app = create_app(self._llm, settings.server_config)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
 
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
-        """Yield the response to `call` in parts. Only the router reads `identity`."""
+        """Yield the response to `call`: its `Head`, then pieces of its body. Only the router reads `identity`.
+
+        Raises `EngineDeadError` if the engine is dead once a POST is answered, so that the front tries another replica.
+        """
         replica = call.header(REPLICA_HEADER)
         app: ASGIApp = self._app
         if replica not in (None, self._name.decode()):
@@ -58,19 +61,19 @@ class Replica:
         async for part in respond(app, call):
             if isinstance(part, Head):
                 if call.method == "POST":
-                    self.check_health()  # an answer of a dead engine is an error, and another replica may do better
+                    self.check_health()
                 yield Head(part.status, (*part.headers, (REPLICA_HEADER, self._name)))
             else:
                 yield part
 
     def check_health(self) -> None:
-        """Ray calls this regularly, and replaces a replica that raises."""
+        """Raise `EngineDeadError` if the engine is dead. Ray calls this often, and replaces a replica that raises."""
         engine = self._app.state.service.engine
         if not engine.alive:
             raise EngineDeadError(f"the engine is dead: {engine.error}")
 
     async def __del__(self) -> None:
-        """Ray calls this at the end. Accepted requests have the drain timeout to finish."""
+        """Stop the server. Ray calls this at the end; accepted requests have the drain timeout to finish."""
         await self._lifespan.__aexit__(None, None, None)
         self._llm.close()
 
@@ -87,38 +90,42 @@ class Front:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
-        body = await self._body(request)
+        """Answer one request: with a 429 if all replicas are full, with a 503 if its replica was lost."""
+        body = await self._read_body(request)
         client = None if request.client is None else (request.client.host, request.client.port)
         call = Call(
             request.method, request.url.path, request.url.query.encode(), tuple(request.headers.raw), body, client
         )
         try:
-            head, parts = await self._begin(call)
+            head, parts = await self._dispatch(call)
         except BackPressureError:
             return error_response(ApiError(429, "all replicas are full; try again later"))
         except (*LOST, DeploymentUnavailableError):
-            return error_response(_lost())
-        streams = any(b"text/event-stream" in value for name, value in head.headers if name == b"content-type")
-        response = StreamingResponse(_rest(parts, streams), head.status)
+            return error_response(_replica_lost_error())
+        is_stream = any(b"text/event-stream" in value for name, value in head.headers if name == b"content-type")
+        response = StreamingResponse(_response_body(parts, is_stream), head.status)
         response.raw_headers = list(head.headers)
         return response
 
-    async def _begin(self, call: Call) -> tuple[Head, Any]:
-        """The first part of the response to `call`, and the parts that follow."""
+    async def _dispatch(self, call: Call) -> tuple[Head, Any]:
+        """Run `call` on a replica. Returns the head of the response and an iterator of its further parts.
+
+        If the replica is lost before it answers, tries another one. Raises one of `LOST` once all attempts have failed.
+        """
         identity = _identity(call)
-        for left in reversed(range(TRIES)):
+        for attempts_left in reversed(range(MAX_ATTEMPTS)):
             parts = self._replicas.remote(identity, call)
             try:
                 return await anext(aiter(parts)), parts
             except LOST as error:
-                log.warning("%s %s: the replica was lost, %d tries are left: %s", call.method, call.path, left, error)
-                if not left:
+                message = "%s %s: the replica was lost, %d tries are left: %s"
+                log.warning(message, call.method, call.path, attempts_left, error)
+                if not attempts_left:
                     raise
         raise AssertionError("unreachable")
 
-    async def _body(self, request: Request) -> bytes:
-        """Read the body, at most one byte more than replicas accept. They then refuse it with their own message."""
+    async def _read_body(self, request: Request) -> bytes:
+        """Read the body, up to one byte more than replicas accept: they refuse a larger one with their own message."""
         body = b""
         async for chunk in request.stream():
             body += chunk
@@ -127,28 +134,30 @@ class Front:
         return body
 
 
-def _lost() -> ApiError:
+def _replica_lost_error() -> ApiError:
     return ApiError(503, "the replica of this request was lost; try again later", code="replica_lost")
 
 
-async def _rest(parts: Any, streams: bool) -> AsyncIterator[bytes]:
-    """Yield the rest of the response. If the client disconnects, cancel the request on its replica.
+async def _response_body(parts: Any, is_stream: bool) -> AsyncIterator[bytes]:
+    """Yield the body of a response. If the client disconnects, cancel the request on its replica.
 
-    Where the replica is lost, events end with an error. Any other body is cut off, so that its length tells.
+    If the replica is lost, a stream of events ends with an error event, and for any other body the replica's error is
+    raised: the client sees fewer bytes than the Content-Length.
     """
     try:
         async for part in parts:
             yield part
     except LOST as error:
         log.warning("the replica of a response that has begun was lost: %s", error)
-        if not streams:
+        if not is_stream:
             raise
-        yield failed_stream(_lost())
+        yield failed_stream(_replica_lost_error())
     finally:
         parts.cancel()
 
 
 def _identity(call: Call) -> bytes | None:
+    """The prefix identity of a call. Returns None if it is no POST or its body is not JSON."""
     if call.method != "POST":
         return None
     try:

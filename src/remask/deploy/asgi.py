@@ -25,7 +25,7 @@ class Call:
     client: tuple[str, int] | None = None
 
     def header(self, name: bytes) -> str | None:
-        """Return the value of the first header of that name, given in lower case; None if there is none."""
+        """Return the value of the first header with this name in lower case, or None."""
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
 
 
@@ -40,8 +40,8 @@ class Head:
 async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
     """Yield the response of `app` to `call`: its `Head`, then the pieces of its body.
 
-    If the reader stops early, the application gets an `http.disconnect` and ends by itself. Raises what the
-    application raises.
+    If the reader stops early, the application gets an `http.disconnect`, and its end is awaited. Exceptions of the
+    application are raised here.
     """
     scope: Scope = {
         "type": "http",

@@ -18,22 +18,22 @@ from remask.errors import DeployError
 
 log = logging.getLogger(__name__)
 
-STARTS: Final = 4
-CONNECT_S: Final = 5.0
-POLL_S: Final = 0.5
-PATIENCE_S: Final = 60.0
-"""Seconds between two lines that say that Ray is still waited for."""
+START_ATTEMPTS: Final = 4
+CONNECT_TIMEOUT_S: Final = 5.0
+POLL_INTERVAL_S: Final = 0.5
+REPORT_INTERVAL_S: Final = 60.0
+"""Seconds between two log lines that say that Ray is still starting."""
 
-_LOGS: Final = f"Ray's logs are in {tempfile.gettempdir()}/ray/session_latest/logs"
-_LABEL: Final = re.compile(r"\x1b\[[0-9;]*m|^(?:[a-z_]+\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
+_LOG_HINT: Final = f"Ray's logs are in {tempfile.gettempdir()}/ray/session_latest/logs"
+_ANSI_OR_MODULE: Final = re.compile(r"\x1b\[[0-9;]*m|^(?:[a-z_]+\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
 
 
 def join(address: str | None, host: str, port: int) -> None:
     """Connect to the cluster at `address`; None starts one on this machine alone, which listens on `host` and `port`.
 
-    Raises `DeployError` where there is no cluster at `address`, or Ray does not start, or the port is in use.
+    Raises `DeployError` if there is no cluster at `address`, Ray does not start or the port is in use.
     """
-    # What Ray's processes log, also of a stop that went well, stands in its own files.
+    # Ray's processes log to files of their own, and report errors even when they stop as they should.
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if address is not None:
@@ -45,19 +45,20 @@ def join(address: str | None, host: str, port: int) -> None:
         return
     _check_free(host, port)
     log.info("starting Ray on this machine")
-    with _deploy_errors("Ray did not start", f"{_LOGS}; Ray needs some 2 GB of free memory and of /dev/shm"):
-        _init_here()
+    with _deploy_errors("Ray did not start", f"{_LOG_HINT}; Ray needs some 2 GB of free memory and of /dev/shm"):
+        _start_local_cluster()
 
 
 def start(application: Any, name: str, host: str, port: int) -> None:
-    """Run `application` on the cluster, and wait until its proxy answers: as long as a slow machine needs.
+    """Run `application` on the cluster, and wait without a limit until a proxy answers.
 
-    Raises `DeployError` where a replica, or the proxy, cannot start.
+    Raises `DeployError` if a replica or the proxy cannot start.
     """
-    with _deploy_errors("Ray Serve did not start", f"Is port {port} free on every machine? {_LOGS}"), _patience():
+    way_out = f"Is port {port} free on every machine? {_LOG_HINT}"
+    with _deploy_errors("Ray Serve did not start", way_out), _ignore_timeout():
         serve.start(http_options={"host": host, "port": port})
     log.info("starting the replicas")
-    with _deploy_errors("the replicas did not start", f"Mend that and deploy again; {_LOGS}"), _patience():
+    with _deploy_errors("the replicas did not start", f"Mend that and deploy again; {_LOG_HINT}"), _ignore_timeout():
         try:
             serve.run(application, name=name, route_prefix="/")
         except RuntimeError as error:
@@ -66,44 +67,47 @@ def start(application: Any, name: str, host: str, port: int) -> None:
 
 
 def _replica_error(name: str) -> str:
-    """What the replicas of an application raised, which Ray keeps apart from the failure of the application."""
+    """The error message of the first replica of the application that failed; "" if none did.
+
+    Ray does not repeat it in the error of the application.
+    """
     application = serve.status().applications.get(name)
     deployments = {} if application is None else application.deployments
     return next((deployment.message for deployment in deployments.values() if "Error" in deployment.message), "")
 
 
-def _init_here() -> None:
-    """Start Ray on this machine. Ray gives its processes a fixed time, so a slow machine gets `STARTS` of them."""
-    for left in reversed(range(STARTS)):
+def _start_local_cluster() -> None:
+    """Start Ray on this machine, in `START_ATTEMPTS` attempts: Ray's own time limit is too short for slow machines."""
+    for attempts_left in reversed(range(START_ATTEMPTS)):
         try:
             # A cluster of this machine alone stays on its loopback address.
             ray.init(address="local", include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
         except Exception as error:  # Ray raises no other class here
             ray.shutdown()
-            if not left or "timed out" not in str(error):
+            if not attempts_left or "timed out" not in str(error):
                 raise
-            log.info("Ray did not start in time; trying %d times more", left)
+            log.info("Ray did not start in time; trying %d times more", attempts_left)
         else:
             return
 
 
 def _await_proxy() -> None:
-    """Wait for a proxy that takes requests. Ray starts one anew as often as it takes."""
-    start = reported = time.monotonic()
+    """Wait until one of Ray's proxies takes requests. Ray restarts proxies that fail."""
+    start = last_report = time.monotonic()
     while True:
-        with _deploy_errors("Ray Serve has stopped", _LOGS):
+        with _deploy_errors("Ray Serve has stopped", _LOG_HINT):
             proxies = serve.status().proxies
         if not proxies or any(status is ProxyStatus.HEALTHY for status in proxies.values()):
             return
-        if time.monotonic() - reported > PATIENCE_S:
-            reported = time.monotonic()
-            log.info("Ray's proxy is not up after %.0f s; waiting on (Ctrl-C ends it)", reported - start)
-        time.sleep(POLL_S)
+        if time.monotonic() - last_report > REPORT_INTERVAL_S:
+            last_report = time.monotonic()
+            log.info("Ray's proxy is not up after %.0f s; waiting on (Ctrl-C ends it)", last_report - start)
+        time.sleep(POLL_INTERVAL_S)
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
-    """Ray gives up waiting for its proxy after a fixed time, which says nothing about a slow machine."""
+def _ignore_timeout() -> Iterator[None]:
+    """Log a `TimeoutError` and go on: Ray's limit on the start of its proxy is too short for slow machines."""
     try:
         yield
     except TimeoutError as error:
@@ -112,7 +116,7 @@ def _patience() -> Iterator[None]:
 
 @contextmanager
 def _deploy_errors(what: str, way_out: str) -> Iterator[None]:
-    """Raise what Ray raises as a `DeployError` of one sentence, in front of `way_out`."""
+    """Turn any exception into a `DeployError` that says `what` failed, the reason, and the `way_out`."""
     try:
         yield
     # Beside errors of its own Ray raises plain Exception, RuntimeError, ValueError and OSError.
@@ -122,20 +126,20 @@ def _deploy_errors(what: str, way_out: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of an error's text: the error of a replica stands there, below Ray's account of it."""
+    """The last line of an error's text, which is the replica's own error, below Ray's description of it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return _LABEL.sub("", lines[-1]).rstrip(".") if lines else type(error).__name__
+    return _ANSI_OR_MODULE.sub("", lines[-1]).rstrip(".") if lines else type(error).__name__
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `OSError` where nobody listens at `address`: Ray itself would try for minutes."""
+    """Raise `OSError` if nothing listens at `address`. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host, int(port)), CONNECT_S).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise `DeployError` where another process listens on the port."""
+    """Raise `DeployError` if the port cannot be listened on."""
     try:
         with socket.create_server((host, port)):
             pass

@@ -60,6 +60,6 @@ class RoundRobinRouter(RequestRouter):
 
 
 def _named_replica(pending_request: Any, replicas: list[Any]) -> Any:
-    """Return the replica that a request names; None if it names none, or one that is not in `replicas`."""
+    """Return the replica that a request names in its header. Returns None if it names none of `replicas`."""
     name = pending_request.args[1].header(REPLICA_HEADER)
     return next((replica for replica in replicas if replica.replica_id.unique_id == name), None)

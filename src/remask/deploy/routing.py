@@ -65,9 +65,10 @@ def prefix_identity(body: Any) -> bytes | None:
 
     The identity of a conversation is its opening: the messages before the first user turn, or that turn if it is the
     first message. So all turns of a conversation, and all conversations with one system prompt, go to one replica,
-    which holds their prefixes of all lengths. A `cache_control` marker or a `prefix_length` that ends earlier shortens
-    the opening. `prefix_length` counts tokens, but is applied to characters here: a token has at least one character.
-    `cache_salt` is part of the identity. The model is not, because a fleet serves one model.
+    which holds their prefixes of all lengths. The opening ends earlier if the last `cache_control` marker, of a message
+    or of a part of its content, or `prefix_length` does. `prefix_length` counts tokens, but is applied to characters
+    here: a token has at least one character. `cache_salt` is part of the identity. The model is not, because a fleet
+    serves one model.
 
     A body that the server refuses may have any identity.
     """
@@ -79,7 +80,7 @@ def prefix_identity(body: Any) -> bytes | None:
     opening: Any = None
     messages = _conversation(body)
     if messages is not None:
-        opening = _opening(messages, length)
+        opening = _conversation_opening(messages, length)
     elif length is not None:
         prompt = body.get("prompt")
         first = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str) else prompt
@@ -90,7 +91,10 @@ def prefix_identity(body: Any) -> bytes | None:
 
 
 def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The messages of a body; None of one that has a prompt. Other APIs have the system's turn apart."""
+    """The messages of a body, with the system prompt that other APIs keep in a field of its own.
+
+    Returns None for a body with a prompt.
+    """
     messages, system = body.get("messages"), body.get("system")
     if messages is None and "input" in body:
         messages, system = body["input"], body.get("instructions")
@@ -100,18 +104,31 @@ def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
     return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
-def _opening(messages: Sequence[Any], length: int | None) -> Any:
+def _conversation_opening(messages: Sequence[Any], length: int | None) -> str | list[tuple[Any, str]] | None:
+    """The first `length` characters, or without `length` the roles and texts of the messages of the opening.
+
+    Returns None if the messages share nothing or are invalid.
+    """
     if not all(isinstance(message, Mapping) for message in messages):
         return None
     if length is not None:
         return "\n".join(f"{message.get('role')}: {_text(message)}" for message in messages)[:length]
-    users = [place for place, message in enumerate(messages) if message.get("role") == "user"]
-    marks = [place for place, message in enumerate(messages) if message.get("cache_control")]
-    if not marks and not users:
+    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    markers = [index for index, message in enumerate(messages) if _has_marker(message)]
+    if not markers and not users:
         return None
-    end = marks[-1] + 1 if marks else users[-1]
-    first = users[0] if users else len(messages)
-    return [[message.get("role"), _text(message)] for message in messages[: min(end, first or 1)]]
+    prefix_end = markers[-1] + 1 if markers else users[-1]  # as the server finds the shared prefix
+    opening_end = max(users[0], 1) if users else len(messages)  # an opening is never empty
+    return [(message.get("role"), _text(message)) for message in messages[: min(prefix_end, opening_end)]]
+
+
+def _has_marker(part: Any) -> bool:
+    """Whether a message or a part of its content, such as a block of a tool's result, has a `cache_control` marker."""
+    if not isinstance(part, Mapping):
+        return False
+    content = part.get("content")
+    inner = content if isinstance(content, list) else []
+    return bool(part.get("cache_control")) or any(_has_marker(block) for block in inner)
 
 
 def _text(message: Mapping[str, Any]) -> str:

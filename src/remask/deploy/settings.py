@@ -1,7 +1,7 @@
 """Settings of a fleet of replicas. The constructor checks them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,10 +14,10 @@ from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.server.config import IntakeLimits, ServerConfig, ServerLimits
 
-# What `llm` may hold: `ModelSettings` without what has a setting of its own here, or is the replica's to say.
-_APART = {"model", "chat_template", "reads", "spare_cores", "skip_bad_adapters", "progress"}
+# `llm` takes the fields of `ModelSettings` except those that are settings of the fleet or that replicas set themselves.
+_EXCLUDED = {"model", "chat_template", "reads", "spare_cores", "skip_bad_adapters", "progress"}
 MODEL_FIELDS = (
-    *(setting.name for setting in fields(ModelSettings) if setting.name not in _APART),
+    *(setting.name for setting in fields(ModelSettings) if setting.name not in _EXCLUDED),
     "cache_config",
     "depth_table",
 )
@@ -118,7 +118,7 @@ class FleetSettings(Scaling):
 
     @property
     def max_open_requests(self) -> int:
-        """Most requests that Ray passes to a replica: enough that the replica's own limit (429) is reached first."""
+        """Most requests that Ray passes to a replica: more than its own limit, so that the replica answers 429."""
         return 2 * (self.engine_config.max_num_seqs + self.server_config.max_queue) + 64
 
     @property
@@ -143,7 +143,8 @@ class FleetSettings(Scaling):
         return math.ceil(self.server_config.drain_timeout) + 5.0
 
 
-def _check_names(kind: str, values: Mapping[str, Any], names: Any) -> None:
+def _check_names(kind: str, values: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise `UnknownNameError` if a key of `values` is not one of `names`."""
     for name in values:
         if name not in names:
             raise UnknownNameError(kind if kind == "setting" else f"setting of {kind!r}", name, names)

@@ -1,4 +1,4 @@
-"""The endpoints, the FastAPI application that serves them, and the OpenAPI document that tells of them."""
+"""The endpoints, the FastAPI application that serves them, and its OpenAPI document."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -33,23 +33,24 @@ from remask.server.service import Service
 
 _REF = "#/components/schemas/{model}"
 _OR_EVENTS = "The answer; with `stream` server-sent events, the `data` of each of which is described."
-_ANY_PATH = (401, 403, 408, 413, 500)  # what the gate refuses, and defects
-READS = (400, 404)  # of what reads a body
-RUNS = (400, 404, 429, 503, 504)  # of what gives work to the engine
+# Statuses of errors:
+_ANY_PATH = (401, 403, 408, 413, 500)  # of the gate, and of defects
+READS = (400, 404)  # of endpoints that read a body
+RUNS = (400, 404, 429, 503, 504)  # of endpoints that run requests
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One endpoint, as it is served and as the document tells of it.
+    """One endpoint, as it is served and as the OpenAPI document describes it.
 
     Attributes:
-        methods: such as `GET`.
-        answer: the class of the answer, or the media type of one that is a text.
-        statuses: those of its errors, beside what the gate and defects answer on any path.
-        stream: the union of the events that the answer is made of where a body asks for a stream, each of which is the
-            JSON text behind `data:`.
+        methods: HTTP methods, separated by spaces.
+        call: the function that answers a request.
+        answer: the class of the answer, or the media type of an answer that is a text.
+        statuses: statuses of its errors, beside those of the gate and of defects.
+        stream: the union of the events of a streamed answer. Each is the JSON text behind `data:`.
         error: the form of its errors.
-        others: further paths that the document does not tell of.
+        aliases: further paths, which the document leaves out.
     """
 
     methods: str
@@ -59,19 +60,19 @@ class Endpoint:
     statuses: Sequence[int] = ()
     stream: Any = None
     error: type[Any] = Error
-    others: Sequence[str] = ()
+    aliases: Sequence[str] = ()
 
     def add(self, router: APIRouter) -> None:
-        """Serve it."""
+        """Add its routes to `router`."""
         options: dict[str, Any] = {"response_class": Response} if isinstance(self.answer, str) else {}
         for method in self.methods.split():
             router.add_api_route(self.path, self.call, methods=[method], responses=self.responses, **options)
-        for path in self.others:
+        for path in self.aliases:
             router.add_api_route(path, self.call, methods=[self.methods], include_in_schema=False)
 
     @property
     def responses(self) -> dict[int | str, Any]:
-        """The answer and the errors, by status."""
+        """What FastAPI documents of its answer and its errors, by status."""
         answer: dict[str, Any] = {"description": "The answer."}
         if isinstance(self.answer, str):
             answer["content"] = {self.answer: {"schema": {"type": "string"}}}
@@ -95,7 +96,7 @@ ENDPOINTS = (
         CompletionAnswer,
         RUNS,
         stream=CompletionEvent,
-        others=["/v1/fim/completions"],  # the name that Inception's and Mistral's APIs have for a prompt and its suffix
+        aliases=["/v1/fim/completions"],  # Inception's and Mistral's path for a prompt and its suffix
     ),
     Endpoint("POST", "/v1/chat/completions/render", inference.render_chat, Rendered, [*READS, 429]),
     Endpoint("POST", "/v1/completions/render", inference.render_completion, list[Rendered], [*READS, 429]),
@@ -115,8 +116,8 @@ ENDPOINTS = (
         [422, *(status for status in RUNS if status != 400)],
         error=SystemOneError,
     ),
-    Endpoint("POST", "/v1/score", decisions.score, ScoreAnswer, RUNS, others=["/score"]),
-    Endpoint("POST", "/v1/rerank", decisions.rerank, RerankAnswer, RUNS, others=["/rerank", "/v2/rerank"]),
+    Endpoint("POST", "/v1/score", decisions.score, ScoreAnswer, RUNS, aliases=["/score"]),
+    Endpoint("POST", "/v1/rerank", decisions.rerank, RerankAnswer, RUNS, aliases=["/rerank", "/v2/rerank"]),
     Endpoint("GET", "/v1/models", info.models, Models),
     Endpoint("GET", "/v1/models/{name:path}", info.model, Model, [404]),
     Endpoint("GET", "/health", info.health, Health, [503]),
@@ -144,29 +145,29 @@ _PLAYGROUND = (
 
 
 class DescribedApp(FastAPI):
-    """An application whose OpenAPI document tells of the events of streams too."""
+    """An application whose OpenAPI document describes the events of streams too."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made once."""
+        """The OpenAPI document, made once."""
         if self.openapi_schema is not None:
             return self.openapi_schema
         document = super().openapi()
         schemas = document["components"]["schemas"]
-        streamed = (event for endpoint in ENDPOINTS for event in get_args(endpoint.stream))
-        events: list[Any] = [(event, "serialization", TypeAdapter(event)) for event in streamed]
-        schemas |= TypeAdapter.json_schemas(events, ref_template=_REF)[1]["$defs"]
-        # FastAPI's own answer to a body that does not fit, which is a 400 here.
+        stream_events = (event for endpoint in ENDPOINTS for event in get_args(endpoint.stream))
+        inputs: list[Any] = [(event, "serialization", TypeAdapter(event)) for event in stream_events]
+        schemas |= TypeAdapter.json_schemas(inputs, ref_template=_REF)[1]["$defs"]
+        # Invalid bodies get a 400 here, not FastAPI's 422.
         for operations in document["paths"].values():
             for operation in operations.values():
                 if "HTTPValidationError" in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
-        for unused in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(unused, None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
         return document
 
 
 def router() -> APIRouter:
-    """The routes of all endpoints and pages."""
+    """A router with all endpoints and pages."""
     routes = APIRouter(route_class=BodyRoute)
     for endpoint in (*ENDPOINTS, *_PLAYGROUND):
         endpoint.add(routes)
@@ -180,11 +181,11 @@ def create_app(
     observer: StepObserver | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """Return an application that serves `llm`. From then on only the application may use its engine.
+    """Return an application that serves `llm`, whose engine only the application may use from then on.
 
     The engine's thread runs during the application's lifespan. When the lifespan ends, accepted requests have
-    `config.drain_timeout` seconds to finish. The endpoints find the `Service` in `app.state.service`, which
-    gets `clock`. Raises `ConfigError` if the model does not allow the settings.
+    `config.drain_timeout` seconds to finish. `app.state.service` is its `Service`, with this `clock` in seconds. Raises
+    `ConfigError` if the model does not allow the settings.
     """
     service = Service(llm, config, observer, clock)
 
@@ -211,10 +212,10 @@ def create_app(
     app.state.service = service
     app.state.sandboxes = Sessions(clock=clock)
     add_handlers(app)
-    # FastAPI builds the routes of an included router at the first request, which would wait for it.
+    # Not `include_router`: FastAPI would build the routes during the first request.
     app.router.routes.extend(router().routes)
-    # What the error of an unknown path may suggest: neither the pages of the playground nor what has parameters.
-    paths = {path for endpoint in ENDPOINTS for path in (endpoint.path, *endpoint.others)}
+    # Paths that the error for an unknown one may suggest: without the playground's, and without parameters.
+    paths = {path for endpoint in ENDPOINTS for path in (endpoint.path, *endpoint.aliases)}
     app.state.paths = sorted(path for path in paths if "{" not in path)
     app.add_middleware(Gate, config=config)
     if config.allowed_origins:
@@ -222,7 +223,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],  # official clients send names of their own; no cookie lets anybody in
+            allow_headers=["*"],  # official clients send headers of their own; no cookie lets anybody in
             expose_headers=["X-Request-Id", LEFT_OUT],
         )
     return app

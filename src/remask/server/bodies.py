@@ -1,7 +1,7 @@
-"""Bodies of requests: their values counted, their JSON parsed, their fields checked; and what long ones run on.
+"""Reads bodies of requests: counts their values, parses their JSON and checks their fields.
 
 Small bodies are read in place. A large one takes up to half a second of one long operation that no other thread can
-interrupt, so a process of its own reads it (`BodyReaders`). `TextWorkers` render and tokenize texts.
+interrupt, so a process of its own reads it (`BodyReaders`). `TextWorkers` are threads that render and tokenize texts.
 """
 
 import asyncio
@@ -27,38 +27,44 @@ from remask.server.errors import ApiError, invalid_body
 T = TypeVar("T")
 
 SHORT = 16_384  # characters that are tokenized in some milliseconds
-LONG = SHORT + 1  # what takes as long as a long text counts as many characters
-ITEM = 64  # characters that a further text counts as, however short it is
+LONG = SHORT + 1  # characters that other work counts as if it takes as long as a long text
+ITEM = 64  # characters that are added for each text, however short it is
 SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one
 MAX_BYTES = 2 << 30  # memory of the process
-# Texts, brackets that open, and what stands between marks. Possessive, so that no text is read twice.
+# A string, an opening bracket, or a bare word. Possessive, so that no text is scanned twice.
 _ITEM = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
 
 
-def items_in(text: str, most: int) -> int:
-    """How many values and names a JSON text holds; the counting ends beyond `most`. Nothing is parsed."""
-    if len(text) <= most:
-        return 0  # each takes a character at least
-    return sum(1 for _ in islice(_ITEM.finditer(text), most + 1))
+def count_items(text: str, limit: int) -> int:
+    """How many values and names a JSON text holds, at most `limit` + 1. Returns 0 if there cannot be more than `limit`.
+
+    The text is scanned, not parsed.
+    """
+    if len(text) <= limit:
+        return 0  # every item has at least one character
+    return sum(1 for _ in islice(_ITEM.finditer(text), limit + 1))
 
 
-def is_json(kind: str) -> bool:
-    """Whether a `Content-Type` says JSON: in any case, and with any parameters."""
+def is_json(content_type: str) -> bool:
+    """Whether a `Content-Type` header says JSON, in any case and with any parameters."""
     message = Message()
-    message["content-type"] = kind
+    message["content-type"] = content_type
     subtype = message.get_content_subtype()
     return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
 
 
-def read_body(model: type[BaseModel], content: bytes, most: int) -> BaseModel:
-    """The `model` of the JSON text `content`, which may hold `most` values and names. Raises `ApiError`."""
+def read_body(model: type[BaseModel], content: bytes, max_items: int) -> BaseModel:
+    """Parse and check the JSON text `content`, which may hold `max_items` values and names.
+
+    Raises `ApiError`: a 413 on more of them, a 400 on what is not JSON or not a valid `model`.
+    """
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
-        if items_in(text, most) > most:
+        if count_items(text, max_items) > max_items:
             raise ApiError(
                 413,
-                f"the body holds more than {most} values and names, the most that this server accepts "
+                f"the body holds more than {max_items} values and names, the most that this server accepts "
                 "(max_body_items); send fewer in one request",
             )
         value = parse_json(text) if text else None
@@ -73,42 +79,45 @@ def read_body(model: type[BaseModel], content: bytes, most: int) -> BaseModel:
         raise invalid_body([{**problem, "loc": ("body", *problem["loc"])} for problem in problems]) from error
 
 
-class Turns:
-    """So many places, for which owners wait in turn: each gets one before another gets its next, whoever asks most."""
+class FairSemaphore:
+    """A semaphore of `permits` whose waiting owners get permits in turn (round robin), one each however many they want.
 
-    def __init__(self, places: int) -> None:
-        self._free = places
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # who is next stands first
+    Not thread-safe: for one event loop.
+    """
+
+    def __init__(self, permits: int) -> None:
+        self._permits = permits
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next owner is the first one
 
     async def acquire(self, owner: str) -> None:
-        """Wait for a place."""
-        if self._free:
-            self._free -= 1
+        """Wait for a permit."""
+        if self._permits:
+            self._permits -= 1
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it got its place in the same moment
+            if not waiter.cancelled():  # it got its permit in the same moment
                 self.release()
             raise
 
     def release(self) -> None:
-        """Give a place to the next owner."""
+        """Give a permit to the next owner that waits, or back."""
         while self._waiting:
-            owner, line = self._waiting.popitem(last=False)
-            while line and line[0].done():  # who has left
-                line.popleft()
-            if line:
-                line.popleft().set_result(None)
-                if line:
-                    self._waiting[owner] = line
+            owner, waiters = self._waiting.popitem(last=False)
+            while waiters and waiters[0].done():  # cancelled
+                waiters.popleft()
+            if waiters:
+                waiters.popleft().set_result(None)
+                if waiters:
+                    self._waiting[owner] = waiters
                 return
-        self._free += 1
+        self._permits += 1
 
     async def run(self, owner: str, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
-        """Return what `call` returns on a thread of `pool`, which holds a place until it has ended."""
+        """Return what `call` returns on a thread of `pool`. It holds a permit until `call` ends, also if cancelled."""
         await self.acquire(owner)
         loop = asyncio.get_running_loop()
         work = pool.submit(call, *args)
@@ -117,58 +126,63 @@ class Turns:
 
 
 class TextWorkers:
-    """`threads` threads, two at least, for texts: tokenizers release the interpreter's lock while they work.
+    """Threads that work on texts, at least two. Tokenizers release the interpreter's lock while they work.
 
-    Long texts never hold all of them, so short ones do not wait for long ones. Long ones of several owners take turns.
+    Long texts never hold all threads, so short ones do not wait for them. Long ones of several owners take turns.
     """
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="remask-text")
-        self._long = Turns(threads - 1)
+        self._long = FairSemaphore(threads - 1)
 
     async def run(self, owner: str, size: int, call: Callable[..., T], *args: Any) -> T:
         """Return what `call` returns, and raise what it raises. `size` is about how many characters it works on.
 
-        A call whose caller is cancelled does not begin; once begun it runs to its end, and holds its thread so long.
+        If the caller is cancelled, a call that has not begun never runs, and one that has begun runs to its end.
         """
         if size <= SHORT:
             return await asyncio.wrap_future(self._pool.submit(call, *args))
         return await self._long.run(owner, self._pool, call, *args)
 
     def close(self) -> None:
-        """End the threads once they have done what they were given."""
+        """Stop the threads after all pending calls."""
         self._pool.shutdown()
 
 
 class BodyReaders:
-    """A process that reads large bodies, one at a time; clients take turns. It is started when it is first needed.
+    """A process that reads large bodies, one at a time; clients take turns. It starts with the first body.
 
     Args:
-        most: values and names that a body may hold.
+        max_items: values and names that a body may hold.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_items: int) -> None:
+        self.max_items = max_items
         self._helpers = Helpers(
-            "remask.server.bodies:reader", pickle.dumps(most), seconds=MAX_SECONDS, memory=MAX_BYTES, background=True
+            "remask.server.bodies:reader",
+            pickle.dumps(max_items),
+            seconds=MAX_SECONDS,
+            memory=MAX_BYTES,
+            background=True,
         )
-        self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="remask-bodies"), Turns(1)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="remask-bodies")
+        self._semaphore = FairSemaphore(1)
 
     async def read(self, owner: str, model: type[BaseModel], content: bytes) -> BaseModel:
-        """As `read_body`, away from the event loop. Raises `ApiError`."""
-        return await self._turns.run(owner, self._thread, self._ask, model, content)
+        """Read a body as `read_body` does, in the process. Raises `ApiError`, also on the limits of the process."""
+        return await self._semaphore.run(owner, self._thread, self._read, model, content)
 
     def close(self) -> None:
-        """End the thread, and then the process."""
+        """Stop the thread, and then the process."""
         self._thread.shutdown()
         self._helpers.close()
 
-    def _ask(self, model: type[BaseModel], content: bytes) -> BaseModel:
+    def _read(self, model: type[BaseModel], content: bytes) -> BaseModel:
         try:
             answer = self._helpers.ask(pickle.dumps((f"{model.__module__}:{model.__name__}", content)))
         except HelperError as error:
             raise ApiError(413, f"the body cannot be read: {error}; send less in one request") from error
-        body = pickle.loads(answer)  # of our own process
+        body = pickle.loads(answer)  # trusted: it comes from our own process
         if isinstance(body, ApiError):
             raise body
         assert isinstance(body, BaseModel)
@@ -176,16 +190,17 @@ class BodyReaders:
 
 
 def reader(settings: bytes) -> Answers:
-    """What reads bodies: a task of helpers. All content is pickled: how many values a body may hold; then each body.
+    """The task of the process that reads bodies. `settings` are the pickled number of values that a body may hold.
 
-    A body comes with the name of its model. The answer is what was read, or the `ApiError` that refuses it.
+    A question is the pickled name of a model and the content of a body; the answer is the pickled body, or the
+    `ApiError` that refuses it.
     """
-    most = pickle.loads(settings)
+    max_items = pickle.loads(settings)
 
     def read(question: bytes) -> bytes:
         name, content = pickle.loads(question)
         try:
-            return pickle.dumps(read_body(resolve_name(name), content, most))
+            return pickle.dumps(read_body(resolve_name(name), content, max_items))
         except ApiError as error:
             return pickle.dumps(error)
 
@@ -193,42 +208,44 @@ def reader(settings: bytes) -> Answers:
 
 
 class ReadRequest(Request):
-    """A request whose body has been read."""
+    """A request whose body has been read and checked."""
 
-    def __init__(self, request: Request, content: bytes, read: BaseModel) -> None:
+    def __init__(self, request: Request, content: bytes, parsed: BaseModel) -> None:
         super().__init__(request.scope, request.receive)
-        self._content, self._read = content, read
+        self._content = content
+        self._parsed = parsed
 
     async def body(self) -> bytes:
-        """The bytes that came."""
+        """The bytes of the body."""
         return self._content
 
     async def json(self) -> Any:
-        """The body, which FastAPI's check passes on as it is."""
-        return self._read
+        """The checked body, which FastAPI's own check returns unchanged."""
+        return self._parsed
 
 
 class BodyRoute(APIRoute):
-    """A route whose bodies are read here, large ones in another process; FastAPI gets what was read.
+    """A route that reads bodies itself instead of FastAPI, large ones in another process.
 
     `app.state.service` is the server's `Service`.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of a request."""
+        """A handler that reads the body, if the endpoint has one, and calls FastAPI's. It raises `ApiError`."""
         handle = super().get_route_handler()
         model: Any = None if self.body_field is None else self.body_field.field_info.annotation
         if model is None:
             return handle
 
-        async def read(request: Request) -> Response:
+        async def read_and_handle(request: Request) -> Response:
             if not is_json(request.headers.get("content-type", "")):
                 raise ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
-            content, service = await request.body(), request.app.state.service
+            content = await request.body()
+            service = request.app.state.service
             if len(content) <= SMALL:
-                body = read_body(model, content, service.bodies.most)
+                body = read_body(model, content, service.bodies.max_items)
             else:
                 body = await service.read_body(request, model, content)
             return await handle(ReadRequest(request, content, body))
 
-        return read
+        return read_and_handle

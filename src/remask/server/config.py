@@ -160,7 +160,7 @@ class ServerConfig(ServerLimits):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound to the address and does not listen yet. Port 0 takes a free port.
+    """Return a socket that is bound to the address and does not listen yet. Port 0 takes a free port.
 
     Raises `ConfigError` if the address is in use or does not belong to this machine.
     """
@@ -185,6 +185,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL at which clients reach a socket."""
+    """The URL of a bound socket, with brackets around an IPv6 address."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

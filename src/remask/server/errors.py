@@ -127,10 +127,12 @@ class ApiError(RemaskError):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ApiError, (self.status, str(self), self.param, self.code)  # what reads bodies sends it, pickled
+        return ApiError, (self.status, str(self), self.param, self.code)  # the process that reads bodies pickles it
 
 
 class ClientGoneError(RemaskError):
@@ -143,25 +145,25 @@ def as_api_error(error: RemaskError) -> ApiError:
         return error
     statuses = {QueueFullError: 429, DrainingError: 503, EngineDeadError: 500, ConfigError: 400}
     status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 500)
-    return ApiError(status, str(error), _first_field(error) if status == 400 else None)
+    return ApiError(status, str(error), _leading_field(error) if status == 400 else None)
 
 
 def error_object(error: RemaskError) -> Error:
-    """The body `{"error": {...}}`. A stream that fails sends it as its last event."""
+    """The body of an error in OpenAI's form. A stream that fails sends it as its last event."""
     failure = as_api_error(error)
     kind, code = _CODES.get(failure.status, (_INVALID, None))
     return {"error": {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code or code}}
 
 
 def messages_error(error: RemaskError, request_id: str | None = None) -> MessagesError:
-    """The same in Anthropic's form, for `/v1/messages`."""
+    """The body of an error in Anthropic's form, for `/v1/messages`."""
     failure = as_api_error(error)
     detail: MessagesErrorDetail = {"type": _MESSAGES_TYPES.get(failure.status, _INVALID), "message": str(failure)}
     return {"type": "error", "error": detail, "request_id": request_id}
 
 
 def system_one_error(error: RemaskError) -> SystemOneError:
-    """The same in System One's form, for `/v1/systemone`."""
+    """The body of an error in System One's form, for `/v1/systemone`."""
     failure = as_api_error(error)
     if failure.status == 400:
         path = failure.param.split(".") if failure.param else []
@@ -172,14 +174,15 @@ def system_one_error(error: RemaskError) -> SystemOneError:
 def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
     """The response to a request that failed before any byte of its answer was sent.
 
-    It has the form of the API whose path is in `scope`, OpenAI's without one.
+    Its body has the form of the API whose path is in `scope`, or OpenAI's if there is no `scope`. System One's invalid
+    bodies get status 422 instead of 400.
     """
     status = as_api_error(error).status
-    headers, scope = _HEADERS.get(status), scope or {"path": ""}
-    path = f"{scope['path']}/"
+    headers = _HEADERS.get(status)
+    path = "" if scope is None else f"{scope['path']}/"
     if path == SYSTEM_ONE_PATH:
         return json_response(system_one_error(error), 422 if status == 400 else status, headers)
-    if path.startswith(MESSAGES_PATH):
+    if scope is not None and path.startswith(MESSAGES_PATH):
         return json_response(messages_error(error, scope.get("state", {}).get("request_id")), status, headers)
     return json_response(error_object(error), status, headers)
 
@@ -192,28 +195,32 @@ def json_response(
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Install a handler that answers every error in the form of its API."""
+    """Install a handler that answers every error in the form of the API of the request's path."""
 
-    async def answer(request: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=CLOSED_BY_CLIENT)
         headers: Mapping[str, str] = {}
+        failure: Exception = error
         if isinstance(error, RequestValidationError):
-            error = invalid_body(error.errors())
+            failure = invalid_body(error.errors())
         elif isinstance(error, HTTPException):
             headers = error.headers or {}  # such as `Allow`
-            error = ApiError(error.status_code, _explanation(error, request))
-        assert isinstance(error, RemaskError)
-        response = error_response(error, request.scope)
+            failure = ApiError(error.status_code, _routing_message(error, request))
+        assert isinstance(failure, RemaskError)
+        response = error_response(failure, request.scope)
         response.headers.update(headers)
         return response
 
     for kind in (RemaskError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, handle)
 
 
-def _explanation(error: HTTPException, request: Request) -> str:
-    """What is said of an error of the routing: the nearest path, or the methods that a path takes."""
+def _routing_message(error: HTTPException, request: Request) -> str:
+    """The message of a 404 or 405 of the router: it suggests a similar path, or lists the methods that the path takes.
+
+    Other errors keep their own message.
+    """
     path = request.url.path[:MAX_SHOWN_PATH]
     if error.status_code == 405:
         return f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, and no {request.method}"
@@ -222,24 +229,27 @@ def _explanation(error: HTTPException, request: Request) -> str:
     known: Sequence[str] = request.app.state.paths
     # A base URL with one /v1 too many or too few, or with none, is the commonest cause.
     end = f"/{path.strip('/').rpartition('v1/')[2]}"
-    near = [name for name in known if f"/{name.strip('/')}".endswith(end)]
-    near = near or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    hint = f"Did you mean {near[0]}? " if near else ""
+    similar = [name for name in known if f"/{name.strip('/')}".endswith(end)]
+    similar = similar or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    hint = f"Did you mean {similar[0]}? " if similar else ""
     return f"there is no path {path!r}. {hint}GET /openapi.json lists all of them"
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """An error 400 that names the first invalid field and the reason."""
+    """An error 400 that names the first invalid field and the reason. `problems` are pydantic's errors.
+
+    If one of our own errors caused a problem of that field, its message, status, field and code are used.
+    """
     first = problems[0]
-    field = _field(first)
+    field = _field_path(first)
     # A field that allows several types has one problem for each type; an error of our own says more than the others.
-    causes = [problem.get("ctx", {}).get("error") for problem in problems if _field(problem) == field]
+    causes = [problem.get("ctx", {}).get("error") for problem in problems if _field_path(problem) == field]
     cause = next((error for error in causes if isinstance(error, RemaskError)), None)
     if cause is not None:
         error = as_api_error(cause)
         if isinstance(cause, UnknownNameError) and cause.kind == "field" and field is not None:
-            # of an object within the body
-            path = _field({"loc": (*first["loc"], cause.name)})
+            # An unknown name in an object within the body.
+            path = _field_path({"loc": (*first["loc"], cause.name)})
             return ApiError(error.status, f"{path}: extra fields are not permitted. {error}", path)
         path = error.param if causes[0] is cause else None
         return ApiError(error.status, str(error), path or field, error.code)
@@ -249,24 +259,30 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(
             400, f"{field or 'the body'}: the text is not valid Unicode. Remove the lone surrogates.", field
         )
-    messages = dict.fromkeys(str(p["msg"]) for p in problems if _field(p) == field)
+    messages = dict.fromkeys(str(problem["msg"]) for problem in problems if _field_path(problem) == field)
     text = "; or ".join(list(messages)[:3])
     return ApiError(400, f"{field or 'the body'}: {text}", field)
 
 
-def _field(problem: Mapping[str, Any]) -> str | None:
-    """The path of the field, such as `messages.0.role`; None for the body as a whole."""
+def _field_path(problem: Mapping[str, Any]) -> str | None:
+    """The path of the field, such as `messages.0.role`. Returns None for the body as a whole."""
     path = [str(part) for part in problem["loc"][1:]]  # the first part is `body`, `query` or `path`
     depth = 3 if path[:1] == ["messages"] else 1
     return ".".join(path[:depth]) or None
 
 
-def _first_field(error: RemaskError) -> str | None:
-    """The field, or the path to one of a group, that a `ConfigError` begins with; None if it is another word."""
+def _leading_field(error: RemaskError) -> str | None:
+    """The field, such as `seed` or `uniform.steps`, that the text of a `ConfigError` begins with.
+
+    Returns None if it begins with another word.
+    """
     if isinstance(error, UnknownNameError):
-        group, _, name = error.name.partition(".")
-        within = name.isidentifier() and group in FIELDS
-        return error.name if error.kind == "field" or within else error.kind if error.kind in FIELDS else None
+        group, _, member = error.name.partition(".")
+        if error.kind == "field" or (member.isidentifier() and group in FIELDS):
+            return error.name
+        return error.kind if error.kind in FIELDS else None
     path = re.split(r"[ =:\[]", str(error), maxsplit=1)[0]
     field, _, member = path.partition(".")
-    return None if field not in FIELDS else path if member in FIELDS else field
+    if field not in FIELDS:
+        return None
+    return path if member in FIELDS else field

@@ -23,7 +23,7 @@ from remask.server.pages import FILES, SLASHED
 
 log = logging.getLogger(__name__)
 
-PROBES = frozenset(["/health", "/ping", "/live", "/ready"])  # which say nothing of use to other sites' pages
+PROBES = frozenset(["/health", "/ping", "/live", "/ready"])  # they tell other sites' pages nothing of use
 OPEN_PATHS = frozenset([*PROBES, *FILES, SLASHED])  # health probes have no key, and pages ask for one
 METRICS = "/metrics"
 MAX_SHOWN = 100  # characters of a foreign name in its error
@@ -35,38 +35,44 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware. Answers HEAD as GET, and takes a path with the proxy's prefix or a slash behind it for the same.
+    """ASGI middleware. Answers HEAD as GET, and ignores the proxy's prefix of a path and a slash at its end.
 
     Sets in `scope["state"]` the `request_id`; `log_fields`, which the access log writes; `client`, which tells clients
-    apart by their keys or else by their addresses; and `leads`, whether the request may have a priority before others,
-    as it has one of the `priority_keys` or there are none.
+    apart by their keys or else by their addresses; and `leads`, whether the request may have a priority before others:
+    it has one of the `priority_keys`, or there are none.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
-        self.app, self.max_body_bytes, self.body_timeout = app, config.max_body_bytes, config.body_timeout
+        self.app = app
+        self.max_body_bytes = config.max_body_bytes
+        self.body_timeout = config.body_timeout
         self._root_path = config.root_path
-        self._keys, self._priority_keys = (
-            [key.encode() for key in keys] for keys in (config.api_keys, config.priority_keys)
-        )
-        self._open = OPEN_PATHS | ({METRICS} if config.open_metrics else frozenset())
+        self._keys = [key.encode() for key in config.api_keys]
+        self._priority_keys = [key.encode() for key in config.priority_keys]
+        self._open_paths = OPEN_PATHS | ({METRICS} if config.open_metrics else frozenset())
         # A page of another site has no key, and browsers add none.
         self._hosts = AllowedHosts([ANY] if self._keys or self._priority_keys else config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an HTTP request on, or refuse it."""
+        """Pass an HTTP request on with its body read, or refuse it. Writes the access log.
+
+        An exception of the application is logged with its traceback, and answered with a 500 if nothing was sent yet.
+        """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, original = time.perf_counter(), scope
+        start = time.perf_counter()
+        original = scope
         scope = {**scope, "path": self._plain_path(scope["path"])}
-        silent = scope["method"] == "HEAD"
-        if silent:
+        is_head = scope["method"] == "HEAD"
+        if is_head:
             scope["method"] = "GET"
         headers = Headers(scope=scope)
-        name = headers.get("x-request-id", "")
-        name = name if _ID.fullmatch(name) else secrets.token_hex(16)
+        request_id = headers.get("x-request-id", "")
+        if not _ID.fullmatch(request_id):
+            request_id = secrets.token_hex(16)
         log_fields: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=name, log_fields=log_fields)
+        scope.setdefault("state", {}).update(request_id=request_id, log_fields=log_fields)
         status = CLOSED_BY_CLIENT
 
         async def send_with_id(message: Message) -> None:
@@ -74,10 +80,10 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 answer_headers = MutableHeaders(scope=message)
-                answer_headers["X-Request-Id"] = name
+                answer_headers["X-Request-Id"] = request_id
                 if "left_out" in log_fields:
                     answer_headers[LEFT_OUT] = log_fields["left_out"]
-            elif silent:
+            elif is_head:
                 message = {**message, "body": b""}
             await send(message)
 
@@ -88,38 +94,42 @@ class Gate:
                 await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
                 # From the prefix without a slash, relative addresses would lead beyond it.
-                bare = scope["method"] == "GET" and original["path"] == self._root_path
-                app = RedirectResponse(f"{self._root_path}/") if bare else self.app
-                await app(scope, _replayed(body, receive), send_with_id)
+                is_bare_prefix = scope["method"] == "GET" and original["path"] == self._root_path
+                app = RedirectResponse(f"{self._root_path}/") if is_bare_prefix else self.app
+                await app(scope, _receive_after(body, receive), send_with_id)
         except ClientGoneError:
-            log.debug("request %s: the client went away", name)
-        # A defect of the server. The client still gets an answer, and the log has the traceback.
+            log.debug("request %s: the client went away", request_id)
+        # A defect of the server.
         except Exception as error:
-            log.error("request %s failed: %s", name, error, exc_info=True)
+            log.error("request %s failed: %s", request_id, error, exc_info=True)
             if status == CLOSED_BY_CLIENT:
                 failure = ApiError(500, "the server failed; its log says why")
                 await error_response(failure, scope)(scope, receive, send_with_id)
         finally:
-            line = {"id": name, "method": original["method"], "path": original["path"], "status": status, **log_fields}
+            line = {"id": request_id, "method": original["method"], "path": original["path"], "status": status}
+            line |= log_fields
             line["total_ms"] = round(1e3 * (time.perf_counter() - start), 1)
             log.info("%s", json.dumps(line), extra={FIELDS: line})
 
     def _plain_path(self, path: str) -> str:
-        """A path without the prefix that a proxy may leave in it, and without a slash behind it."""
+        """A path without the proxy's prefix, and without a slash at its end unless that has a page of its own."""
         if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
             path = path[len(self._root_path) :] or "/"
         return path if path in ("/", SLASHED) else path.removesuffix("/")
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
-        """Return the body of a request that may be answered. Raises `ApiError` otherwise."""
+        """Return the body of a request that may be answered, and set `leads` and `client` in its state.
+
+        Raises `ApiError` for an unknown host, a missing key, and a body that is too large or too slow.
+        """
         if not self._hosts.admit(headers.get("host", "")) and scope["path"] not in PROBES:
             name = headers["host"][:MAX_SHOWN]
             raise ApiError(
                 403, f"this server is not called {name!r}; start it with --allowed-hosts {name}, or with an API key"
             )
-        key, leads = self._key(headers)
+        key, leads = self._find_key(headers)
         scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
-        if key is None and (self._keys or self._priority_keys) and scope["path"] not in self._open:
+        if key is None and (self._keys or self._priority_keys) and scope["path"] not in self._open_paths:
             raise ApiError(
                 401,
                 "an API key is needed, as the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; this one is "
@@ -127,30 +137,35 @@ class Gate:
             )
         try:
             async with asyncio.timeout(self.body_timeout):
-                return await self._body(headers, receive)
+                return await self._read_body(headers, receive)
         except TimeoutError:
             raise ApiError(408, f"the body was not complete within {self.body_timeout:g} s") from None
 
-    def _key(self, headers: Headers) -> tuple[str | None, bool]:
-        """Which known key the headers hold, in words that do not tell it, if any; and whether the request may lead.
+    def _find_key(self, headers: Headers) -> tuple[str | None, bool]:
+        """The number of the known key in the headers as a text that is safe to log, or None; and whether it `leads`.
 
-        OpenAI's clients send it as `Authorization`, Anthropic's as `X-Api-Key`. The time of the comparison does not
-        depend on the key that was sent.
+        OpenAI's clients send the key as `Authorization`, Anthropic's as `X-Api-Key`. The time of the comparison does
+        not depend on the key that was sent.
         """
         scheme, _, key = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
-        sent = key.strip().encode("latin-1", "replace")
-        bearer = scheme.lower() == "bearer"
-        equal = [bearer and hmac.compare_digest(sent, known) for known in (*self._priority_keys, *self._keys)]
-        name = f"key {equal.index(True)}" if any(equal) else None
-        return name, any(equal[: len(self._priority_keys)]) or not self._priority_keys
+        key_bytes = key.strip().encode("latin-1", "replace")
+        is_bearer = scheme.lower() == "bearer"
+        known_keys = (*self._priority_keys, *self._keys)
+        matches = [is_bearer and hmac.compare_digest(key_bytes, known_key) for known_key in known_keys]
+        name = f"key {matches.index(True)}" if any(matches) else None
+        leads = not self._priority_keys or any(matches[: len(self._priority_keys)])
+        return name, leads
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body. Raises `ApiError` if it is too large."""
-        large = ApiError(413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts")
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the whole body. Raises `ApiError` if it is too large, `ClientGoneError` if the client disconnects."""
+        too_large = ApiError(
+            413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts"
+        )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS or int(length) > self.max_body_bytes:
-            raise large
-        parts, size = [], 0
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -158,24 +173,24 @@ class Gate:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.max_body_bytes:
-                raise large
+                raise too_large
             if not message.get("more_body", False):
                 return b"".join(parts)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read, and then what follows."""
+def _receive_after(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the whole `body` first, and then calls the original one."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def replay() -> Message:
+    async def receive_body_first() -> Message:
         message = next(messages, None)
         return await receive() if message is None else message
 
-    return replay
+    return receive_body_first
 
 
 def _address(scope: Scope) -> str:
-    """Where a request comes from. Of IPv6 the network of 64 bits, as one client has all addresses of such a network."""
+    """The client's address, of IPv6 its network of 64 bits, as one client has all addresses of such a network."""
     host = (scope.get("client") or ("",))[0]
     address = _ip(host)
     if isinstance(address, ipaddress.IPv6Address):
@@ -184,7 +199,7 @@ def _address(scope: Scope) -> str:
 
 
 class AllowedHosts:
-    """The names that a server answers to: those of the loopback, and `names`; with `*` among these all.
+    """The host names that a server answers to: the loopback's and `names`. `*` in `names` allows any.
 
     A page of another site may give its own name this machine's address, and then calls as if it were a page of this
     server (DNS rebinding); only the header `Host` tells. Addresses are no names: no page has one that is not the
@@ -195,23 +210,25 @@ class AllowedHosts:
         self._names = frozenset({LOOPBACK, *map(_plain, names)})
 
     def admit(self, header: str) -> bool:
-        """Whether a request with this `Host`, a name with or without a port, may be answered."""
+        """Whether a request with this `Host` header, a name with or without a port, may be answered."""
         host = _plain(header)
-        return ANY in self._names or not host or host in self._names or host.endswith(f".{LOOPBACK}") or bool(_ip(host))
+        if ANY in self._names or not host or host in self._names:
+            return True
+        return host.endswith(f".{LOOPBACK}") or _ip(host) is not None
 
 
 def _plain(host: str) -> str:
-    """A host without its port and the dot at its end."""
+    """A host name or address in lower case, without brackets, its port and the dot at its end."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, colon, port = host.rpartition(":")
-    if colon and ":" not in name and (port.isdecimal() or not port):
-        host = name
-    return host.removesuffix(".")
+    has_port = bool(colon) and ":" not in name and (port.isdecimal() or not port)
+    return (name if has_port else host).removesuffix(".")
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that `host` spells, its zone ignored. Returns None if it is a name."""
     with suppress(ValueError):
         return ipaddress.ip_address(host.partition("%")[0])
     return None

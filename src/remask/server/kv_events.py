@@ -2,11 +2,11 @@
 
 A message has three parts: the topic, the number of the message (8 bytes, the most significant first), and in msgpack
 `[seconds, events, rank]`. An event is an array that begins with its name: `BlockStored` with hashes, the parent's
-hash or null, token ids, tokens a block, null in place of an adapter's number, and the medium; `BlockRemoved` with
-hashes and the medium; `AllBlocksCleared`. Who missed messages asks for them with the number of the first: those that
-are still kept come, each as number and content, and then the number -1.
+hash or null, token ids, tokens per block, null in place of an adapter's number, and the medium; `BlockRemoved` with
+hashes and the medium; `AllBlocksCleared`. A subscriber that missed messages sends the number of the first one: it gets
+those that are still buffered, each as number and content, and then the number -1.
 
-Pages of requests with an adapter or a `cache_salt` are not told of, as a router knows prompts by their tokens alone.
+Pages of requests with an adapter or a `cache_salt` are not published, as a router knows prompts by their tokens alone.
 """
 
 import queue
@@ -22,15 +22,15 @@ from remask.server.config import KvEventsConfig
 from remask.store.chain import Page
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_TICK_S = 0.05  # how long a request for missed messages may wait behind an idle queue
-_PLAIN = re.compile(r"\d+\+0:")  # the salt of pages that every prompt of the same tokens reads
+_POLL_S = 0.05  # seconds that a request for missed messages may wait if there are no events
+_PUBLIC_SALT = re.compile(r"\d+\+0:")  # of pages that every prompt of the same tokens may read
 MEDIUM = "GPU"  # vLLM's name of the memory that passes read, whatever the device is
 
 
 class KvEvents:
-    """Publishes what a chain of pages tells, on a thread of its own.
+    """Publishes the events of a chain of pages (a `PageListener`), on a thread of its own.
 
-    Raises `ConfigError` where pyzmq or msgspec is missing, or an address cannot be bound.
+    The constructor raises `ConfigError` if pyzmq or msgspec is missing, or an address cannot be bound.
     """
 
     def __init__(self, config: KvEventsConfig, page_size: int) -> None:
@@ -39,8 +39,9 @@ class KvEvents:
             import zmq
         except ModuleNotFoundError as error:
             raise ConfigError(f"kv_events_config needs {error.name}: {install_line('events')}") from error
-        self._zmq, self._encode = zmq, msgspec.msgpack.Encoder().encode
-        self._page_size, self._topic = page_size, config.topic.encode()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._page_size = page_size
+        self._topic = config.topic.encode()
         self._buffer = deque[tuple[bytes, bytes]](maxlen=config.buffer_steps)  # numbers and contents
         self._events: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._context = zmq.Context()
@@ -61,20 +62,20 @@ class KvEvents:
         except ConfigError:
             self._context.destroy(linger=0)
             raise
-        # Without requests to answer it sleeps until something is told.
-        self._tick_s = None if config.replay_endpoint is None else _TICK_S
+        # Without requests to answer, the thread sleeps until there is an event.
+        self._poll_s = None if config.replay_endpoint is None else _POLL_S
         self._thread = threading.Thread(target=self._run, name="remask-kv-events", daemon=True)
         self._thread.start()
 
     def on_stored(self, page: Page) -> None:
         """See `PageListener`."""
-        if _PLAIN.fullmatch(page.salt):
+        if _PUBLIC_SALT.fullmatch(page.salt):
             tokens = list(page.tokens[: self._page_size])
             self._events.put(["BlockStored", [page.key], page.parent, tokens, self._page_size, None, MEDIUM])
 
     def on_removed(self, page: Page) -> None:
         """See `PageListener`."""
-        if _PLAIN.fullmatch(page.salt):
+        if _PUBLIC_SALT.fullmatch(page.salt):
             self._events.put(["BlockRemoved", [page.key], MEDIUM])
 
     def on_cleared(self) -> None:
@@ -82,19 +83,21 @@ class KvEvents:
         self._events.put(["AllBlocksCleared"])
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
+        """Publish the remaining events, and stop the thread."""
         self._events.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        number, going = 0, True
-        while going:
-            events = list[list[Any]]()
+        """Publish events and answer requests for missed messages, until the queue holds None."""
+        number = 0
+        is_open = True
+        while is_open:
+            events: list[list[Any]] = []
             try:
-                first = self._events.get(timeout=self._tick_s)
-                waiting = [first, *(self._events.get_nowait() for _ in range(self._events.qsize()))]
-                going = None not in waiting
-                events = [event for event in waiting if event is not None]
+                first = self._events.get(timeout=self._poll_s)
+                pending = [first, *(self._events.get_nowait() for _ in range(self._events.qsize()))]
+                is_open = None not in pending
+                events = [event for event in pending if event is not None]
             except queue.Empty:
                 pass
             if events:
@@ -103,15 +106,18 @@ class KvEvents:
                 self._messages.send_multipart([self._topic, *self._buffer[-1]])
                 number += 1
             while self._requests.poll(0):
-                self._answer(self._requests.recv_multipart())
+                self._replay(self._requests.recv_multipart())
         self._context.destroy(linger=1000)
 
-    def _answer(self, parts: list[bytes]) -> None:
-        """Send the messages of the buffer from the one on that a request names."""
-        if len(parts) != 3 or len(parts[2]) != 8:
-            return  # of another protocol
-        client, between, first = parts
+    def _replay(self, request: list[bytes]) -> None:
+        """Send the buffered messages from the number on that `request` ends with, and then `_END`.
+
+        Ignores a request that is not the client's identity, a delimiter and 8 bytes.
+        """
+        if len(request) != 3 or len(request[2]) != 8:
+            return
+        client, delimiter, first = request
         for number, content in self._buffer:
             if number >= first:
-                self._requests.send_multipart([client, between, number, content])
-        self._requests.send_multipart([client, between, _END, b""])
+                self._requests.send_multipart([client, delimiter, number, content])
+        self._requests.send_multipart([client, delimiter, _END, b""])

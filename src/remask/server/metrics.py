@@ -1,4 +1,4 @@
-"""Prometheus metrics under the prefix `remask:`; those that vLLM's dashboards ask for under its names too."""
+"""Prometheus metrics under the prefix `remask:`, and those that vLLM's dashboards use under vLLM's names too."""
 
 import time
 from collections import Counter
@@ -21,15 +21,15 @@ _LAYERS = (0, 1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 _NATS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 _PER_FORWARD = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16)
 
-# Those that vLLM's dashboards ask for, by our names and vLLM's.
-_SAME = (
+# Metrics that vLLM's dashboards use, by our names and vLLM's.
+_COMMON_NAMES = (
     "inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds "
     "request_queue_time_seconds num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens "
     "generation_tokens prefix_cache_queries prefix_cache_hits request_success"
 )
 VLLM: Mapping[str, str] = {
     "remask:time_to_first_settled_token_seconds": "vllm:time_to_first_token_seconds",
-    **{f"remask:{name}": f"vllm:{name}" for name in _SAME.split()},
+    **{f"remask:{name}": f"vllm:{name}" for name in _COMMON_NAMES.split()},
 }
 
 _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
@@ -52,26 +52,26 @@ REASONS = ("stop", "length", "cancelled", "timeout", "error")
 class Metrics(Collector):
     """The metrics of one server, in a registry of its own. The engine calls `observe` with every event.
 
-    `clock` tells seconds.
+    `clock` returns seconds.
     """
 
     def __init__(self, model: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.registry = CollectorRegistry()
-        self._renamed = CollectorRegistry()
-        self._renamed.register(_Renamed(self.registry))
-        self._moved = Histogram(
+        self._vllm_registry = CollectorRegistry()
+        self._vllm_registry.register(_VllmNames(self.registry))
+        self._divergence = Histogram(
             "remask:audit_divergence_nats",
             "How far a cache moved predictions of audited requests, where they move most.",
             ["model_name", "cache"],
             buckets=_NATS,
             registry=self.registry,
         )
-        self._settled: dict[str, float] = {}  # when a running request last had new settled tokens
+        self._last_settled: dict[str, float] = {}  # when each running request last had new settled tokens
         ProcessCollector(registry=self.registry)
         self._model = model
         self._totals = Counter[str]()
-        self._ended = dict.fromkeys(REASONS, 0)
+        self._finish_counts = dict.fromkeys(REASONS, 0)
         self._histograms = {
             name: Histogram(
                 f"remask:{name}", text, ["model_name"], buckets=tuple(buckets), registry=self.registry
@@ -80,54 +80,59 @@ class Metrics(Collector):
         }
 
     def watch(self, engine: AsyncEngine, adapters: int = 0) -> None:
-        """Report the counters of `engine`, whose requests may name so many `adapters`. Call it once."""
-        self._engine, self._adapters = engine, adapters
-        engine.engine.auditor.listener = lambda cache, nats: self._moved.labels(self._model, cache).observe(nats)
+        """Report the counters of `engine`, which serves this number of `adapters`. Call it once."""
+        self._engine = engine
+        self._adapters = adapters
+        engine.engine.auditor.listener = lambda cache, nats: self._divergence.labels(self._model, cache).observe(nats)
         self.registry.register(self)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry) + generate_latest(self._renamed)
+        return generate_latest(self.registry) + generate_latest(self._vllm_registry)
 
     def observe(self, event: Event) -> None:
         """Count an event of a request."""
         if event.queued_s is not None:
-            self._note("request_queue_time_seconds", event.queued_s)
+            self._observe_value("request_queue_time_seconds", event.queued_s)
         if event.settled:
             now = self._clock()
-            before = self._settled.get(event.id)
-            if before is not None:
-                self._note("inter_token_latency_seconds", (now - before) / len(event.settled))
-            self._settled[event.id] = now
+            previous = self._last_settled.get(event.id)
+            if previous is not None:
+                self._observe_value("inter_token_latency_seconds", (now - previous) / len(event.settled))
+            self._last_settled[event.id] = now
         if event.result is not None:
-            self._settled.pop(event.id, None)
-            self._end(event.result)
+            self._last_settled.pop(event.id, None)
+            self._observe_result(event.result)
 
-    def _end(self, result: Result) -> None:
-        self._ended[result.finish_reason] += 1
+    def _observe_result(self, result: Result) -> None:
+        self._finish_counts[result.finish_reason] += 1
         if result.first_settled_s is not None:
-            self._note("time_to_first_settled_token_seconds", result.first_settled_s)
+            self._observe_value("time_to_first_settled_token_seconds", result.first_settled_s)
         if result.finish_reason not in ("stop", "length"):
             return
         usage = result.usage
         self._totals["prompt"] += usage.prompt_tokens
         self._totals["generation"] += usage.completion_tokens
         self._totals["hit"] += usage.cached_tokens
-        self._note("e2e_request_latency_seconds", result.elapsed_s)
+        self._observe_value("e2e_request_latency_seconds", result.elapsed_s)
         if result.first_settled_s is not None and usage.completion_tokens > 1:
-            after = (result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1)
-            self._note("request_time_per_output_token_seconds", after)
-        self._note("request_denoising_steps", usage.steps)
-        self._note("request_prefix_depth", usage.prefix_depth)
-        self._note("tokens_per_forward", usage.completion_tokens / max(usage.forwards, 1))
+            seconds_per_token = (result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1)
+            self._observe_value("request_time_per_output_token_seconds", seconds_per_token)
+        self._observe_value("request_denoising_steps", usage.steps)
+        self._observe_value("request_prefix_depth", usage.prefix_depth)
+        self._observe_value("tokens_per_forward", usage.completion_tokens / max(usage.forwards, 1))
 
-    def _note(self, name: str, value: float) -> None:
+    def _observe_value(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
     def collect(self) -> Iterator[Metric]:
-        """Read the engine's counters. A value may come from the middle of a step."""
-        engine, inner = self._engine, self._engine.engine
-        stats, store, pages, graphs = inner.stats, inner.store.stats, inner.allocator, inner.graphs
+        """Yield all metrics but the histograms. The engine's counters may be read in the middle of a step."""
+        engine = self._engine
+        inner = engine.engine
+        stats = inner.stats
+        store = inner.store.stats
+        pages = inner.allocator
+        graphs = inner.graphs
         gauges = {
             "num_requests_running": ("Requests that have begun.", engine.running),
             "num_requests_waiting": ("Accepted requests that have not begun.", engine.waiting),
@@ -194,7 +199,7 @@ class Metrics(Collector):
         yield depth
         unread = {reason: store.unread_reasons[reason] for reason in get_args(Reason)}
         by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
-            "request_success": ("Requests that ended, by reason.", "finished_reason", self._ended),
+            "request_success": ("Requests that ended, by reason.", "finished_reason", self._finish_counts),
             "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
         }
         for name, (text, label, counts) in by_reason.items():
@@ -204,7 +209,7 @@ class Metrics(Collector):
             yield counter
 
     def _info(self) -> Iterator[Metric]:
-        """What routers read of labels, under vLLM's names alone: the cache, and the adapters that requests name."""
+        """Yield the metrics whose labels routers read, by vLLM's names: of the cache and of the requests' adapters."""
         inner = self._engine.engine
         cache = {
             "block_size": inner.allocator.page_size,
@@ -212,14 +217,15 @@ class Metrics(Collector):
             "cache_dtype": str(inner.model.kv_dtype).removeprefix("torch."),
             "enable_prefix_caching": inner.memory.store_budget > 0,
         }
-        named: dict[bool, set[str]] = {True: set(), False: set()}  # by whether their requests have begun
+        running: set[str] = set()
+        waiting: set[str] = set()
         for name, pending in self._engine.open_requests.items():
             if pending.request.adapter:
-                named[name in self._engine.running_ids].add(pending.request.adapter)
+                (running if name in self._engine.running_ids else waiting).add(pending.request.adapter)
         adapters = {
             "max_lora": self._adapters,
-            "running_lora_adapters": ",".join(sorted(named[True])),
-            "waiting_lora_adapters": ",".join(sorted(named[False])),
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
         }
         for name, text, labels, value in (
             ("cache_config_info", "The cache; always 1.", cache, 1.0),
@@ -230,8 +236,8 @@ class Metrics(Collector):
             yield metric
 
 
-class _Renamed(Collector):
-    """What another registry holds, under vLLM's names."""
+class _VllmNames(Collector):
+    """The metrics of another registry that vLLM has too, under vLLM's names."""
 
     def __init__(self, source: CollectorRegistry) -> None:
         self._source = source

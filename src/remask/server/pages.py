@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def _files(folder: str, index: str, others: str) -> dict[str, Path]:
-    """The files of a folder by the paths under which they are served."""
+    """The files of a folder by URL: its `index.html` has the URL `index`, others are below the URL `others`."""
     root = Path(__file__).parent / folder
     return {
         index if path.name == "index.html" else f"{others}/{path.relative_to(root).as_posix()}": path
@@ -41,23 +41,24 @@ def _files(folder: str, index: str, others: str) -> dict[str, Path]:
 
 FILES = {**_files("playground/page", "/", "/playground"), **_files("reference", "/docs", "/docs")}
 SLASHED = "/docs/"
-"""The page of `/docs` under its other spelling, from which all addresses go one level up."""
+"""The page of `/docs` under its other spelling; its relative addresses begin with `../`."""
 _RELATIVE = re.compile(rb'(href|src)="')
 
 
 def add_pages(router: APIRouter) -> None:
-    """Serve them, each read once."""
+    """Add a route for each of `FILES` and for `SLASHED`. The files are read here, once."""
     for url, path in FILES.items():
-        router.add_api_route(url, _sender(path.read_bytes(), path), methods=["GET"], include_in_schema=False)
+        router.add_api_route(url, _endpoint(path.read_bytes(), path), methods=["GET"], include_in_schema=False)
     page = FILES[SLASHED.rstrip("/")]
     content = _RELATIVE.sub(rb'\1="../', page.read_bytes())
-    router.add_api_route(SLASHED, _sender(content, page), methods=["GET"], include_in_schema=False)
+    router.add_api_route(SLASHED, _endpoint(content, page), methods=["GET"], include_in_schema=False)
 
 
-def _sender(content: bytes, path: Path) -> Callable[[], Awaitable[Response]]:
-    kind = KINDS[path.suffix]
+def _endpoint(content: bytes, path: Path) -> Callable[[], Awaitable[Response]]:
+    """An endpoint that answers with `content`, whose media type follows from the suffix of `path`."""
+    media_type = KINDS[path.suffix]
 
-    async def send() -> Response:
-        return Response(content, media_type=kind, headers=HEADERS)
+    async def get_page() -> Response:
+        return Response(content, media_type=media_type, headers=HEADERS)
 
-    return send
+    return get_page

@@ -22,7 +22,7 @@ SEND_TIMEOUT_S = 5  # time at shutdown for finished answers to reach their clien
 class Server(uvicorn.Server):
     """A uvicorn server that drains on the first SIGTERM or SIGINT: accepted requests finish, new ones get a 503.
 
-    A second signal ends the process at once, whatever the engine does.
+    A second signal ends the process at once.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
@@ -57,18 +57,19 @@ class Server(uvicorn.Server):
             log.info("running on %s", url_of(self._listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal handlers' signature
-        """Handle the first signal: drain. The next one has the system's handler, which waits for no step that hangs."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        """Drain on the first signal, and restore the default handlers: the next one ends even a process that hangs."""
+        for exit_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(exit_signal, signal.SIG_DFL)
         if self._loop is None:
-            self.should_exit = self.force_exit = True
+            self.should_exit = True
+            self.force_exit = True
             return
         self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
-        self._drain = asyncio.get_running_loop().create_task(self._drained())
+        self._drain = asyncio.get_running_loop().create_task(self._drain_and_exit())
 
-    async def _drained(self) -> None:
+    async def _drain_and_exit(self) -> None:
         timeout = self._service.config.drain_timeout
         engine = self._service.engine
         open_requests = engine.running + engine.waiting

@@ -28,20 +28,20 @@ from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import GenerationBody
 
-_LENGTH = re.compile(r"\bmax_tokens\b")  # as errors name what bodies may call otherwise
+_LENGTH = re.compile(r"\bmax_tokens\b")  # errors use this name, which bodies of other APIs do not have
 MAX_LOGGED = 256  # characters that the access log repeats of a field
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
 
 RequestMaker: TypeAlias = Callable[[Body, str], list[EngineRequest]]
-"""Makes the requests of a body, whose ids begin with the text."""
+"""Makes the engine requests of a body; their ids begin with the text."""
 
 
 class Service:
     """One model behind HTTP. The constructor raises what `Intake` and `AsyncEngine` raise.
 
-    `clock` tells seconds: limits of steps, and deadlines of several requests together, are read from it.
+    `clock` returns seconds, by which the step limit and the deadlines of bodies with several requests are checked.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class Service:
         observer: StepObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.llm, self.session, self.config, self.clock = llm, llm.session, config, clock
+        self.llm = llm
+        self.session = llm.session
+        self.config = config
+        self.clock = clock
         self.intake = Intake(llm, config)
         self.metrics = Metrics(config.model_names[0])
         self.engine = AsyncEngine(
@@ -67,13 +70,15 @@ class Service:
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
         self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.added_bytes)
-        self.texts, self.bodies = TextWorkers(config.text_workers), BodyReaders(config.max_body_items)
+        self.texts = TextWorkers(config.text_workers)
+        self.bodies = BodyReaders(config.max_body_items)
         # Bodies that are being read or whose texts are being tokenized, or that wait for either.
-        self._taking, self._long = 0, Counter[str]()  # all, and of each client those that take long
-        self._kv_events = _publishing(llm, config)
+        self._open_bodies = 0
+        self._long_bodies = Counter[str]()  # the long ones of each client
+        self._kv_events = _start_kv_events(llm, config)
 
     def close(self) -> None:
-        """End the text threads, what reads bodies and what publishes events."""
+        """Stop the text threads, the process that reads bodies, and the publisher of events."""
         if self._kv_events is not None:
             self.session.engine.memory.chain.listener = None
             self._kv_events.close()
@@ -81,42 +86,45 @@ class Service:
         self.bodies.close()
 
     async def off_loop(self, request: Request, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Return what `call` returns, away from the event loop. `size` is about how many characters it works on.
+        """Return what `call` returns, computed on a text thread. `size` is about how many characters it works on.
 
-        Raises `QueueFullError` where as many bodies are being worked on as requests may wait, or half as many long ones
-        of this client, and `ClientGoneError` if the client disconnects first.
+        Raises `QueueFullError` if as many bodies are being worked on as requests may run and wait, or half as many long
+        ones of this client, and `ClientGoneError` if the client disconnects first.
         """
         client = request.state.client
-        return await self._away(request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT)
+        return await self._run_counted(request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT)
 
     async def read_body(self, request: Request, model: type[BaseModel], content: bytes) -> BaseModel:
-        """Return the `model` of a body, which another process reads. Raises `ApiError`, and as `off_loop` does."""
+        """Return the `model` of a body, read by another process. Raises `ApiError`, and what `off_loop` raises."""
         client = request.state.client
-        return await self._away(request, lambda: self.bodies.read(client, model, content), long=True)
+        return await self._run_counted(request, lambda: self.bodies.read(client, model, content), long=True)
 
-    async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
-        most, client = self.session.engine_config.max_num_seqs + self.config.max_queue, request.state.client
-        if self._taking >= most:
+    async def _run_counted(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
+        """Return what `work` returns, counted among the open bodies. Raises what `off_loop` raises."""
+        client = request.state.client
+        max_open = self.session.engine_config.max_num_seqs + self.config.max_queue
+        if self._open_bodies >= max_open:
             raise QueueFullError(
-                f"the queue is full: {most} requests are being taken in, as many as may run and wait (max_num_seqs and "
-                "max_queue); try again later"
+                f"the queue is full: {max_open} requests are being taken in, as many as may run and wait (max_num_seqs "
+                "and max_queue); try again later"
             )
-        if long and self._long[client] >= (half := -(-most // 2)):
+        max_long = -(-max_open // 2)
+        if long and self._long_bodies[client] >= max_long:
             raise QueueFullError(
-                f"{half} long bodies or forms of this client wait to be read; try again once some are answered"
+                f"{max_long} long bodies or forms of this client wait to be read; try again once some are answered"
             )
-        self._taking += 1
-        self._long[client] += long
+        self._open_bodies += 1
+        self._long_bodies[client] += long
         try:
             return await run_while_connected(request.receive, work())
         finally:
-            self._taking -= 1
-            self._long[client] -= long
-            if not self._long[client]:
-                del self._long[client]
+            self._open_bodies -= 1
+            self._long_bodies[client] -= long
+            if not self._long_bodies[client]:
+                del self._long_bodies[client]
 
     def owner(self, request: Request) -> Owner:
-        """Whose turn a body takes: that of its client, and all of its choices together."""
+        """The owner of a body's requests: clients take turns, and the choices of one body run in one turn."""
         return Owner(request.state.client, request.state.request_id)
 
     def note_user(self, request: Request, user: str | None) -> None:
@@ -125,50 +133,54 @@ class Service:
             request.state.log_fields["user"] = user[:MAX_LOGGED]
 
     def note_left_out(self, request: Request, kinds: Sequence[str]) -> None:
-        """Put what was left out of a body into the access log, and into a header of its answer."""
+        """Put the kinds of what was left out of a body into the access log, and into a header of its answer."""
         if kinds:
             request.state.log_fields["left_out"] = ",".join(kinds)[:MAX_LOGGED]
 
     async def answer(
         self, request: Request, body: Body, make: RequestMaker[Body], present: Callable[..., Generation]
     ) -> Response:
-        """Run the requests that `make` builds from the body. Returns the answer as `present` tells it.
+        """Run the requests that `make` builds from `body`. Returns the answer, or a stream of it.
 
-        `present` gets the arguments of `Generation`.
+        `present` makes the `Generation` that writes the answer in the form of its API. Raises `ConfigError`, `ApiError`
+        and `QueueFullError`; fields that are named in errors have the names of the body's API.
         """
-        name, log_fields = request.state.request_id, request.state.log_fields
+        request_id = request.state.request_id
+        log_fields = request.state.log_fields
         self.note_user(request, body.user)
         self.note_left_out(request, body.left_out)
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:
-            pending = await self.off_loop(request, size, self._pending, make, body, name, self.owner(request))
+            pending = await self.off_loop(request, size, self._pending, make, body, request_id, self.owner(request))
         except ConfigError as error:
             text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
             text = _LENGTH.sub(body.length_name, text)
             if isinstance(error, CanvasLengthError):
-                # The field that takes more of the canvas.
-                answer = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
-                field = answer if error.response > error.prompt else body.texts_name
+                # Blame the field that takes more of the canvas.
+                response_field = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
+                field = response_field if error.response > error.prompt else body.texts_name
                 raise ApiError(400, text, field) from error
             if text == str(error):
                 raise
             raise ConfigError(text) from error
         fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
-        names = Names(name, int(time.time()), model, _short_fingerprint(fingerprint), self.token_text, self.token_bytes)
+        created = int(time.time())
+        short_fingerprint = _short_fingerprint(fingerprint)
+        names = Names(request_id, created, model, short_fingerprint, self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
-        shape, tokenizer = self.session.loaded.config, self.intake.tokenizer
+        model_config = self.session.loaded.config
         answers = [
             ResponseCollector(
                 index,
                 choice.request,
-                tokenizer,
-                shape.stop_ids,
+                self.intake.tokenizer,
+                model_config.stop_ids,
                 self.token_text if body.stream_drafts else None,
                 choice.decoding.block_ranges,
-                rewrites=shape.rewrites,
+                rewrites=model_config.rewrites,
                 scored=body.terms.top_logprobs is not None,
             )
             for index, choice in enumerate(pending)
@@ -186,17 +198,18 @@ class Service:
         finally:
             finish()
 
-    def _pending(self, make: RequestMaker[Body], body: Body, name: str, owner: Owner) -> list[PendingRequest]:
+    def _pending(self, make: RequestMaker[Body], body: Body, request_id: str, owner: Owner) -> list[PendingRequest]:
         """Build the requests of a body and check them.
 
-        Raises `ConfigError` if the engine cannot run one of them, and `QueueFullError` where there is no room for all:
-        after the first choice of a prompt, as the checks of many choices take long.
+        Raises `ConfigError` if the engine cannot run one of them, and `QueueFullError` if it has no room for all.
         """
-        requests, pending = make(body, name), list[PendingRequest]()
+        requests = make(body, request_id)
+        pending: list[PendingRequest] = []
         work = 0
-        for number, request in enumerate(requests):
+        for index, request in enumerate(requests):
             pending.append(self.session.engine.check(replace(request, owner=owner)))
-            if number % body.choices == 0:
+            # The first choice of a prompt tells the work of all: a refusal must not wait for the checks of the others.
+            if index % body.choices == 0:
                 work += body.choices * pending[-1].row_layers
                 self.engine.check_room(owner.client, len(requests), work)
         return pending
@@ -205,8 +218,11 @@ class Service:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _publishing(llm: LLM, config: ServerConfig) -> KvEvents | None:
-    """What publishes events of the model's exact pages, if anything is to. Raises `ConfigError` where it cannot."""
+def _start_kv_events(llm: LLM, config: ServerConfig) -> KvEvents | None:
+    """Start publishing events of the model's exact pages. Returns None if the settings do not ask for it.
+
+    Raises `ConfigError` if the model has no exact pages, and what `KvEvents` raises.
+    """
     if config.kv_events is None or not config.kv_events.enable_kv_cache_events:
         return None
     if llm.loaded.config.kind != "block_causal":
@@ -226,7 +242,7 @@ def service_of(request: Request) -> Service:
 
 
 def _short_fingerprint(fingerprint: str) -> str:
-    """What answers tell of the model: its beginning, and that of an adapter after it."""
+    """The beginning of a model's fingerprint, followed by that of its adapter's, if any."""
     return "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
 
 
@@ -243,16 +259,16 @@ def _summary(generation: Generation) -> dict[str, Any]:
         fields["unfinished"] = len(generation.answers) - len(results)
     if generation.queued_s is not None:
         fields["queued_ms"] = round(1e3 * generation.queued_s, 1)
-    firsts = [result.first_settled_s for result in results if result.first_settled_s is not None]
-    if firsts:
-        fields["first_settled_ms"] = round(1e3 * min(firsts), 1)
+    first_settled_s = [result.first_settled_s for result in results if result.first_settled_s is not None]
+    if first_settled_s:
+        fields["first_settled_ms"] = round(1e3 * min(first_settled_s), 1)
     return fields
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns. If the client disconnects first, cancel `work` and raise `ClientGoneError`."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnect(receive))
+    watch = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -264,13 +280,13 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """Server-sent events. The status goes out with the first event, so an earlier failure can have its own status.
+    """A stream of server-sent events. The status is sent with the first event, so a failure before it has its own.
 
     `finish` is called once at the end, after success and after failure.
     """
@@ -280,19 +296,20 @@ class EventStream(Response):
     def __init__(self, events: AsyncIterator[bytes], finish: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._finish = events, finish
+        self._events = events
+        self._finish = finish
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, or stop when the client disconnects."""
-        scope["state"]["comment"] = b":\n\n"  # may stand between two events
+        scope["state"]["comment"] = b":\n\n"  # what `Exchange.comment` may send between two events
         try:
-            await run_while_connected(receive, self._pump(scope, receive, send))
+            await run_while_connected(receive, self._send_events(scope, receive, send))
         except ClientGoneError:
             pass
         finally:
             self._finish()
 
-    async def _pump(self, scope: Scope, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
+    async def _send_events(self, scope: Scope, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
         is_open = False
         try:
             async for event in self._events:

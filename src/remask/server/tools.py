@@ -18,8 +18,8 @@ class CallFormat:
     """How a family writes a call: an object of `name` and arguments, between two texts.
 
     Attributes:
-        begin: what stands before the object; "" where an answer that is an object is a call.
-        end: what stands behind it.
+        begin: the text before the object; "" if an answer that is an object is a call.
+        end: the text behind it.
         arguments: the key of the arguments.
     """
 
@@ -27,25 +27,25 @@ class CallFormat:
     end: str
     arguments: str
 
-    def around(self, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments of a call of the tool `name`."""
+    def affixes(self, name: str) -> tuple[str, str]:
+        """The texts before and behind the arguments of a call of the tool `name`."""
         return f'{self.begin}{{"name": {json.dumps(name)}, "{self.arguments}": ', f"}}{self.end}"
 
 
-# Of Hermes, which Qwen 2.5 and 3 took over, and so what began as them (Dream, Fast-dLLM v2, SDAR).
+# Of Hermes, also used by Qwen 2.5 and 3 and the models made from them (Dream, Fast-dLLM v2, SDAR).
 HERMES = CallFormat("<tool_call>\n", "\n</tool_call>", "arguments")
 # Of Llama 3.1 and later.
 LLAMA = CallFormat("", "", "parameters")
 
 
-_SAY_PROPERTIES = frozenset(
+_PROPERTY_KEYWORDS = frozenset(
     ["$ref", "additionalProperties", "allOf", "anyOf", "const", "enum", "oneOf", "properties", "propertyNames"]
 )
-"""Keywords that say what arguments there may be. Without any of them there are none."""
+"""Keywords that say what arguments there may be. A schema with none of them allows no arguments."""
 
 
-def format_of(template: str | None) -> CallFormat:
-    """The format that a chat template teaches, or by default Hermes'."""
+def detect_call_format(template: str | None) -> CallFormat:
+    """The format that a chat template teaches, by default Hermes'."""
     if template is None or "tools" not in template or HERMES.begin.strip() in template:
         return HERMES
     return LLAMA
@@ -53,14 +53,14 @@ def format_of(template: str | None) -> CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that an answer may call. `parameters` is a JSON schema of an object; None takes no arguments."""
+    """A function that an answer may call. `parameters` is a JSON schema of an object, or None for no arguments."""
 
     name: str
     parameters: Mapping[str, Any] | None
 
     @property
-    def form(self) -> Mapping[str, Any]:
-        """The schema of its arguments. Raises `ConfigError` where they are no object."""
+    def arguments_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of its arguments, an object. Raises `ConfigError` if `parameters` has another type."""
         schema = dict(self.parameters or {})
         kinds = schema.get("type", "object")
         if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
@@ -68,7 +68,7 @@ class Tool:
                 f"tools: the parameters of {self.name!r} have the type {shown(kinds)}, and arguments are an object; "
                 "send the type 'object', and what is meant as one of its properties"
             )
-        if not _SAY_PROPERTIES & schema.keys():
+        if not _PROPERTY_KEYWORDS & schema.keys():
             schema["properties"] = {}
         return schema | {"type": "object"}
 
@@ -78,56 +78,57 @@ class ToolCalls:
     """What a request says of calls.
 
     Attributes:
-        tools: those that may be called.
-        forced: a call must be made: of the tool that is named ("named"), or of any ("required"). With "choice" the
-            form of the answer is that of words or of calls. None leaves it open, and calls are read where there are.
-        single: an answer makes one call at most.
+        tools: the tools that may be called.
+        forced: whether a call must be made: of one tool ("named"), of any ("required"), or of any unless the answer is
+            text ("choice"), which its form ensures. None: calls are found in the text of the answer.
+        single: an answer makes at most one call.
         format: how calls are written.
+        text_form: with "choice", the form that the request asks of an answer in text, if any.
     """
 
     tools: Sequence[Tool]
     forced: Literal["named", "required", "choice"] | None
     single: bool
     format: CallFormat
-    words: StructuredOutputs | None = None  # the form of an answer in words, where the request asks for one
+    text_form: StructuredOutputs | None = None
 
     @property
-    def around(self) -> tuple[str, str] | None:
-        """What stands before and behind the hole of an answer whose call is forced; None where none is."""
+    def affixes(self) -> tuple[str, str] | None:
+        """The texts before and behind the hole of a forced call. Returns None for a "choice", which is all hole."""
         if self.forced == "choice":
             return None
         if len(self.tools) == 1:
-            return self.format.around(self.tools[0].name)
+            return self.format.affixes(self.tools[0].name)
         return self.format.begin, self.format.end
 
     @cached_property
     def constraint(self) -> StructuredOutputs:
-        """The form of that hole: arguments of the one tool, or a call of one of several; or that of a choice.
+        """The form of the hole of a forced call: the arguments of the only tool, a call of one of several, or a choice.
 
         Raises `ConfigError` on schemas that cannot be guaranteed.
         """
-        alone = [_guaranteed(tool.form, f"the parameters of {tool.name!r}") for tool in self.tools]
-        if len(alone) == 1 and self.forced != "choice":
-            return alone[0]
+        forms = [_schema_form(tool.arguments_schema, f"the parameters of {tool.name!r}") for tool in self.tools]
+        if len(forms) == 1 and self.forced != "choice":
+            return forms[0]
         calls = []
         for tool in self.tools:
-            # With an `$id` of its own the references in a schema are relative to it.
-            arguments = {"$id": f"tool:{tool.name}", **tool.form}
+            # References in a schema with an `$id` are relative to that schema.
+            arguments = {"$id": f"tool:{tool.name}", **tool.arguments_schema}
             properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
             calls.append({"type": "object", "properties": properties, "required": list(properties)})
-        form = _guaranteed({"anyOf": calls}, "all of them together, of which one is called,")
+        form = _schema_form({"anyOf": calls}, "all of them together, of which one is called,")
         if self.forced != "choice":
             return form
-        # One call or several, or else words: any text that does not begin as a call does.
+        # One call or several, or text: in the requested form, or anything that does not begin as a call does.
         begin, end = self.format.begin, self.format.end
-        words = f"([^{begin[0]}](?s:.)*)?" if self.words is None else f"({self.words.source[1]})"
+        text = f"([^{begin[0]}](?s:.)*)?" if self.text_form is None else f"({self.text_form.source[1]})"
         call = f"{escape(begin)}({form.source[1]}){escape(end)}"
-        return _Choice(json=form.json, pattern=f"{call}|{words}" if self.single else f"({call}\\n?)+|{words}")
+        return _Choice(json=form.json, pattern=f"{call}|{text}" if self.single else f"({call}\\n?)+|{text}")
 
 
 @dataclass(frozen=True)
 class _Choice(StructuredOutputs):
-    """Calls, each between its marks, or an answer in words, as a regular expression."""
+    """Calls between their affixes, or text, as a regular expression."""
 
     pattern: str = ""
 
@@ -136,10 +137,12 @@ class _Choice(StructuredOutputs):
         return "json", self.pattern or super().source[1]
 
 
-def in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """A conversation for a chat template that knows nothing of tools: these, calls and results as texts, as Hermes'.
+def messages_with_tools_as_text(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """Messages for a chat template without tools: calls, their results and `tools` become texts in Hermes' format.
 
-    The system's turn tells of the tools; one is put before the others where there is none.
+    The tools are described in the system turn, which is added if there is none.
     """
     turns: list[dict[str, Any]] = []
     for message in messages:
@@ -163,8 +166,8 @@ def in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
     return turns
 
 
-def _guaranteed(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
-    """The form of a schema. `what` says in errors whose it is."""
+def _schema_form(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
+    """The form of a JSON schema. Raises `ConfigError`, with `what` as its subject, if it cannot be guaranteed."""
     try:
         return StructuredOutputs(json=schema)
     except ConfigError as error:
@@ -174,7 +177,7 @@ def _guaranteed(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What a step adds to a call: its id and name at first, then text of its arguments."""
+    """What a step adds to a call: text of its arguments, and with the first piece its id and name."""
 
     index: int
     arguments: str
@@ -182,15 +185,15 @@ class CallPiece:
     name: str | None = None
 
     @property
-    def streamed(self) -> dict[str, Any]:
-        """The piece as OpenAI streams it."""
-        named = {} if self.name is None else {"name": self.name}
-        opening = {} if self.id is None else {"id": self.id, "type": "function"}
-        return {"index": self.index, **opening, "function": {**named, "arguments": self.arguments}}
+    def openai_delta(self) -> dict[str, Any]:
+        """The piece as OpenAI's API streams it."""
+        name = {} if self.name is None else {"name": self.name}
+        head = {} if self.id is None else {"id": self.id, "type": "function"}
+        return {"index": self.index, **head, "function": {**name, "arguments": self.arguments}}
 
 
-def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
-    """The calls that pieces make up, as an answer that is not streamed has them."""
+def join_pieces(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """The calls that `pieces` make up, as OpenAI's API writes them in an answer that is not streamed."""
     calls: list[dict[str, Any]] = []
     for piece in pieces:
         if piece.id is not None:
@@ -204,98 +207,104 @@ def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 class CallReader:
     """Reads calls from the text of one answer as it settles. What is no call stays text.
 
-    A call whose arguments stand in a hole is told piece by piece; any other once it is complete. The text within the
-    marks of a call that is no object, or names an unknown tool, is given back as it is.
+    A call whose arguments fill a hole is returned piece by piece, any other once it is complete. Text between the
+    affixes of a call that is no object, or that names an unknown tool, is returned unchanged.
     """
 
     tool_calls: ToolCalls
     calls: int = 0
-    _rest: str = ""  # text that is not read yet
-    _within: bool = False  # whether the mark of a call stands before `_rest`
-    _behind: bool = False  # whether a call does, and nothing but line ends behind it
-    _words: bool = False  # whether text came that begins no object
+    _buffer: str = ""  # text that is not read yet
+    _in_call: bool = False  # the beginning of a call was read, and not its end
+    _after_call: bool = False  # the end of a call was read, and nothing but line ends since
+    _is_text: bool = False  # text was read that cannot begin a call
 
     def finish_reason(self, reason: str) -> str:
-        """OpenAI's name for the end of an answer that ended for `reason`: calls that the model chose to make end it."""
+        """OpenAI's name for the finish reason `reason`: "tool_calls" if the model chose to make calls."""
         return "tool_calls" if self.calls and self.tool_calls.forced != "named" else reason
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[CallPiece]]:
-        """Take new text. Returns text of the answer, and pieces of calls; `final` says that no more follows."""
-        asked = self.tool_calls
-        if asked.forced is None:
+        """Take new text, the last one if `final`. Returns text of the answer, and pieces of calls."""
+        tool_calls = self.tool_calls
+        if tool_calls.forced is None:
             return self._parse(text, final)
-        if asked.forced == "choice":
-            undecided = self.calls or self._within or not self._rest + text
-            self._words |= not undecided and not (self._rest + text).startswith(asked.format.begin[0])
-            return (text, []) if self._words else self._parse(text, final)
-        if len(asked.tools) == 1:
-            if not self.calls:  # one piece a step: clients read one of each index
-                return "", [self._begin(asked.tools[0].name, text)]
+        if tool_calls.forced == "choice":
+            answer = self._buffer + text
+            if answer and not self.calls and not self._in_call:
+                self._is_text |= not answer.startswith(tool_calls.format.begin[0])
+            return (text, []) if self._is_text else self._parse(text, final)
+        if len(tool_calls.tools) == 1:
+            if not self.calls:  # clients expect one piece of each call in a step
+                return "", [self._new_call(tool_calls.tools[0].name, text)]
             return "", [CallPiece(0, text)] if text else []
-        self._rest += text
+        self._buffer += text
         if not final:
             return "", []
-        call = self._call(self._rest)
-        return ("", [call]) if call is not None else (self._rest, [])
+        call = self._parse_call(self._buffer)
+        return ("", [call]) if call is not None else (self._buffer, [])
 
     def _parse(self, text: str, final: bool) -> tuple[str, list[CallPiece]]:
-        self._rest += text
-        if self._over:
-            self._rest = ""
+        """`read` for an answer that may hold text and calls between affixes."""
+        self._buffer += text
+        if self._has_all_calls:
+            self._buffer = ""
             return "", []
         if not self.tool_calls.format.begin:
-            return self._object(final)
-        words, pieces = "", list[CallPiece]()
-        begin, end = self.tool_calls.format.begin.strip(), self.tool_calls.format.end.strip()
-        while not self._over:
-            if self._behind:  # line ends between calls are no text
-                self._rest = self._rest.lstrip("\n")
-                self._behind = not self._rest
-            before, mark, rest = self._rest.partition(end if self._within else begin)
-            if not mark:
+            return self._parse_object(final)
+        output = ""
+        pieces: list[CallPiece] = []
+        begin = self.tool_calls.format.begin.strip()
+        end = self.tool_calls.format.end.strip()
+        while not self._has_all_calls:
+            if self._after_call:  # line ends between calls are no text
+                self._buffer = self._buffer.lstrip("\n")
+                self._after_call = not self._buffer
+            head, affix, rest = self._buffer.partition(end if self._in_call else begin)
+            if not affix:
                 break
-            self._rest = rest
-            if not self._within:
-                words += before
-            elif (call := self._call(before)) is not None:
+            self._buffer = rest
+            if not self._in_call:
+                output += head
+            elif (call := self._parse_call(head)) is not None:
                 pieces.append(call)
-                self._behind = True
+                self._after_call = True
             else:
-                words += f"{begin}{before}{end}"
-            self._within = not self._within
-        if self._over:
-            self._rest = ""
+                output += f"{begin}{head}{end}"
+            self._in_call = not self._in_call
+        if self._has_all_calls:
+            self._buffer = ""
         elif final:
-            words += (begin if self._within else "") + self._take()
-        elif not self._within:
-            keep = next((n for n in range(len(begin) - 1, 0, -1) if self._rest.endswith(begin[:n])), 0)
-            words += self._take(keep)
-        return words, pieces
+            output += (begin if self._in_call else "") + self._take_buffer()
+        elif not self._in_call:
+            # A beginning of `begin` at the end of the buffer may become a call.
+            lengths = range(len(begin) - 1, 0, -1)
+            output += self._take_buffer(next((n for n in lengths if self._buffer.endswith(begin[:n])), 0))
+        return output, pieces
 
     @property
-    def _over(self) -> bool:
-        """Whether one call has come, and at most one may."""
+    def _has_all_calls(self) -> bool:
+        """Whether an answer that makes at most one call has made it."""
         return self.tool_calls.single and self.calls > 0
 
-    def _object(self, final: bool) -> tuple[str, list[CallPiece]]:
-        """Of an answer that is an object as a whole, or none."""
-        beginning = self._rest.lstrip()
-        self._words |= bool(beginning) and not beginning.startswith("{")
-        if self._words:
-            return self._take(), []
+    def _parse_object(self, final: bool) -> tuple[str, list[CallPiece]]:
+        """`read` for an answer that is a call if all of it is an object."""
+        beginning = self._buffer.lstrip()
+        self._is_text |= bool(beginning) and not beginning.startswith("{")
+        if self._is_text:
+            return self._take_buffer(), []
         if not final:
             return "", []
-        call = self._call(self._rest)
-        return (self._take(), []) if call is None else ("", [call])
+        call = self._parse_call(self._buffer)
+        return (self._take_buffer(), []) if call is None else ("", [call])
 
-    def _take(self, keep: int = 0) -> str:
-        """The rest but for its last `keep` characters, which stay."""
-        end = len(self._rest) - keep
-        text, self._rest = self._rest[:end], self._rest[end:]
+    def _take_buffer(self, keep: int = 0) -> str:
+        """Remove and return the buffer but for its last `keep` characters."""
+        end = len(self._buffer) - keep
+        text = self._buffer[:end]
+        self._buffer = self._buffer[end:]
         return text
 
-    def _call(self, text: str) -> CallPiece | None:
-        """The call that `text` is; None where it is none of a known tool."""
+    def _parse_call(self, text: str) -> CallPiece | None:
+        """A new call from its JSON text. Returns None if it is no call of a known tool."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -304,9 +313,10 @@ class CallReader:
         arguments = value.get(self.tool_calls.format.arguments) if isinstance(value, dict) else None
         if not isinstance(arguments, dict) or name not in [tool.name for tool in self.tool_calls.tools]:
             return None
-        return self._begin(name, json.dumps(arguments, ensure_ascii=False))
+        return self._new_call(name, json.dumps(arguments, ensure_ascii=False))
 
-    def _begin(self, name: str, arguments: str) -> CallPiece:
+    def _new_call(self, name: str, arguments: str) -> CallPiece:
+        """The first piece of a new call, with a random id."""
         piece = CallPiece(self.calls, arguments, f"call_{secrets.token_hex(12)}", name)
         self.calls += 1
         return piece

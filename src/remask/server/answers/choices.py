@@ -18,7 +18,7 @@ from remask.server.answers.base import (
 )
 from remask.server.answers.generation import DONE, Generation, failed_stream, json_event, running_usage, usage
 from remask.server.errors import Error
-from remask.server.tools import whole_calls
+from remask.server.tools import join_pieces
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -252,7 +252,7 @@ CompletionEvent: TypeAlias = CompletionChunk | Error
 
 
 class Choices(Generation):
-    """What both have in common."""
+    """What answers of chat and text completions have in common."""
 
     prefix: ClassVar[str]  # of the ids of answers
     whole_object: ClassVar[str]
@@ -264,41 +264,41 @@ class Choices(Generation):
         self._echo = self.body.continued if self.body.echo else ""
 
     @abstractmethod
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
-        """A choice of a stream: settled text with its tokens' log-probabilities, if asked for; or why it has ended."""
+    def _chunk_choice(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+        """A choice of a stream: what `delta` adds to it, with its tokens `scored` if asked for; or why it has ended."""
 
     @abstractmethod
-    def _whole(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
-        """A choice that is not streamed, of which `delta` is all."""
+    def _whole_choice(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+        """A choice of an answer that is not streamed; `delta` holds all of it."""
 
     @abstractmethod
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
     async def response(self) -> Json:
-        wholes = [Delta(index, self._echo) for index in range(len(self.answers))]
+        totals = [Delta(index, self._echo) for index in range(len(self.answers))]
         async for deltas in self._steps():
             for delta in deltas:
-                whole = wholes[delta.index]
-                whole.text += delta.text
-                whole.scored += delta.scored
-                whole.calls += delta.calls
+                total = totals[delta.index]
+                total.text += delta.text
+                total.scored += delta.scored
+                total.calls += delta.calls
         choices = [
-            self._whole(whole, whole.scored if self.scored else None, self._finish(whole.index))
-            | self._extras(whole.index)
-            for whole in wholes
+            self._whole_choice(total, total.scored if self.has_logprobs else None, self._finish_reason(total.index))
+            | self._extras(total.index)
+            for total in totals
         ]
         if self.body.return_token_ids:
-            for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
-                shown = answer.request.response.answer_places(len(result.token_ids))
-                choice["token_ids"] = [result.token_ids[place] for place in shown]
+            for choice, answer, result in zip(choices, self.answers, self.all_results, strict=True):
+                indices = answer.request.response.answer_places(len(result.token_ids))
+                choice["token_ids"] = [result.token_ids[index] for index in indices]
         content = self._with_prompts(self._answer(choices, self.whole_object))
         return {**content, "usage": self._usage(), "remask": self.work}
 
-    def _opening(self) -> list[bytes]:
+    def _first_events(self) -> list[bytes]:
         chunks = []
         if self.body.return_token_ids:
-            empty = [self._part(Delta(answer.index)) for answer in self.answers]
+            empty = [self._chunk_choice(Delta(answer.index)) for answer in self.answers]
             chunks.append(self._with_prompts(self._chunk(empty)))
         if self.body.stream_drafts:
             layout = {
@@ -308,47 +308,50 @@ class Choices(Generation):
             chunks.append(self._chunk([]) | {"remask": layout})
         return [self._encode(chunk) for chunk in chunks]
 
-    def _chunks(self, delta: Delta) -> list[bytes]:
+    def _delta_events(self, delta: Delta) -> list[bytes]:
         chunks = []
         self._generated[delta.index] = self.answers[delta.index].counts[1]
-        tokens = delta.tokens and (self.scored or self.body.return_token_ids)
-        if delta.text or delta.calls or tokens or delta.canvas is not None:
-            choice = self._part(delta, delta.scored if self.scored else None)
+        has_tokens = bool(delta.tokens) and (self.has_logprobs or bool(self.body.return_token_ids))
+        if delta.text or delta.calls or has_tokens or delta.canvas is not None:
+            choice = self._chunk_choice(delta, delta.scored if self.has_logprobs else None)
             if self.body.return_token_ids:
                 choice["token_ids"] = delta.tokens
-            shown = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
-            chunks.append(self._chunk([choice]) | shown)
+            draft = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
+            chunks.append(self._chunk([choice]) | draft)
         if delta.result is not None:
-            end = self._part(Delta(delta.index), finish=self._finish(delta.index))
+            end = self._chunk_choice(Delta(delta.index), finish=self._finish_reason(delta.index))
             chunks.append(self._chunk([end | self._extras(delta.index)]))
         return [self._encode(chunk) for chunk in chunks]
 
-    def _closing(self) -> list[bytes]:
+    def _last_events(self) -> list[bytes]:
         if not self._include_usage:
             return [DONE]
         return [json_event(self._chunk([]) | {"usage": self._usage(), "remask": self.work}), DONE]
 
-    def _failure(self, error: RemaskError) -> bytes:
+    def _error_event(self, error: RemaskError) -> bytes:
         return failed_stream(error)
 
-    def _finish(self, index: int) -> str:
+    def _finish_reason(self, index: int) -> str:
         """Why a choice has ended, in the words of OpenAI's chat completions."""
         reason = self.results[index].finish_reason
         return self._readers[index].finish_reason(reason) if self._readers else reason
 
     def _extras(self, index: int) -> Json:
-        """What a choice carries beside OpenAI's keys once it has ended."""
-        request, result, rollout = self.answers[index].request, self.results[index], Json()
+        """The keys of a choice that has ended which OpenAI's API does not have."""
+        request = self.answers[index].request
+        result = self.results[index]
+        rollout: Json = {}
         if self.terms.return_step_maps:
             steps = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
-            rollout["step_maps"] = [steps[place] for place in request.response.answer_places(len(steps))]
+            rollout["step_maps"] = [steps[i] for i in request.response.answer_places(len(steps))]
         if self.terms.return_trace:
             rollout["trace"] = trace_of(request, result.trace, result.usage, self.fingerprint).content
+        extras: Json = {"remask": rollout} if rollout else {}
         holes = self.answers[index].holes
-        return ({} if holes is None else {"holes": holes}) | ({"remask": rollout} if rollout else {})
+        return extras if holes is None else {"holes": holes, **extras}
 
     def _with_prompts(self, answer: Json) -> Json:
-        """`answer`, or the first chunk of a stream, with the prompts' token ids where they are asked for."""
+        """Add the prompts' token ids to `answer`, or to the first chunk of a stream, if the request asks for them."""
         if self.body.return_token_ids:
             self._add_prompts(answer, [list(choice.request.prompt_token_ids) for choice in self.answers])
         return answer
@@ -358,7 +361,7 @@ class Choices(Generation):
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
     def _usage(self) -> Usage:
-        return usage(self.ordered, self.body.choices)
+        return usage(self.all_results, self.body.choices)
 
     def _usage_so_far(self) -> RunningUsage | None:
         if self.body.stream_options is None or not self.body.stream_options.continuous_usage_stats:
@@ -367,7 +370,7 @@ class Choices(Generation):
         return running_usage(prompts, sum(self._generated))
 
     def _answer(self, choices: list[Json], kind: str) -> Json:
-        """An answer, or a chunk of a stream, without what stands behind its choices."""
+        """An answer, or a chunk of a stream, without its usage and work."""
         names = self.names
         return {
             "id": f"{self.prefix}-{names.id}",
@@ -382,31 +385,34 @@ class Choices(Generation):
         return self._answer(choices, self.chunk_object)
 
     def _encode(self, chunk: Mapping[str, Any]) -> bytes:
-        # With `include_usage`, all of OpenAI's chunks have the key `usage`; only the last one has a value, but for what
-        # vLLM's `continuous_usage_stats` asks for.
+        # With `include_usage` all chunks have the key `usage`, null but for the last one, or vLLM's
+        # `continuous_usage_stats`.
         return json_event({**chunk, "usage": self._usage_so_far()} if self._include_usage else chunk)
 
 
 class ChatChoices(Choices):
     """Answers of `/v1/chat/completions`."""
 
-    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
-    def _opening(self) -> list[bytes]:
+    def _first_events(self) -> list[bytes]:
         role = {"role": "assistant", "content": self._echo}
         first = [self._encode(self._chunk([self._delta(answer.index, role)])) for answer in self.answers]
-        return first + super()._opening()
+        return first + super()._first_events()
 
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
-        content: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
+    def _chunk_choice(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+        content: Json = {"tool_calls": [call.openai_delta for call in delta.calls]} if delta.calls else {}
         if delta.text or not (delta.calls or finish):
             content["content"] = delta.text
         return self._delta(delta.index, content, scored, finish)
 
-    def _whole(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+    def _whole_choice(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
         message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
         if delta.calls:
-            message |= {"content": (delta.text.strip() and delta.text) or None, "tool_calls": whole_calls(delta.calls)}
+            message["content"] = delta.text if delta.text.strip() else None
+            message["tool_calls"] = join_pieces(delta.calls)
         return {"index": delta.index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
@@ -418,37 +424,42 @@ class ChatChoices(Choices):
         return {"index": index, "delta": delta, "logprobs": self._logprobs(scored), "finish_reason": finish}
 
     def _logprobs(self, scored: Sequence[Scored] | None) -> ChatLogprobs | None:
-        return None if scored is None else {"content": [self.names.scored(item) for item in scored], "refusal": None}
+        return (
+            None if scored is None else {"content": [self.names.scored_token(item) for item in scored], "refusal": None}
+        )
 
 
 class CompletionChoices(Choices):
     """Answers of `/v1/completions`."""
 
-    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
 
-    def _part(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+    def _chunk_choice(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
         logprobs = None if scored is None else self._logprobs(scored)
         return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": finish}
 
-    _whole = _part
+    _whole_choice = _chunk_choice
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         for choice in answer["choices"]:
             choice["prompt_token_ids"] = prompts[choice["index"]]
 
     def _logprobs(self, scored: Sequence[Scored]) -> CompletionLogprobs:
-        reads, names = [item.read for item in scored], [self.names.spelled(item) for item in scored]
-        pairs = list(zip(reads, names, strict=True))
+        tokens = [item.token for item in scored]
+        texts = [self.names.unique_texts(item) for item in scored]
+        has_top = any(token.top for token in tokens)
         return {
-            "tokens": [names[read.token_id] for read, names in pairs],
-            "token_logprobs": [read.logprob for read in reads],
-            "top_logprobs": [_top(*pair) for pair in pairs] if any(read.top for read in reads) else None,
+            "tokens": [names[token.token_id] for token, names in zip(tokens, texts, strict=True)],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": list(map(_top_logprobs, tokens, texts)) if has_top else None,
             "text_offset": [item.offset for item in scored],
-            "steps": [read.step for read in reads],
+            "steps": [token.step for token in tokens],
         }
 
 
-def _top(read: TokenLogprob, names: Mapping[int, str]) -> dict[str, float]:
-    """The most probable tokens, and the chosen one, by their `names`."""
-    every = {**dict(read.top), read.token_id: read.logprob}
-    return {names[token]: every[token] for token in sorted(every, key=lambda token: -every[token])}
+def _top_logprobs(token: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
+    """Log-probabilities of the most probable tokens and the chosen one by their `texts`, the highest first."""
+    logprobs = {**dict(token.top), token.token_id: token.logprob}
+    return {texts[token_id]: logprobs[token_id] for token_id in sorted(logprobs, key=lambda key: -logprobs[key])}

@@ -1,4 +1,4 @@
-"""Runs one answer: reads the engine's events, and tells them as an API does; and what all APIs tell alike."""
+"""Runs one answer: reads the engine's events and writes them in the form of an API. What all APIs have in common."""
 
 import json
 import logging
@@ -36,33 +36,33 @@ class Names:
     token_text: Callable[[int], str]
     token_bytes: Callable[[int, int | None], bytes | None]
 
-    def spelled(self, item: Scored, *, partial: bool = True) -> dict[int, str]:
-        """What a token and the most probable ones in its place are called: by what they add to the text there.
+    def unique_texts(self, item: Scored, *, prefer_bytes: bool = True) -> dict[int, str]:
+        """A different text for a token and for each of the most probable ones in its place, by token id.
 
-        With `partial` one that is a part of a character is spelled by its bytes, as OpenAI's completions write them.
-        Each has a name of its own: where one is taken, the next is called by its bytes or its number.
+        It is what the token adds to the text there. If another one has that text, or with `prefer_bytes` if the token
+        is a part of a character, it is its bytes as OpenAI's completions write them, or else its id.
         """
-        names: dict[int, str] = {}
-        for token in (item.read.token_id, *(token for token, _ in item.read.top)):
-            content = self.token_bytes(token, item.before)
+        texts: dict[int, str] = {}
+        for token in (item.token.token_id, *(token for token, _ in item.token.top)):
+            content = self.token_bytes(token, item.predecessor)
             text = content.decode(errors="replace") if content else self.token_text(token)
-            spelled = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content or ())
-            choices = [text, f"token_id:{token}"]
+            candidates = [text, f"token_id:{token}"]
             if content and content != text.encode():
-                choices = [spelled, *choices] if partial else [text, spelled, choices[1]]
-            names.setdefault(token, next(name for name in choices if name not in names.values()))
-        return names
+                escapes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+                candidates.insert(0 if prefer_bytes else 1, escapes)
+            texts.setdefault(token, next(candidate for candidate in candidates if candidate not in texts.values()))
+        return texts
 
-    def scored(self, item: Scored) -> ScoredToken:
-        """A token with its log-probability, and those of the most probable ones, as chats and responses tell them."""
-        names = self.spelled(item, partial=False)
+    def scored_token(self, item: Scored) -> ScoredToken:
+        """A token and the most probable ones in its place with their log-probabilities, for chats and responses."""
+        texts = self.unique_texts(item, prefer_bytes=False)
 
         def score(token: int, logprob: float) -> TokenScore:
-            content = self.token_bytes(token, item.before)
-            return {"token": names[token], "logprob": logprob, "bytes": None if content is None else list(content)}
+            content = self.token_bytes(token, item.predecessor)
+            return {"token": texts[token], "logprob": logprob, "bytes": None if content is None else list(content)}
 
-        chosen = score(item.read.token_id, item.read.logprob)
-        return {**chosen, "top_logprobs": [score(*pair) for pair in item.read.top], "step": item.read.step}
+        chosen = score(item.token.token_id, item.token.logprob)
+        return {**chosen, "top_logprobs": [score(*pair) for pair in item.token.top], "step": item.token.step}
 
 
 class Generation(ABC):
@@ -77,7 +77,11 @@ class Generation(ABC):
         fingerprint: str,
         calls: ToolCalls | None = None,
     ) -> None:
-        self.ticket, self.answers, self.names, self.body, self.fingerprint = ticket, answers, names, body, fingerprint
+        self.ticket = ticket
+        self.answers = answers
+        self.names = names
+        self.body = body
+        self.fingerprint = fingerprint
         self.terms = body.terms
         self.results: dict[int, Result] = {}
         self.queued_s: float | None = None
@@ -85,18 +89,18 @@ class Generation(ABC):
         self._readers = [] if calls is None else [CallReader(calls) for _ in answers]
 
     @property
-    def ordered(self) -> list[Result]:
-        """All results, in the order of the choices."""
+    def all_results(self) -> list[Result]:
+        """The results of all choices, in their order. Raises `KeyError` if one still runs."""
         return [self.results[index] for index in range(len(self.answers))]
 
     @property
     def work(self) -> Work:
         """The work of all choices, and what was left out of the request."""
-        return work(self.ordered, self.body.left_out)
+        return work(self.all_results, self.body.left_out)
 
     @property
-    def scored(self) -> bool:
-        """Whether log-probabilities are asked for."""
+    def has_logprobs(self) -> bool:
+        """Whether the request asks for log-probabilities."""
         return self.terms.top_logprobs is not None
 
     @abstractmethod
@@ -104,56 +108,57 @@ class Generation(ABC):
         """Return the whole answer. Raises `RemaskError` if a choice fails."""
 
     @abstractmethod
-    def _opening(self) -> list[bytes]:
+    def _first_events(self) -> list[bytes]:
         """The events that a stream begins with."""
 
     @abstractmethod
-    def _chunks(self, delta: Delta) -> list[bytes]:
+    def _delta_events(self, delta: Delta) -> list[bytes]:
         """The events of what one engine step added to a choice."""
 
     @abstractmethod
-    def _closing(self) -> list[bytes]:
+    def _last_events(self) -> list[bytes]:
         """The events that a stream ends with."""
 
     @abstractmethod
-    def _failure(self, error: RemaskError) -> bytes:
-        """How a stream that has begun ends with `error`."""
+    def _error_event(self, error: RemaskError) -> bytes:
+        """The last event of a stream that fails with `error` after it has begun."""
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events. All events of one engine step are one piece, as each piece costs a send.
 
-        Raises `RemaskError` for a failure before the first event. A later failure becomes an event.
+        Raises the exception of a failure before the first event. A later failure becomes an event.
         """
-        opened = False
+        has_begun = False
         try:
             async for deltas in self._steps():
-                chunks = [] if opened else self._opening()
-                opened = True
+                events = [] if has_begun else self._first_events()
+                has_begun = True
                 for delta in deltas:
-                    chunks += self._chunks(delta)
+                    events += self._delta_events(delta)
                 if len(self.results) == len(self.answers):
-                    chunks += self._closing()
-                if chunks:
-                    yield b"".join(chunks)
+                    events += self._last_events()
+                if events:
+                    yield b"".join(events)
         except RemaskError as error:
-            if not opened:
+            if not has_begun:
                 raise
-            yield self._failure(error)
+            yield self._error_event(error)
         # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
         except Exception as error:
-            if not opened:
+            if not has_begun:
                 raise
             log.error("a stream failed: %s", error, exc_info=True)
-            yield self._failure(ApiError(500, "the server failed; its log says why"))
+            yield self._error_event(ApiError(500, "the server failed; its log says why"))
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
+        """Yield what each engine step adds to the choices. Raises `ApiError` if a choice ends without an answer."""
         async for events in self.ticket:
             by_request: dict[str, list[Event]] = {}
             for event in events:
                 by_request.setdefault(event.id, []).append(event)
                 if event.queued_s is not None:
                     self.queued_s = max(self.queued_s or 0.0, event.queued_s)
-            deltas = [self._by_id[name].take(group) for name, group in by_request.items()]
+            deltas = [self._by_id[name].apply(group) for name, group in by_request.items()]
             for delta in deltas:
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
@@ -166,7 +171,7 @@ class Generation(ABC):
 
 @dataclass(slots=True)
 class AnswerPart:
-    """A part of an answer: a text, or a call of the tool `name`, whose `text` are its arguments."""
+    """A part of an answer: a text, or a call of the tool `name` with its arguments as `text`."""
 
     call_id: str | None = None
     name: str = ""
@@ -175,102 +180,110 @@ class AnswerPart:
 
 
 class SingleAnswer(Generation):
-    """Tells one choice as a sequence of parts. The whole answer is what the events of its stream make up.
+    """Writes one choice as a sequence of parts. The whole answer is what the events of its stream make up.
 
-    A part begins when the one before it has ended. White space alone is told where nothing else comes. Subclasses have
-    the events of each of these moments, and `_whole`, the answer once it has ended.
+    A part begins when the one before it has ended. Text of white space alone is left out unless nothing else follows.
+    Subclasses define the events of each of these moments, and `_whole_answer`, the answer once it has ended.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.parts: list[AnswerPart] = []
-        self._open = False  # whether the last of them goes on
-        self._waiting, self._waiting_scores = "", list[Scored]()  # what is not told yet
+        self._part_is_open = False  # the last part may go on
+        self._pending_text = ""  # not in a part yet
+        self._pending_scores: list[Scored] = []
 
     @abstractmethod
-    def _begins(self) -> Events: ...
+    def _answer_start(self) -> Events: ...
 
     @abstractmethod
-    def _part_begins(self, part: AnswerPart) -> Events: ...
+    def _part_start(self, part: AnswerPart) -> Events: ...
 
     @abstractmethod
-    def _part_goes_on(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events: ...
+    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events: ...
 
     @abstractmethod
-    def _part_ends(self, part: AnswerPart) -> Events: ...
+    def _part_end(self, part: AnswerPart) -> Events: ...
 
     @abstractmethod
-    def _ends(self) -> Events: ...
+    def _answer_end(self) -> Events: ...
 
     @abstractmethod
-    def _whole(self) -> Mapping[str, Any]: ...
+    def _whole_answer(self) -> Mapping[str, Any]: ...
 
     async def response(self) -> Mapping[str, Any]:
         async for deltas in self._steps():
             for delta in deltas:
-                self._events(delta)
-        return self._whole()
+                self._add_delta(delta)
+        return self._whole_answer()
 
     @property
-    def called(self) -> bool:
-        """Whether it has called a tool."""
+    def has_calls(self) -> bool:
+        """Whether the answer calls a tool."""
         return any(part.call_id is not None for part in self.parts)
 
-    def _opening(self) -> list[bytes]:
-        return [self._encode(event) for event in self._begins()]
+    def _first_events(self) -> list[bytes]:
+        return [self._encode(event) for event in self._answer_start()]
 
-    def _chunks(self, delta: Delta) -> list[bytes]:
-        return [self._encode(event) for event in self._events(delta)]
+    def _delta_events(self, delta: Delta) -> list[bytes]:
+        return [self._encode(event) for event in self._add_delta(delta)]
 
-    def _closing(self) -> list[bytes]:
+    def _last_events(self) -> list[bytes]:
         return []
 
     def _encode(self, event: Mapping[str, Any]) -> bytes:
         return json_event(event, event["type"])
 
-    def _events(self, delta: Delta) -> Events:
-        self._waiting += delta.text
-        self._waiting_scores += delta.scored
-        events = self._tell_text() if self._in_text or self._waiting.strip() else []
+    def _add_delta(self, delta: Delta) -> Events:
+        """Add what a step wrote to the parts. Returns the events of it."""
+        self._pending_text += delta.text
+        self._pending_scores += delta.scored
+        events = self._flush_text() if self._in_text or self._pending_text.strip() else []
         for piece in delta.calls:
-            self._waiting = ""
+            self._pending_text = ""
             if piece.id is not None:
-                events += self._begin(AnswerPart(piece.id, str(piece.name)))
+                events += self._begin_part(AnswerPart(piece.id, str(piece.name)))
             if piece.arguments:
-                events += self._add(piece.arguments, ())
+                events += self._extend_part(piece.arguments, ())
         if delta.result is not None:
-            events += ([] if self.parts else self._tell_text()) + self._end() + self._ends()
+            if not self.parts:
+                events += self._flush_text()
+            events += self._end_part() + self._answer_end()
         return events
 
     @property
     def _in_text(self) -> bool:
-        return self._open and self.parts[-1].call_id is None
+        return self._part_is_open and self.parts[-1].call_id is None
 
-    def _tell_text(self) -> Events:
-        events = [] if self._in_text else self._begin(AnswerPart())
-        if self._waiting or self._waiting_scores:
-            events += self._add(self._waiting, self._waiting_scores)
-        self._waiting, self._waiting_scores = "", []
+    def _flush_text(self) -> Events:
+        """Move the pending text into the open part, or into a new one."""
+        events = [] if self._in_text else self._begin_part(AnswerPart())
+        if self._pending_text or self._pending_scores:
+            events += self._extend_part(self._pending_text, self._pending_scores)
+        self._pending_text = ""
+        self._pending_scores = []
         return events
 
-    def _begin(self, part: AnswerPart) -> Events:
-        events = self._end()
+    def _begin_part(self, part: AnswerPart) -> Events:
+        events = self._end_part()
         self.parts.append(part)
-        self._open = True
-        return events + self._part_begins(part)
+        self._part_is_open = True
+        return events + self._part_start(part)
 
-    def _add(self, text: str, scored: Sequence[Scored]) -> Events:
+    def _extend_part(self, text: str, scored: Sequence[Scored]) -> Events:
         part = self.parts[-1]
         part.text += text
-        return self._part_goes_on(part, text, scored)
+        return self._part_delta(part, text, scored)
 
-    def _end(self) -> Events:
-        was_open, self._open = self._open, False
-        return self._part_ends(self.parts[-1]) if was_open else []
+    def _end_part(self) -> Events:
+        if not self._part_is_open:
+            return []
+        self._part_is_open = False
+        return self._part_end(self.parts[-1])
 
 
 def usage(results: Sequence[Result], choices: int = 1) -> Usage:
-    """OpenAI's usage of one answer; `results` are in order, `choices` of them to a prompt, which counts once."""
+    """OpenAI's usage of one answer. `results` are in order, with `choices` for each prompt, whose tokens count once."""
     prompts = results[::choices]
     prompt = sum(result.usage.prompt_tokens for result in prompts)
     completion = sum(result.usage.completion_tokens for result in results)
@@ -279,30 +292,30 @@ def usage(results: Sequence[Result], choices: int = 1) -> Usage:
 
 
 def running_usage(prompt: int, completion: int) -> RunningUsage:
-    """What of OpenAI's usage is known while an answer is written."""
+    """The part of OpenAI's usage that is known while an answer is written."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def work(results: Sequence[Result], left_out: Sequence[str] = ()) -> Work:
-    """The work of an answer, for which OpenAI's API has no fields."""
+    """The work of an answer: the object `remask`, which OpenAI's API does not have."""
     total = RequestUsage.total([result.usage for result in results])
     fields = {name: value for name in Work.__annotations__ if (value := getattr(total, name, None)) is not None}
     return cast("Work", fields | ({"left_out": list(left_out)} if left_out else {}))
 
 
 def failed_stream(error: RemaskError) -> bytes:
-    """How a stream in OpenAI's older form that has begun ends with `error`."""
+    """The last events of a stream of chat or text completions that fails with `error`."""
     return json_event(error_object(error)) + DONE
 
 
 def json_event(value: Mapping[str, Any], name: str | None = None) -> bytes:
-    """A server-sent event that carries JSON, with a name where it has one."""
+    """A server-sent event with JSON data, and a name if given."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def check_end(result: Result) -> None:
-    """Raise `ApiError` if a request ended without an answer."""
+    """Raise `ApiError` if a request ended without an answer: a 500, 504 or 503."""
     if result.finish_reason == "error":
         raise ApiError(500, f"the request failed: {result.error}")
     if result.finish_reason == "timeout":

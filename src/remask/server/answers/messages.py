@@ -147,30 +147,30 @@ MessageEvent: TypeAlias = (
 class MessagesAnswer(SingleAnswer):
     """A message whose content is texts and calls, in the order in which the model wrote them."""
 
-    def _begins(self) -> Events:
+    def _answer_start(self) -> Events:
         usage: FirstUsage = {"input_tokens": self.answers[0].counts[0], "output_tokens": 0}
         message = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": message}]
 
-    def _part_begins(self, part: AnswerPart) -> Events:
-        return [self._block("content_block_start", content_block=_content(part))]
+    def _part_start(self, part: AnswerPart) -> Events:
+        return [self._block_event("content_block_start", content_block=_content(part))]
 
-    def _part_goes_on(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:  # noqa: ARG002
+    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:  # noqa: ARG002
         if part.call_id is not None:
-            return [self._block("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})]
-        return [self._block("content_block_delta", delta={"type": "text_delta", "text": text})] if text else []
+            return [self._block_event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})]
+        return [self._block_event("content_block_delta", delta={"type": "text_delta", "text": text})] if text else []
 
-    def _part_ends(self, part: AnswerPart) -> Events:  # noqa: ARG002
-        return [self._block("content_block_stop")]
+    def _part_end(self, part: AnswerPart) -> Events:  # noqa: ARG002
+        return [self._block_event("content_block_stop")]
 
-    def _ends(self) -> Events:
-        end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage(), "remask": self.work}
+    def _answer_end(self) -> Events:
+        end = {"type": "message_delta", "delta": self._stop_delta(), "usage": self._usage(), "remask": self.work}
         return [end, {"type": "message_stop"}]
 
-    def _whole(self) -> Mapping[str, Any]:
-        return {**self._message(), **self._stop(), "usage": self._usage(), "remask": self.work}
+    def _whole_answer(self) -> Mapping[str, Any]:
+        return {**self._message(), **self._stop_delta(), "usage": self._usage(), "remask": self.work}
 
-    def _failure(self, error: RemaskError) -> bytes:
+    def _error_event(self, error: RemaskError) -> bytes:
         return json_event(messages_error(error), "error")
 
     def _message(self) -> dict[str, Any]:
@@ -183,12 +183,12 @@ class MessagesAnswer(SingleAnswer):
             "content": [_content(part) for part in self.parts],
         }
 
-    def _block(self, kind: str, **content: Any) -> dict[str, Any]:
+    def _block_event(self, kind: str, **content: Any) -> dict[str, Any]:
         return {"type": kind, "index": len(self.parts) - 1, **content}
 
-    def _stop(self) -> StopDelta:
-        """Why it has ended, in Anthropic's words, and the stop text that ended it."""
-        if self.called:
+    def _stop_delta(self) -> StopDelta:
+        """Why the answer has ended, in Anthropic's words, and the stop text that ended it."""
+        if self.has_calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if self.results[0].finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -196,10 +196,10 @@ class MessagesAnswer(SingleAnswer):
         return {"stop_reason": "end_turn" if text is None else "stop_sequence", "stop_sequence": text}
 
     def _usage(self) -> MessageUsage:
-        tokens = usage(self.ordered)
+        tokens = usage(self.all_results)
         cached = tokens["prompt_tokens_details"]["cached_tokens"]
         return {
-            "input_tokens": tokens["prompt_tokens"] - cached,  # Anthropic counts apart what was read from a cache
+            "input_tokens": tokens["prompt_tokens"] - cached,  # Anthropic counts cached tokens apart
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": tokens["completion_tokens"],

@@ -273,65 +273,67 @@ class ResponsesAnswer(SingleAnswer):
     def __init__(self, *args: Any, responses_body: ResponsesBody) -> None:
         super().__init__(*args)
         self.responses_body = responses_body
-        self._number = 0
+        self._sequence_number = 0
 
-    def _begins(self) -> Events:
+    def _answer_start(self) -> Events:
         response = self._response("in_progress")
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
-    def _part_begins(self, part: AnswerPart) -> Events:
+    def _part_start(self, part: AnswerPart) -> Events:
         item = self._item(len(self.parts) - 1, "in_progress")
         if part.call_id is not None:
-            return [self._of_output("added", item)]
-        added = self._of_text("response.content_part.added", part=_text(part))
-        return [self._of_output("added", {**item, "content": []}), added]
+            return [self._output_event("added", item)]
+        added = self._text_event("response.content_part.added", part=_text(part))
+        return [self._output_event("added", {**item, "content": []}), added]
 
-    def _part_goes_on(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:
+    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:
         if part.call_id is not None:
-            return [self._of_item("response.function_call_arguments.delta", delta=text)]
-        logprobs = [self.names.scored(item) for item in scored] if self.scored else []
+            return [self._item_event("response.function_call_arguments.delta", delta=text)]
+        logprobs = [self.names.scored_token(item) for item in scored] if self.has_logprobs else []
         part.logprobs += logprobs
-        return [self._of_text("response.output_text.delta", delta=text, logprobs=logprobs)]
+        return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
-    def _part_ends(self, part: AnswerPart) -> Events:
-        done = self._of_output("done", self._item(len(self.parts) - 1, "completed"))
+    def _part_end(self, part: AnswerPart) -> Events:
+        done = self._output_event("done", self._item(len(self.parts) - 1, "completed"))
         if part.call_id is not None:
             kind = "response.function_call_arguments.done"
-            return [self._of_item(kind, arguments=part.text, name=part.name), done]
+            return [self._item_event(kind, arguments=part.text, name=part.name), done]
         return [
-            self._of_text("response.output_text.done", text=part.text, logprobs=part.logprobs),
-            self._of_text("response.content_part.done", part=_text(part)),
+            self._text_event("response.output_text.done", text=part.text, logprobs=part.logprobs),
+            self._text_event("response.content_part.done", part=_text(part)),
             done,
         ]
 
-    def _ends(self) -> Events:
-        whole = self._whole()
+    def _answer_end(self) -> Events:
+        whole = self._whole_answer()
         return [{"type": f"response.{whole['status']}", "response": whole}]
 
-    def _whole(self) -> Mapping[str, Any]:
-        cut = self.results[0].finish_reason == "length" and not self.called
+    def _whole_answer(self) -> Mapping[str, Any]:
+        cut = self.results[0].finish_reason == "length" and not self.has_calls
         response = self._response("incomplete" if cut else "completed")
         if cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return {**response, "usage": response_usage(self.ordered), "remask": self.work}
+        return {**response, "usage": response_usage(self.all_results), "remask": self.work}
 
     def _encode(self, event: Mapping[str, Any]) -> bytes:
-        self._number += 1
-        return super()._encode({**event, "sequence_number": self._number - 1})
+        self._sequence_number += 1
+        return super()._encode({**event, "sequence_number": self._sequence_number - 1})
 
-    def _failure(self, error: RemaskError) -> bytes:
+    def _error_event(self, error: RemaskError) -> bytes:
         detail = error_object(error)["error"]
         flat = {"code": detail["code"] or detail["type"], "message": detail["message"], "param": detail["param"]}
-        # The official client raises what it finds under `error`, and would pass on anything else as an event.
+        # The official client raises an exception only for what is under `error`.
         return self._encode({"type": "error", **flat, "error": detail})
 
     def _item(self, number: int, status: Status) -> OutputItem:
-        part, name = self.parts[number], self._name(number)
+        """The output item of the part with this number."""
+        part = self.parts[number]
+        item_id = self._item_id(number)
         if part.call_id is None:
             content = [_text(part)]
-            return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+            return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
         return {
-            "id": name,
+            "id": item_id,
             "type": "function_call",
             "status": status,
             "call_id": part.call_id,
@@ -339,24 +341,26 @@ class ResponsesAnswer(SingleAnswer):
             "arguments": part.text,
         }
 
-    def _name(self, number: int) -> str:
+    def _item_id(self, number: int) -> str:
         kind = "msg" if self.parts[number].call_id is None else "fc"
         return f"{kind}_{self.names.id}-{number}"
 
-    def _of_output(self, what: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _output_event(self, what: str, item: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": f"response.output_item.{what}", "output_index": len(self.parts) - 1, "item": item}
 
-    def _of_item(self, kind: str, **content: Any) -> dict[str, Any]:
+    def _item_event(self, kind: str, **content: Any) -> dict[str, Any]:
         number = len(self.parts) - 1
-        return {"type": kind, "item_id": self._name(number), "output_index": number, **content}
+        return {"type": kind, "item_id": self._item_id(number), "output_index": number, **content}
 
-    def _of_text(self, kind: str, **content: Any) -> dict[str, Any]:
-        return self._of_item(kind, content_index=0, **content)
+    def _text_event(self, kind: str, **content: Any) -> dict[str, Any]:
+        return self._item_event(kind, content_index=0, **content)
 
     def _response(self, status: str) -> dict[str, Any]:
-        """The response object, in which what the request left open says what holds."""
-        body, request = self.responses_body, self.answers[0].request
-        params, choice = request.params, body.tool_choice
+        """The response object. Fields that the request left out have the values that were used."""
+        body = self.responses_body
+        request = self.answers[0].request
+        params = request.params
+        choice = body.tool_choice
         form = None if body.text is None else body.text.format
         tools = [tool for tool in body.tools or () if isinstance(tool, OfferedFunction)]
         return {

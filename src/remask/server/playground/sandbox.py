@@ -94,11 +94,11 @@ class Running:
     """A running request of a sandbox. `table` has an extent for each page of its canvas, shared pages first."""
 
     number: int
-    shared: bool
+    shared_prefix: bool
     canvas: Canvas
-    owned: list[PageRange]
+    extents: list[PageRange]  # to release at the end
     table: list[PageRange]
-    found: int  # leading pages that the store had
+    cached_pages: int  # leading pages that the store had
     sharing: PageSharing | None
 
 
@@ -115,15 +115,15 @@ class Sandbox:
         self.requests: dict[int, Running] = {}
         self._added = 0
 
-    def add(self, shared: bool) -> None:
+    def add(self, shared_prefix: bool) -> None:
         """Add a request and compute the part of its prompt that is not stored.
 
-        Evicts stored pages that no request reads, if room is needed. Raises `PoolFullError` if that is not enough;
-        only the evictions remain then.
+        Evicts stored pages that no request reads, if room is needed. Raises `PoolFullError` if that is not enough; the
+        evictions are not undone.
         """
         number = self._added + 1
         tokens = range(1000 * number, 1000 * number + SHARED + 3 + number % 3)
-        prompt = [*range(1, SHARED + 1), *tokens[SHARED:]] if shared else list(tokens)
+        prompt = [*range(1, SHARED + 1), *tokens[SHARED:]] if shared_prefix else list(tokens)
         canvas = Canvas.masked(prompt, RESPONSE, MASK_ID)
         keys = self.chain.identities(prompt) if self.caching else []
         stored = self.chain.match(prompt, keys)
@@ -137,11 +137,12 @@ class Sandbox:
                     f"{PAGE_SIZE}; finish a request first"
                 )
         self.chain.record_lookup(stored, len(keys))
-        table, sharing = [*pages, *rest.split()], None
+        table = [*pages, *rest.split()]
+        sharing: PageSharing | None = None
         if self.caching:
             sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", stored, rest.split(), keys)
         self._added = number
-        request = Running(number, shared, canvas, [*pages, rest], table, len(stored), sharing)
+        request = Running(number, shared_prefix, canvas, [*pages, rest], table, len(stored), sharing)
         self.requests[number] = request
         _commit(request, len(prompt))
 
@@ -163,23 +164,23 @@ class Sandbox:
         request = self.requests.pop(number, None)
         if request is None:
             return False
-        for extent in request.owned:
+        for extent in request.extents:
             self.allocator.release(extent)
         self._stop_sharing(request)
         if not self.caching:
             self.chain.drop()
         return True
 
-    def set_caching(self, on: bool) -> None:
-        """Switch prefix caching. While it is off, nothing is looked up or stored, and unread pages go."""
-        self.caching = on
-        if not on:
+    def set_caching(self, enabled: bool) -> None:
+        """Switch prefix caching. While it is off, nothing is looked up or stored, and unread pages are dropped."""
+        self.caching = enabled
+        if not enabled:
             for request in self.requests.values():
                 self._stop_sharing(request)
             self.chain.drop()
 
     def state(self, session: str) -> SandboxState:
-        """Return the whole state of the sandbox, whose session has this name."""
+        """Return the whole state of the sandbox for the session with this name."""
         readers: dict[int, list[int]] = {page: [] for page in range(PAGES)}
         filled = dict.fromkeys(range(PAGES), 0)
         for request in self.requests.values():
@@ -209,7 +210,8 @@ class Sandbox:
 
     def _totals(self, readers: dict[int, list[int]], filled: dict[int, int]) -> SandboxTotals:
         in_use = [page for page in readers if readers[page]]
-        slots, occupied = len(in_use) * PAGE_SIZE, sum(filled[page] for page in in_use)
+        slots = len(in_use) * PAGE_SIZE
+        occupied = sum(filled[page] for page in in_use)
         return {
             "pages": PAGES,
             "pages_in_use": len(in_use),
@@ -244,9 +246,9 @@ def _request_state(request: Running) -> SandboxRequest:
     canvas = request.canvas
     return {
         "request": request.number,
-        "shared_prefix": request.shared,
+        "shared_prefix": request.shared_prefix,
         "page_table": [int(extent.pages[0]) for extent in request.table],
-        "pages_found": request.found,
+        "pages_found": request.cached_pages,
         "tokens": len(canvas),
         "prompt_tokens": canvas.prompt,
         "settled_tokens": canvas.settled_lead,
@@ -260,7 +262,9 @@ class Sessions:
     def __init__(
         self, limit: int = MAX_SESSIONS, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.limit, self.idle_s, self._clock = limit, idle_s, clock
+        self.limit = limit
+        self.idle_s = idle_s
+        self._clock = clock
         self._sandboxes: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
@@ -271,7 +275,8 @@ class Sessions:
         self._expire()
         while len(self._sandboxes) >= self.limit:
             self._sandboxes.popitem(last=False)
-        name, sandbox = secrets.token_urlsafe(16), Sandbox()
+        name = secrets.token_urlsafe(16)
+        sandbox = Sandbox()
         self._sandboxes[name] = (self._clock(), sandbox)
         return name, sandbox
 

@@ -64,10 +64,10 @@ _HOSTED = re.compile(
 MAX_KIND = 64
 
 
-def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
-    """`value`, an object whose `type` may be one of `known`. Raises `ConfigError` that says why another may not.
+def check_kind(where: str, value: Any, known: Collection[str]) -> Any:
+    """Return `value` unchanged. Raises `ConfigError` if it is an object whose `type` is a text that is not in `known`.
 
-    Anything but an object with a text as its `type` is returned as it is.
+    `where` is the field that holds it, for the error.
     """
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind in known:
@@ -82,7 +82,7 @@ def known_kind(where: str, value: Any, known: Collection[str]) -> Any:
 
 
 def is_hosted(kind: object) -> bool:
-    """Whether a tool of this type is one that another API's server runs, or whose meaning its own models alone know."""
+    """Whether a tool of this type is run by the server of another API, or known to its own models only."""
     return isinstance(kind, str) and len(kind) <= MAX_KIND and _HOSTED.fullmatch(kind) is not None
 
 
@@ -125,11 +125,10 @@ class Foreign:
 
 
 def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign]) -> Any:
-    """Return `body` with those of its fields alone that are `known` and ask for something.
+    """Return the fields of `body` that are `known` and ask for something. Any other `body` than an object is unchanged.
 
-    Sampling parameters, of bodies that have them, may stand in an object `sampling`. Anything but an object is returned
-    as it is. Raises `ConfigError` on a field that asks for what is not supported, or stands in the wrong place, and
-    `UnknownNameError` on unknown names.
+    Sampling parameters may be in an object `sampling`, if the body has any. Raises `ConfigError` on a field in the
+    wrong place and on a `foreign` one that asks for something, and `UnknownNameError` on unknown names.
     """
     if not isinstance(body, Mapping):
         return body
@@ -152,7 +151,7 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign])
 
 
 def _is_among(value: object, neutral: Iterable[object]) -> bool:
-    """Whether `value` is one of the neutral ones, and no true for a 1."""
+    """Whether `value` is one of `neutral`, where true does not equal 1."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
@@ -175,31 +174,33 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        """Leave out unknown fields that are null, or past. Raises `UnknownNameError` on others."""
+        """Remove the unknown fields that the class allows. Raises `UnknownNameError` or `ConfigError` on others."""
         if cls.foreign is not None:
             return read_fields(body, cls.model_fields, cls.foreign)
         if cls.kinds:
-            known_kind(cls.within, body, cls.kinds)
+            check_kind(cls.within, body, cls.kinds)
         if not isinstance(body, Mapping):
             return body
         for name in _SAYS if cls.past else ():
             if body.get(name):
                 raise ConfigError(f"{cls.within}: {name} is not supported, as {_SAYS[name]}; leave it out")
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-        known, needed = fields.keys(), {name for name, field in fields.items() if cls.past and field.is_required()}
+        known = fields.keys()
+        required = {name for name, field in fields.items() if cls.past and field.is_required()}
+        values = dict(body)
         if cls.past or cls.ignored is not None:
             ignored = cls.ignored or ()
-            body = {
+            values = {
                 name: value
                 for name, value in body.items()
-                if (value is not None or name in needed) and name not in ignored
+                if (value is not None or name in required) and name not in ignored
             }
-        missing = needed - body.keys()
-        for name, value in body.items():
-            misspelt = not cls.past or difflib.get_close_matches(str(name), missing)
-            if name not in known and value is not None and misspelt:
+        missing = required - values.keys()
+        for name, value in values.items():
+            is_error = not cls.past or difflib.get_close_matches(str(name), missing)  # perhaps a misspelt one
+            if name not in known and value is not None and is_error:
                 raise UnknownNameError("field", str(name), known)
-        return {name: value for name, value in body.items() if name in known}
+        return {name: value for name, value in values.items() if name in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +211,20 @@ class Checked:
     declaration: Declared
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._checked)
+        return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = {"anyOf": [self.declaration.values.schema(), {"type": "null"}]}
         return {**schema, "description": self.declaration.description}
 
-    def _checked(self, value: object) -> object:
+    def _check(self, value: object) -> object:
         if value is not None:
             return self.declaration.values.convert(self.name, value)
         return None
 
 
 def with_declared(*classes: type[Any]) -> Callable[[type[B]], type[B]]:
-    """Return a decorator that adds the declared fields of `classes` to a body, each None where it is left out."""
+    """Return a decorator that adds the declared fields of `classes` to a body, with None as their default."""
     definitions: dict[str, Any] = {
         name: (Annotated[Any, Checked(name, declaration)], Field(default=None))
         for cls in classes

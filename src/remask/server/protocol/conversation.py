@@ -57,32 +57,35 @@ HOSTED = "hosted"
 
 
 def tag_of(value: Any, kinds: Collection[str], hosted: re.Pattern[str], default: str = "") -> str:
-    """The `type` of a part of a conversation, where it is one of `kinds`; `HOSTED` of what `hosted` matches.
+    """The `type` of a part of a conversation, if it is one of `kinds`, or `HOSTED` if `hosted` matches it.
 
-    Else it is "", or the `default` where there is no type at all.
+    Returns "" for other types, and `default` if there is no type.
     """
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     if not isinstance(kind, str):
         return default
-    return HOSTED if hosted.fullmatch(kind) else kind if kind in kinds else ""
+    if hosted.fullmatch(kind):
+        return HOSTED
+    return kind if kind in kinds else ""
 
 
-def _owner(tool: Any) -> str:
+def _tool_tag(tool: Any) -> str:
     return HOSTED if isinstance(tool, Mapping) and is_hosted(tool.get("type")) else "own"
 
 
-def _not_hosted(choice: Any) -> Any:
-    if _owner(choice) == HOSTED:
+def _refuse_hosted(choice: Any) -> Any:
+    """Return a `tool_choice` unchanged. Raises `ConfigError` if it picks a hosted tool."""
+    if _tool_tag(choice) == HOSTED:
         raise ConfigError(f"tool_choice picks a tool of the type {choice['type']!r}, and {NO_SERVER_TOOLS}")
     return choice
 
 
 Offers: TypeAlias = Annotated[
-    list[Annotated[Annotated[T, Tag("own")] | Annotated[Hosted, Tag(HOSTED)], Discriminator(_owner)]],
+    list[Annotated[Annotated[T, Tag("own")] | Annotated[Hosted, Tag(HOSTED)], Discriminator(_tool_tag)]],
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 """Tools that the model may call, and hosted ones, which are left out unless a body picks one: see `NOT_HOSTED`."""
-NOT_HOSTED = BeforeValidator(_not_hosted)
+NOT_HOSTED = BeforeValidator(_refuse_hosted)
 
 
 class CacheControl(Past):
@@ -113,7 +116,7 @@ class TextPart(Past):
 
 
 def refusal_as_text(part: Any) -> Any:
-    """A part of content whose text stands where it is looked for, also where it is a refusal."""
+    """A part of content, with the text of a refusal moved to the field `text`."""
     if isinstance(part, Mapping) and part.get("type") == "refusal" and part.get("text") is None:
         return {**part, "text": part.get("refusal")}
     return part
@@ -124,28 +127,28 @@ THOUGHTS = frozenset(["thinking", "redacted_thinking", "reasoning", "reasoning_t
 
 
 def without_thoughts(content: Any) -> Any:
-    """The content of a past answer, without parts of reasoning and of no text."""
+    """The content of a past answer, without its parts of reasoning and parts whose text is null."""
     if not isinstance(content, list):
         return content
 
-    def says(part: Any) -> bool:
+    def is_readable(part: Any) -> bool:
         if not isinstance(part, Mapping):
             return True
         kind = part.get("type")
         return not (isinstance(kind, str) and kind in THOUGHTS) and part.get("text", "") is not None
 
-    return [part for part in content if says(part)]
+    return [part for part in content if is_readable(part)]
 
 
-def _text_of(arguments: Any) -> Any:
-    """The text of a call's arguments, whatever a client keeps them as."""
+def _arguments_text(arguments: Any) -> Any:
+    """The arguments of a call as text: JSON, unless they are text already; "" for null."""
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
     return json.dumps(arguments)
 
 
 _ANY_ARGUMENTS = {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, {"type": "object", "maxProperties": MAX_ITEMS}]}
-Arguments: TypeAlias = Annotated[LongText, BeforeValidator(_text_of), WithJsonSchema(_ANY_ARGUMENTS)]
+Arguments: TypeAlias = Annotated[LongText, BeforeValidator(_arguments_text), WithJsonSchema(_ANY_ARGUMENTS)]
 """The arguments of a call that an earlier answer made, as text: of an object, or of whatever came in its place."""
 
 
@@ -166,7 +169,7 @@ class ToolCall(Past):
     @model_validator(mode="before")
     @classmethod
     def _custom(cls, call: Any) -> Any:
-        """Read a call of a tool that takes free text as one with that as its arguments."""
+        """Turn a call of a tool that takes free text into a function call with the text as its arguments."""
         custom = call.get("custom") if isinstance(call, Mapping) else None
         if not isinstance(custom, Mapping):
             return call
@@ -197,7 +200,7 @@ class Message(Past):
     @model_validator(mode="before")
     @classmethod
     def _with_text(cls, message: Any) -> Any:
-        """Give a turn that need not have a text an empty one, or its refusal."""
+        """Set the missing content of an assistant's or a tool's turn to its refusal or "", and drop its reasoning."""
         if not isinstance(message, Mapping) or message.get("role") not in ("assistant", "tool"):
             return message
         content = message.get("content")
@@ -205,6 +208,7 @@ class Message(Past):
 
     @model_validator(mode="after")
     def _check_calls(self) -> "Message":
+        """Move the last marker of its parts to the message. Raises `ConfigError` on calls of the wrong role."""
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
             if getattr(self, name) and self.role != role:
                 raise ConfigError(f"messages: {name} is of the role {role!r}, and this message's is {self.role!r}")
@@ -214,14 +218,14 @@ class Message(Past):
 
     @property
     def chars(self) -> int:
-        """Characters of its texts and its names."""
+        """Number of characters of its texts and names."""
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
         calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
         return len(self.name or "") + sum(map(len, [*texts, *calls]))
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text of its content, parts joined."""
         return joint_text(self.content)
 
     @property
@@ -302,7 +306,7 @@ class ResponseFormat(Body):
 
     @property
     def form(self) -> StructuredOutputs | None:
-        """The form, None for any text. Raises `ConfigError` on a schema that is missing or cannot be guaranteed."""
+        """The form, or None for any text. Raises `ConfigError` if the schema is missing or cannot be guaranteed."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise ConfigError("response_format: json_schema and the type 'json_schema' go together")
         if self.type == "text":
@@ -316,8 +320,9 @@ class ResponseFormat(Body):
 
 
 def chars_of(messages: Sequence[Message], variables: Mapping[str, Any] | None) -> int:
-    """Characters of a conversation, with those of the variables of its template as JSON."""
-    return sum(message.chars for message in messages) + (len(json.dumps(variables)) if variables else 0)
+    """Number of characters of a conversation and of the variables of its template as JSON."""
+    variable_chars = len(json.dumps(variables)) if variables else 0
+    return sum(message.chars for message in messages) + variable_chars
 
 
 class TokenizeBody(Body):
@@ -359,17 +364,17 @@ class Textual(Protocol):
 
 
 def joint_text(content: str | Sequence[Textual]) -> str:
-    """A text, or those of parts, one behind the other."""
+    """The text of a content: a text itself, or the joined texts of its parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def turn(role: Any, text: str, *, call: str | None = None, mark: CacheControl | None = None) -> Message:
-    """A turn; of the role `tool` it is the result of `call`. A `mark` ends the shared prefix with it."""
+    """A turn. With the role `tool` it is the result of the call with the id `call`. `mark` is its `cache_control`."""
     return Message.model_construct(role=role, content=text, tool_call_id=call, cache_control=mark)
 
 
 def add_call(turns: list[Message], call: str, name: str, arguments: str) -> None:
-    """Add a call to the assistant's turn at the end of `turns`, which is begun where another one stands there."""
+    """Add a call with the id `call` to the last of `turns`, or to a new one if that is not the assistant's."""
     if not turns or turns[-1].role != "assistant":
         turns.append(turn("assistant", ""))
     function = CalledFunction.model_construct(name=name, arguments=arguments)
@@ -377,18 +382,18 @@ def add_call(turns: list[Message], call: str, name: str, arguments: str) -> None
 
 
 def tool_offer(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:
-    """A tool."""
+    """The tool of a function, from checked fields."""
     function = Function.model_construct(name=name, description=description, parameters=parameters)
     return ToolOffer.model_construct(type="function", function=function)
 
 
 def chosen_tool(name: str) -> ChosenTool:
-    """The choice of a tool."""
+    """The `tool_choice` of a function."""
     return ChosenTool.model_construct(type="function", function=ChosenFunction.model_construct(name=name))
 
 
 def answer_form(kind: Any, schema: Mapping[str, Any] | None, name: str) -> ResponseFormat:
-    """The form of the answer, for which the field `name` asks; the kind `json_schema` goes with a `schema`."""
+    """The `response_format` for the field `name` of another API. The kind "json_schema" needs a `schema`."""
     json_schema = None if schema is None else JsonSchema.model_validate({"schema": schema})
     form = ResponseFormat.model_construct(type=kind, json_schema=json_schema)
     form._names = name, f"{name}.format.schema"

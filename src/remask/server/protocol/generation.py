@@ -36,7 +36,7 @@ from remask.server.protocol.conversation import (
     ToolOffer,
     chars_of,
 )
-from remask.server.tools import Tool, ToolCalls, format_of
+from remask.server.tools import Tool, ToolCalls, detect_call_format
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 _TOP_LOGPROBS = declared(Terms)["top_logprobs"]
@@ -80,17 +80,17 @@ class GenerationBody(Body):
 
     @property
     def continued(self) -> str:
-        """The beginning of the answer that its prompt ends with; "" where it begins anew."""
+        """The beginning of the answer that the prompt ends with, or ""."""
         return ""
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Types of what it offers or holds that another API's server runs, and that is left out."""
+        """Types of its hosted tools and of their calls, which are left out."""
         return ()
 
     @property
     def choices(self) -> int:
-        """How many answers it asks for to each prompt."""
+        """How many answers to each prompt it asks for."""
         return 1 if self.n is None else self.n
 
     @property
@@ -100,7 +100,7 @@ class GenerationBody(Body):
 
     @property
     def lengths(self) -> list[int]:
-        """Characters of each text, those of the texts that the response is to hold included."""
+        """Number of characters of each prompt, with those of the fixed texts of the response."""
         terms: Any = declared_fields(self, Terms)
         parts = [part.text for part in terms.get("canvas") or () if part.text is not None]
         fixed = sum(map(len, [*parts, terms.get("suffix") or ""]))
@@ -117,7 +117,7 @@ class GenerationBody(Body):
 
     @property
     def form_name(self) -> str:
-        """The field that asks for the form of its answer: errors of the form begin with it."""
+        """The field that asks for the form of its answer, for errors."""
         if self.structured_outputs is None and self.response_format is not None:  # type: ignore[attr-defined]
             return self.response_format.name
         forced = self.structured_outputs is None and getattr(self, "tools", None)  # type: ignore[attr-defined]
@@ -125,19 +125,19 @@ class GenerationBody(Body):
 
     @property
     def length_name(self) -> str:
-        """The field that says how long its answer is: what errors call `max_tokens`."""
+        """Its name of `max_tokens`, for errors."""
         return "max_tokens"
 
     @property
     def asks_form(self) -> bool:
-        """Whether it asks for the form of its answer, in either way."""
+        """Whether it asks for a form of its answer, by `response_format` or `structured_outputs`."""
         return self.response_format is not None or self.structured_outputs is not None  # type: ignore[attr-defined]
 
     @cached_property
     def own_terms(self) -> Terms:
-        """The declared terms, with the form that is asked for in either way.
+        """The declared terms, with the form from `response_format` or `structured_outputs`.
 
-        Raises `ConfigError` where two of its fields contradict each other.
+        Raises `ConfigError` if it has both.
         """
         terms = Terms(**declared_fields(self, Terms))
         form = None if self.response_format is None else self.response_format.form
@@ -150,14 +150,14 @@ class GenerationBody(Body):
 
     @property
     def terms(self) -> Terms:
-        """The terms of the request. Raises `ConfigError` where two of its fields contradict each other."""
+        """The terms of the request. Raises `ConfigError` if two of its fields contradict each other."""
         return self.own_terms
 
 
 def with_length(sampling: dict[str, Any], name: str, length: int | None) -> dict[str, Any]:
-    """The parameters `sampling`, with the length that the field `name` of another API gives.
+    """Set `max_tokens` in `sampling` to the `length` that the field `name` of another API gives, and return `sampling`.
 
-    Raises `ConfigError` where `max_tokens` says another one.
+    Raises `ConfigError` if `max_tokens` has another value.
     """
     if length is not None and sampling.setdefault("max_tokens", length) != length:
         raise ConfigError(f"max_tokens and {name} are two names of one thing; send one of them")
@@ -176,23 +176,25 @@ class ChatBody(GenerationBody):
     tools: Offers[ToolOffer] | None = None
     tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool | None, NOT_HOSTED] = None
     parallel_tool_calls: bool | None = None
-    _calls: tuple[Any, ToolCalls | None] | None = PrivateAttr(None)  # with what they are for
+    _calls: tuple[Any, ToolCalls | None] | None = PrivateAttr(None)  # the arguments and the result of `calls`
     _texts_name: str = PrivateAttr("messages")
     _hosted: Sequence[Hosted] = PrivateAttr(())  # of its conversation
     _length_name: str | None = PrivateAttr(None)
 
     @classmethod
     def translated(cls, texts_name: str, length_name: str, hosted: Sequence[Hosted], **fields: Any) -> "ChatBody":
-        """The body that another API's comes to, whose `fields` are checked already.
+        """The chat body of a body of another API, with `fields` that are checked already.
 
-        `texts_name` and `length_name` are what that API calls the messages and `max_tokens`, for errors; `hosted` is
-        left out of the messages. Raises `ConfigError` on what its answers cannot hold.
+        `texts_name` and `length_name` are that API's names of `messages` and `max_tokens`, for errors. `hosted` are
+        the parts that were left out of the messages. Raises `ConfigError` on fields that its answers have no place for.
         """
         for name in ("return_step_maps", "return_trace"):
             if fields.get(name):
                 raise ConfigError(f"{name}: answers of this API have no place for it; send it to /v1/chat/completions")
         body = cls.model_construct(**fields)
-        body._texts_name, body._length_name, body._hosted = texts_name, length_name, hosted
+        body._texts_name = texts_name
+        body._length_name = length_name
+        body._hosted = hosted
         return body
 
     @property
@@ -219,8 +221,9 @@ class ChatBody(GenerationBody):
 
     @property
     def offers(self) -> list[ToolOffer]:
-        """The tools that the model is told of. Raises `ConfigError` where a choice is made among none."""
-        tools, choice = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)], self.tool_choice
+        """The tools that the model may call. Raises `ConfigError` if `tool_choice` needs one and there are none."""
+        tools = [tool for tool in self.tools or () if isinstance(tool, ToolOffer)]
+        choice = self.tool_choice
         if not tools and choice not in (None, "none", "auto"):
             if self.left_out:
                 raise ConfigError(f"tool_choice asks for a call of {', '.join(self.left_out)}, and {NO_SERVER_TOOLS}")
@@ -234,7 +237,7 @@ class ChatBody(GenerationBody):
 
     @property
     def variables(self) -> dict[str, Any] | None:
-        """Variables of the chat template: the request's own, and its tools."""
+        """Variables of the chat template, with the tools. Raises `ConfigError` if tools are in two fields."""
         if not self.offers:
             return self.chat_template_kwargs
         if "tools" in (self.chat_template_kwargs or {}):
@@ -242,10 +245,10 @@ class ChatBody(GenerationBody):
         return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offers]}
 
     def calls(self, template: str | None, *, by_form: bool = False) -> ToolCalls | None:
-        """What the request says of calls, under a chat `template`; None where there are no tools to call.
+        """What the request says of calls, or None if it offers no tools. The result is cached.
 
-        With `by_form` a model that its template does not tell of tools chooses by the form of its answer.
-        Raises `ConfigError` where a call cannot be made as it is asked for.
+        With `by_form`, a model whose chat `template` has no tools chooses calls by the form of its answer. Raises
+        `ConfigError` if calls cannot be made as requested.
         """
         key = template, by_form
         if self._calls is None or self._calls[0] != key:
@@ -253,7 +256,8 @@ class ChatBody(GenerationBody):
         return self._calls[1]
 
     def _tool_calls(self, template: str | None, by_form: bool) -> ToolCalls | None:
-        tools, choice = [Tool(tool.function.name, tool.function.parameters) for tool in self.offers], self.tool_choice
+        tools = [Tool(tool.function.name, tool.function.parameters) for tool in self.offers]
+        choice = self.tool_choice
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
             raise ConfigError("tools: two of them have one name; give each a name of its own")
@@ -268,29 +272,37 @@ class ChatBody(GenerationBody):
                 )
             tools = [tool for tool in tools if tool.name == choice.function.name]
         must_call = choice == "required" or isinstance(choice, ChosenTool)
-        unknown = not must_call and "tools" not in (template or "")  # the model is not told of them
-        if unknown and not by_form:
+        is_unaware = not must_call and "tools" not in (template or "")  # the prompt does not name the tools
+        if is_unaware and not by_form:
             raise ConfigError(
                 "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
                 "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
             )
-        forced: Any = "choice" if unknown else "required" if choice == "required" else None
-        forced = "named" if isinstance(choice, ChosenTool) else forced
-        names = ["canvas", "suffix"] if unknown else ["canvas", "suffix", "structured_outputs"]
-        for name in names if forced is not None else ():
-            if getattr(self.own_terms, name) is not None:
-                raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
-        words = self.own_terms.structured_outputs if unknown else None
-        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template), words)
+        forced: Literal["named", "required", "choice"] | None = None
+        if isinstance(choice, ChosenTool):
+            forced = "named"
+        elif choice == "required":
+            forced = "required"
+        elif is_unaware:
+            forced = "choice"
+        if forced is not None:
+            for name in ("canvas", "suffix") if is_unaware else ("canvas", "suffix", "structured_outputs"):
+                if getattr(self.own_terms, name) is not None:
+                    raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
+        text_form = self.own_terms.structured_outputs if is_unaware else None
+        return ToolCalls(tools, forced, self.parallel_tool_calls is False, detect_call_format(template), text_form)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The same, with the newer name of `max_tokens`. Raises `ConfigError` where the two names contradict."""
+        """The sampling parameters that the request sets, by name. `max_completion_tokens` is the newer `max_tokens`.
+
+        Raises `ConfigError` if the two differ.
+        """
         return with_length(super().sampling, "max_completion_tokens", self.max_completion_tokens)
 
     @cached_property
     def terms(self) -> Terms:
-        """The same, in which `logprobs` says whether there are any."""
+        """The terms of the request. `top_logprobs` is None unless `logprobs` is true. Raises `ConfigError`."""
         terms = self.own_terms
         if not self.logprobs and terms.top_logprobs:
             raise ConfigError(f"top_logprobs={terms.top_logprobs} needs logprobs=true; send both, or neither")
@@ -334,8 +346,9 @@ class CompletionBody(GenerationBody):
 
     @cached_property
     def terms(self) -> Terms:
-        """The same, in which `logprobs` is another name of `top_logprobs`."""
-        terms, count = self.own_terms, self.logprobs
+        """The terms of the request, with `logprobs` as another name of `top_logprobs`. Raises `ConfigError`."""
+        terms = self.own_terms
+        count = self.logprobs
         if count is None:
             return terms
         if terms.top_logprobs not in (None, count):

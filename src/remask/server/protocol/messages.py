@@ -20,8 +20,8 @@ from remask.server.protocol.base import (
     Items,
     LongText,
     Name,
+    check_kind,
     declared_fields,
-    known_kind,
     with_declared,
 )
 from remask.server.protocol.conversation import (
@@ -92,7 +92,7 @@ class ToolUse(Past):
 
 
 def _text_block(where: str) -> BeforeValidator:
-    return BeforeValidator(lambda block: known_kind(where, block, ["text"]))
+    return BeforeValidator(lambda block: check_kind(where, block, ["text"]))
 
 
 Texts: TypeAlias = Items[Annotated[TextBlock, _text_block("messages")]]
@@ -116,11 +116,11 @@ class Thoughts(Body):
 
 
 def _block(value: Any) -> Any:
-    """A block as it is read, without the contents of thoughts. Raises `ConfigError` on one of an unknown type."""
+    """A block without the contents of thoughts. Raises `ConfigError` on an unknown type."""
     kind = _kind(value)
     if kind == "thinking":
         return {"type": kind}
-    return value if kind == HOSTED else known_kind("messages", value, _BLOCKS)
+    return value if kind == HOSTED else check_kind("messages", value, _BLOCKS)
 
 
 def _kind(value: Any) -> str:
@@ -249,7 +249,8 @@ class CountTokensBody(TranslatedBody):
 
     def _fields(self) -> dict[str, Any]:
         """The fields of the chat body."""
-        choice, form = self.tool_choice, None if self.output_config is None else self.output_config.format
+        choice = self.tool_choice
+        form = None if self.output_config is None else self.output_config.format
         continues = self.messages[-1].role == "assistant"
         tool_choice: Any = None
         if choice is not None:
@@ -282,7 +283,8 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
     def _fields(self) -> dict[str, Any]:
-        sampling, terms = declared_fields(self, SamplingParams), declared_fields(self, Terms)
+        sampling = declared_fields(self, SamplingParams)
+        terms = declared_fields(self, Terms)
         if self.stop_sequences is not None:
             if "stop" in sampling:
                 raise ConfigError("stop and stop_sequences are two names of one thing; send one of them")
@@ -294,13 +296,13 @@ class MessagesBody(CountTokensBody):
 
 
 def _turn(role: str, content: str | Sequence[TextBlock], call: str | None = None) -> Message:
-    """A turn of a text or of blocks, the last mark of which ends the shared prefix."""
+    """A turn of a text or of blocks, with the last `cache_control` marker of the blocks."""
     marks = [] if isinstance(content, str) else [block.cache_control for block in content if block.cache_control]
     return turn(role, joint_text(content), call=call, mark=marks[-1] if marks else None)
 
 
 def _turns(message: MessageTurn) -> list[Message]:
-    """A turn as chats have it: each result of a tool is a message of its own, and calls stand beside the text."""
+    """The chat messages of a turn: one for each result of a tool, and one for its text with all calls."""
     if isinstance(message.content, str):
         return [turn(message.role, message.content)]
     turns: list[Message] = []

@@ -42,7 +42,7 @@ class ReadBody(Body):
 
     @property
     def terms(self) -> Terms:
-        """The terms of each of its canvases."""
+        """The terms of the requests for its canvases."""
         names = ("cache", "cache_config", "adapter", "cache_salt", "priority")
         return Terms(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
 
@@ -63,7 +63,8 @@ class DecisionsBody(ReadBody):
 
     @property
     def terms(self) -> Terms:
-        terms, key = super().terms, self.prompt_cache_key
+        terms = super().terms
+        key = self.prompt_cache_key
         return terms if key is None else replace(terms, cache_salt=json.dumps([terms.cache_salt, key]))
 
     @property
@@ -72,7 +73,7 @@ class DecisionsBody(ReadBody):
 
     @property
     def decisions(self) -> Decisions:
-        """The decisions. Raises `ConfigError` on a question that cannot be asked."""
+        """The decisions. Raises `ConfigError` on an invalid question."""
         return Decisions(**declared_fields(self, Decisions))
 
 
@@ -121,7 +122,7 @@ class ScoreBody(RelevanceBody):
 
     @property
     def pairs(self) -> tuple[list[str], list[str]]:
-        """The queries and the documents. Raises `ConfigError` where they do not go together."""
+        """The queries and the documents. Raises `ConfigError` if their numbers do not match."""
         sides = []
         for new, old in (("queries", "text_1"), ("documents", "text_2")):
             values = [value for value in (getattr(self, new), getattr(self, old)) if value is not None]

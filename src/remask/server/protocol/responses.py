@@ -20,8 +20,8 @@ from remask.server.protocol.base import (
     Items,
     LongText,
     Name,
+    check_kind,
     declared_fields,
-    known_kind,
     with_declared,
 )
 from remask.server.protocol.conversation import (
@@ -132,9 +132,9 @@ _HOSTED = re.compile(
 
 
 def _item(value: Any) -> Any:
-    """An item of a kind that is known: a call of a tool that takes free text has that as its arguments.
+    """An item of the input, with custom calls and their outputs turned into those of functions.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` on an unknown type.
     """
     if isinstance(value, Mapping) and value.get("type") in ("custom_tool_call", "custom_tool_call_output"):
         kind = value["type"].replace("custom_tool", "function")
@@ -142,7 +142,7 @@ def _item(value: Any) -> Any:
     kind = _kind(value)
     if kind == "reasoning":
         return {"type": kind}
-    return value if kind == HOSTED else known_kind("input", value, _ITEMS)
+    return value if kind == HOSTED else check_kind("input", value, _ITEMS)
 
 
 def _kind(value: Any) -> str:
@@ -230,7 +230,8 @@ class ResponsesBody(TranslatedBody):
     foreign = FOREIGN_TO_RESPONSES
 
     def _as_chat(self) -> ChatBody:
-        sampling, terms = declared_fields(self, SamplingParams), declared_fields(self, Terms)
+        sampling = declared_fields(self, SamplingParams)
+        terms = declared_fields(self, Terms)
         form = None if self.text is None else self.text.format
         choice = self.tool_choice
         return ChatBody.translated(
@@ -255,7 +256,10 @@ class ResponsesBody(TranslatedBody):
 
 
 def _messages(instructions: str | None, items: str | Sequence[Any]) -> list[Message]:
-    """The conversation. Calls that follow each other, and a text before them, are one turn of the assistant's."""
+    """The chat messages of a response's input. Successive calls, and a text before them, are one assistant turn.
+
+    Raises `ConfigError` if there are none.
+    """
     turns = [] if instructions is None else [turn("system", instructions)]
     if isinstance(items, str):
         return [*turns, turn("user", items)]

@@ -20,7 +20,7 @@ Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)]
 
 
 def _schema(name: str, text: str, cls: type[Any], **others: Any) -> Any:
-    """What the OpenAPI document says of an object that has the fields of the dataclass `cls`, and `others`."""
+    """A pydantic model for the OpenAPI document, with the fields of the dataclass `cls` and `others`."""
     keys = {field.name: field.type for field in fields(cls)} | others
     forms: Any = {key: (kind, ...) for key, kind in keys.items()}
     return create_model(name, __doc__=text, __config__=ConfigDict(extra="forbid"), **forms)

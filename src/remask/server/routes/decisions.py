@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from fastapi import Request, Response
 
-from remask.answers.decided import Decision, told
+from remask.answers.decided import Decision, api_answers
 from remask.answers.decisions import DecisionPlan
 from remask.engine.async_engine import Ticket
 from remask.engine.request import PendingRequest
@@ -171,17 +171,18 @@ async def systemone(request: Request, body: SystemOneBody) -> Response:
 
 
 async def _decide(request: Request, body: DecisionsBody) -> Response:
-    (asked,), ((answers, results),) = await _outcomes(request, body, lambda: [body.decisions])
+    """Answer the questions of a body in the form of the API that it came by."""
+    (questions,), ((answers, results),) = await _outcomes(request, body, lambda: [body.decisions])
     usage: ResponseUsage | SystemOneUsage = response_usage(results)
-    if asked.input is None:
+    if questions.input is None:
         usage = {"input_tokens": usage["input_tokens"], "output_tokens": usage["output_tokens"]}
-    more = {"reads": len(results), "together": asked.together, "calibrated": asked.calibrate}
+    reads = {"reads": len(results), "together": questions.together, "calibrated": questions.calibrate}
     return json_response(
         {
             "model": _model(request, body),
-            "answers": told(asked, answers),
+            "answers": api_answers(questions, answers),
             "usage": usage,
-            "x_remask": {**work(results), **more},
+            "x_remask": {**work(results), **reads},
         }
     )
 
@@ -238,29 +239,32 @@ def _relevance(answers: Mapping[str, Decision]) -> list[float]:
 
 
 def _usage(outcomes: Sequence[Outcome]) -> ReadUsage:
-    """vLLM's usage of scores; every canvas counts its prompt."""
+    """The usage in the form of vLLM's scores. The prompt of every canvas counts."""
     tokens = sum(result.usage.prompt_tokens for _, results in outcomes for result in results)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def _model(request: Request, body: ReadBody) -> str:
-    """The name of the model that answers give."""
+    """The name of the model in answers."""
     return body.model or service_of(request).config.model_names[0]
 
 
 async def _outcomes(
-    request: Request, body: ReadBody, ask: Callable[[], list[Decisions]]
+    request: Request, body: ReadBody, make: Callable[[], list[Decisions]]
 ) -> tuple[list[Decisions], list[Outcome]]:
-    """The decisions of a body, which `ask` makes on a text thread, and what came of each of them."""
+    """The decisions that `make` returns on a text thread, and the outcome of each. Adds fields to the access log.
+
+    Raises `ConfigError` with the field names of `body`, `QueueFullError`, `ApiError` and `ClientGoneError`.
+    """
     service = service_of(request)
     start = service.clock()
     service.note_user(request, body.user)
     service.intake.terms(body)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
     with _field_names(body):
-        asked = await service.off_loop(request, ITEM * body.questions_count, ask)
-        size = service.intake.check_decisions(asked)
-        plans = await service.off_loop(request, size, partial(_plans, service, asked))
+        decisions = await service.off_loop(request, ITEM * body.questions_count, make)
+        size = service.intake.check_decisions(decisions)
+        plans = await service.off_loop(request, size, partial(_plans, service, decisions))
     outcomes = await _Waves(service, request, body, plans, start).run()
     results = [result for _, reads in outcomes for result in reads]
     request.state.log_fields.update(
@@ -270,12 +274,12 @@ async def _outcomes(
             "reads": len(results),
         }
     )
-    return asked, outcomes
+    return decisions, outcomes
 
 
 @contextmanager
 def _field_names(body: ReadBody) -> Iterator[None]:
-    """Give the fields of decisions, with which errors begin, the names that they have in `body`."""
+    """Rename the field with which a `ConfigError` begins to its name in `body`."""
     try:
         yield
     except ConfigError as error:
@@ -285,50 +289,56 @@ def _field_names(body: ReadBody) -> Iterator[None]:
         raise
 
 
-def _plans(service: Service, asked: Sequence[Decisions]) -> list[DecisionPlan]:
-    """The plans of `asked`, which take as many canvases as the server allows, all together."""
-    most, reads, plans = service.config.max_reads, 0, list[DecisionPlan]()
-    for questions in asked:
-        plans.append(service.llm.session.decisions(questions, most))
+def _plans(service: Service, decisions: Sequence[Decisions]) -> list[DecisionPlan]:
+    """The plan of each of `decisions`. Raises `ConfigError` if all together take more canvases than `max_reads`."""
+    max_reads = service.config.max_reads
+    plans: list[DecisionPlan] = []
+    reads = 0
+    for questions in decisions:
+        plans.append(service.llm.session.decisions(questions, max_reads))
         reads += len(plans[-1].asks)
-        if reads > most:
-            raise ConfigError(f"questions take more than {most} canvases; ask fewer at a time (max_reads)")
+        if reads > max_reads:
+            raise ConfigError(f"questions take more than {max_reads} canvases; ask fewer at a time (max_reads)")
     return plans
 
 
 class _Waves:
-    """The canvases of some plans, as many at a time as choices of one request may run."""
+    """Runs the canvases of some plans in waves, each of as many as one request may have choices."""
 
     def __init__(
         self, service: Service, request: Request, body: ReadBody, plans: Sequence[DecisionPlan], start: float
     ) -> None:
-        self.service, self.request, self.body, self.plans = service, request, body, plans
+        self.service = service
+        self.request = request
+        self.body = body
+        self.plans = plans
         self._deadline = None if body.deadline_s is None else start + body.deadline_s
         self._parts = [(plan, number) for plan in range(len(plans)) for number in range(len(plans[plan].asks))]
         engine = service.engine
-        self._wave = min(service.config.max_choices, engine.engine.config.max_num_seqs + engine.max_queue)
+        self._wave_size = min(service.config.max_choices, engine.engine.config.max_num_seqs + engine.max_queue)
 
     async def run(self) -> list[Outcome]:
-        """What came of each plan. Raises what the engine raises, and `ClientGoneError`."""
+        """The outcome of each plan. Raises what the engine raises, and `ClientGoneError`."""
         results: list[Result] = []
-        for first in range(0, len(self._parts), self._wave):
-            parts = self._parts[first : first + self._wave]
+        for first in range(0, len(self._parts), self._wave_size):
+            parts = self._parts[first : first + self._wave_size]
             size = sum(ITEM + len(self.plans[plan].asks[number].before) for plan, number in parts)
             pending = await self.service.off_loop(self.request, size, self._pending, parts, first)
             results += await run_while_connected(self.request.receive, self._read(pending, first > 0))
-        outcomes, at = list[Outcome](), 0
+        outcomes: list[Outcome] = []
+        start = 0
         for plan in self.plans:
-            reads = results[at : at + len(plan.asks)]
-            outcomes.append((plan.answers([result.reads[Reading.name] for result in reads]), reads))
-            at += len(plan.asks)
+            plan_results = results[start : start + len(plan.asks)]
+            outcomes.append((plan.answers([result.reads[Reading.name] for result in plan_results]), plan_results))
+            start += len(plan.asks)
         return outcomes
 
     def _pending(self, parts: Sequence[tuple[int, int]], first: int) -> list[PendingRequest]:
-        """The requests of a wave, ready to begin; its first canvas is number `first` of the body."""
+        """The checked requests of a wave, whose first canvas is number `first` of the body."""
         terms = self.service.intake.terms(self.body)
         policy = self.service.intake.policy(terms)
         fields = {name: getattr(terms, name) for name in ("adapter", "cache_salt", "priority")}
-        fields |= {"deadline_s": self._left(), "owner": self.service.owner(self.request)}
+        fields |= {"deadline_s": self._remaining_s(), "owner": self.service.owner(self.request)}
         pending = []
         for offset, (plan, number) in enumerate(parts):
             name = f"{self.request.state.request_id}-d{first + offset}-{next(self.service.intake.numbers)}"
@@ -337,7 +347,7 @@ class _Waves:
         return pending
 
     async def _read(self, pending: Sequence[PendingRequest], later: bool) -> list[Result]:
-        """The results of a wave. A `later` one waits for room in the queue, where the first is refused."""
+        """The results of a wave. If the queue is full, a `later` wave waits, and the first one is refused."""
         ticket = await self._submit(pending, later)
         results: dict[str, Result] = {}
         try:
@@ -357,14 +367,14 @@ class _Waves:
             except QueueFullError:
                 if not later:
                     raise
-                self._left()
+                self._remaining_s()  # raises once the deadline has passed
                 await asyncio.sleep(RETRY_S)
 
-    def _left(self) -> float | None:
-        """Seconds until the deadline of the body. Raises a 504 where it has passed."""
+    def _remaining_s(self) -> float | None:
+        """Seconds until the deadline of the body, or None if it has none. Raises a 504 if it has passed."""
         if self._deadline is None:
             return None
-        left = self._deadline - self.service.clock()
-        if left <= 0:
+        remaining = self._deadline - self.service.clock()
+        if remaining <= 0:
             raise ApiError(504, "the decisions did not end within deadline_s; give them more time, or ask fewer")
-        return left
+        return remaining

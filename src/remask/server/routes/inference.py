@@ -58,9 +58,10 @@ async def render_completion(request: Request, body: CompletionBody) -> Response:
 
 
 async def _render(request: Request, body: Body, make: RequestMaker[Body]) -> list[Rendered]:
-    """The token ids of each prompt of a body, which nothing runs."""
+    """The token ids of each prompt of a body. No request is run."""
     service = service_of(request)
-    size, model = service.intake.check_size(body), body.model or service.config.model_names[0]
+    size = service.intake.check_size(body)
+    model = body.model or service.config.model_names[0]
     requests = await service.off_loop(request, size, make, body, request.state.request_id)
     return [
         {"request_id": first.id, "model": model, "token_ids": list(first.prompt_token_ids)}
@@ -94,7 +95,8 @@ async def messages(request: Request, body: MessagesBody) -> Response:
 
 async def count_tokens(request: Request, body: CountTokensBody) -> Response:
     """Count the tokens of such a conversation, as the chat template renders it."""
-    service, chat = service_of(request), body.chat
+    service = service_of(request)
+    chat = body.chat
     service.intake.check_model(chat.model)
     service.note_left_out(request, chat.left_out)
     size = service.intake.check_size(chat)
@@ -120,19 +122,20 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         ending = body.add_generation_prompt, bool(body.continue_final_message)
         chat = body.messages, *ending, body.chat_template_kwargs, body.control_tokens
         tokens = await service.off_loop(request, size, service.intake.conversation, *chat)
-    most = service.llm.engine.max_model_len
-    return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens})
+    max_model_len = service.llm.engine.max_model_len
+    return json_response({"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens})
 
 
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """Return the text of token ids, special tokens included."""
     service = service_of(request)
     service.intake.check_model(body.model)
-    vocab, most = service.llm.loaded.config.vocab, service.intake.max_prompt_chars
-    if len(body.tokens) > most:
-        raise ConfigError(f"tokens holds {len(body.tokens)} token ids; at most {most} are taken (max_prompt_chars)")
-    bad = [token for token in body.tokens if not 0 <= token < vocab]
-    if bad:
-        raise ConfigError(f"tokens holds {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
-    call, tokens = service.intake.tokenizer.decode, body.tokens
-    return json_response({"prompt": await service.off_loop(request, len(tokens), call, tokens, False)})
+    vocab = service.llm.loaded.config.vocab
+    limit = service.intake.max_prompt_chars
+    if len(body.tokens) > limit:
+        raise ConfigError(f"tokens holds {len(body.tokens)} token ids; at most {limit} are taken (max_prompt_chars)")
+    invalid = next((token for token in body.tokens if not 0 <= token < vocab), None)
+    if invalid is not None:
+        raise ConfigError(f"tokens holds {invalid}; token ids are whole numbers from 0 to {vocab - 1}")
+    decode = service.intake.tokenizer.decode
+    return json_response({"prompt": await service.off_loop(request, len(body.tokens), decode, body.tokens, False)})

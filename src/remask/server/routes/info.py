@@ -174,17 +174,18 @@ async def version() -> Response:
 async def get_model_info(request: Request) -> Response:
     """Return the model's dimensions and the server's limits."""
     service = service_of(request)
-    llm, shape = service.llm, service.llm.loaded.config
+    llm = service.llm
+    config = llm.loaded.config
     info: ModelInfo = {
         "model_path": llm.loaded.name,
         "is_generation": True,
-        "family": shape.family,
+        "family": config.family,
         "fingerprint": llm.loaded.fingerprint,
-        "parameters": shape.parameters,
-        "layers": shape.layers,
-        "vocab_size": shape.vocab,
-        "mask_token_id": shape.mask_id if shape.mask_id >= 0 else None,
-        "stop_token_ids": list(shape.stop_ids),
+        "parameters": config.parameters,
+        "layers": config.layers,
+        "vocab_size": config.vocab,
+        "mask_token_id": config.mask_id if config.mask_id >= 0 else None,
+        "stop_token_ids": list(config.stop_ids),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "device": str(llm.model.device),
         "max_model_len": llm.engine.max_model_len,

@@ -95,7 +95,7 @@ async def close_pages(request: Request, session: str) -> Response:
 
 async def add_request(request: Request, session: str, body: NewRequest) -> Response:
     """Add a request to a session."""
-    return _changed(request, session, lambda sandbox: sandbox.add(body.shared_prefix))
+    return _change(request, session, lambda sandbox: sandbox.add(body.shared_prefix))
 
 
 async def finish_request(request: Request, session: str, number: int) -> Response:
@@ -105,17 +105,17 @@ async def finish_request(request: Request, session: str, number: int) -> Respons
         if not sandbox.finish(number):
             raise ApiError(404, f"no request {number} runs in this session")
 
-    return _changed(request, session, finish)
+    return _change(request, session, finish)
 
 
 async def step_pages(request: Request, session: str) -> Response:
     """Settle one block of every request."""
-    return _changed(request, session, Sandbox.step)
+    return _change(request, session, Sandbox.step)
 
 
 async def switch_caching(request: Request, session: str, body: Caching) -> Response:
     """Switch prefix caching on or off."""
-    return _changed(request, session, lambda sandbox: sandbox.set_caching(body.enabled))
+    return _change(request, session, lambda sandbox: sandbox.set_caching(body.enabled))
 
 
 def _sessions(request: Request) -> Sessions:
@@ -123,7 +123,8 @@ def _sessions(request: Request) -> Sessions:
     return sessions
 
 
-def _changed(request: Request, session: str, change: Callable[[Sandbox], None]) -> Response:
+def _change(request: Request, session: str, change: Callable[[Sandbox], None]) -> Response:
+    """Apply `change` to the sandbox of a session. Returns its new state; raises a 404 without such a session."""
     sandbox = _sessions(request).find(session)
     change(sandbox)
     return _state(session, sandbox)
@@ -134,48 +135,49 @@ def _state(name: str, sandbox: Sandbox) -> Response:
 
 
 def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> Example:
-    """Return a question, the usual sampling parameters, and policies.
+    """Return an example for the page: a question, sampling parameters and cache policies.
 
-    The question is `messages`, its `answer` (the right one, null if none is known), the answer with holes (`canvas`)
-    and as a question of `POST /v1/decisions` (`decision`, or null). With a bundled model, `number` selects it; all
-    questions are about one system prompt. `defaults` are the server's sampling parameters.
+    With a bundled model, `number` selects one of its questions, all of them about one system prompt. `defaults` are
+    the server's sampling parameters.
     """
-    bundled, settings = card(llm.loaded.name), llm.session.cache_config or None
+    bundled = card(llm.loaded.name)
+    settings = llm.session.cache_config or None
     if bundled is not None and llm.session.cache == _OUTER:
         settings = settings or _REFRESHES
-    chosen = bundled or _ANY
-    question = chosen.draw(number)
-    specs = _specs(llm, llm.session.params({}, defaults, prompt_tokens=1))
+    model_card = bundled or _ANY
+    question = model_card.draw(number)
+    specs = _runnable_policies(llm, llm.session.params({}, defaults, prompt_tokens=1))
     return {
-        "messages": cast("list[ExampleTurn]", chosen.messages(question)),
+        "messages": cast("list[ExampleTurn]", model_card.messages(question)),
         "answer": question.answer or None,
         "canvas": question.canvas,
         "decision": question.decision,
         "sampling": llm.session.overlaid(defaults),
         "policies": specs,
-        "pair": _pair(llm, specs),
+        "pair": _policies_to_compare(llm, specs),
         "cache": llm.session.cache_name,
         "cache_config": settings,
     }
 
 
-def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
+def _runnable_policies(llm: LLM, sampling: SamplingParams) -> list[str]:
     """Return the policies that can run with this sampling, alone and inside `bicache`."""
     names = names_for(llm.loaded.config.kind)
     inner = [f"{_OUTER}+{name}" for name in names if name not in _NOT_INNER] if _OUTER in names else []
     request = engine_request.Request("example", [0], sampling)
     default = [llm.session.cache] if isinstance(llm.session.cache, str) else []  # a request can name no object
-    return [spec for spec in dict.fromkeys([*names, *inner, *default]) if _runs(llm, spec, request)]
+    return [spec for spec in dict.fromkeys([*names, *inner, *default]) if _can_run(llm, spec, request)]
 
 
-def _pair(llm: LLM, specs: list[str]) -> tuple[str, str]:
-    """Return two policies to compare: the simplest one, and the server's own or another that reads what it may."""
+def _policies_to_compare(llm: LLM, specs: list[str]) -> tuple[str, str]:
+    """Return the first of `specs`, and the server's default policy or else another one that can read a prefix here."""
     others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.depth_table is not None)]
     preferred = [spec for spec in (llm.session.cache_name, _OUTER) if spec in others]
     return specs[0], [*preferred, *others, specs[0]][0]
 
 
-def _runs(llm: LLM, spec: str, request: engine_request.Request) -> bool:
+def _can_run(llm: LLM, spec: str, request: engine_request.Request) -> bool:
+    """Whether the engine accepts `request` under a policy. Logs unexpected errors of policies."""
     try:
         llm.engine.check(request.with_policy(llm.session.policy(spec, None, lambda: DepthLookup({}))))
     except ConfigError:
