@@ -56,6 +56,7 @@ ORDER = (
     "remask.server",
     "remask.deploy",
     "remask.cli",
+    "remask.__main__",
     "remask_lab",
     "remask_lab.observe",
     "remask_lab.drawing",

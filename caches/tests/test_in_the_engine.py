@@ -80,7 +80,8 @@ def works() -> list[Work]:
 @pytest.mark.few(23)
 @pytest.mark.parametrize("joins", [0, 1, 4])
 @pytest.mark.parametrize(
-    ("operation", "layer"), [(name, layer) for name in ("attend", "_feed") for layer in range(LAYERS)] + [("leave", 0)]
+    ("operation", "layer"),
+    [(name, layer) for name in ("attend", "_feed_forward") for layer in range(LAYERS)] + [("head_input", 0)],
 )
 def test_a_pass_that_failed_halfway_is_repeated_as_it_was(
     operation: str, layer: int, joins: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -118,7 +118,7 @@ DEEP: dict[str, Any] = {f"d{n}": {"properties": {k: {"$ref": f"#/$defs/d{n + 1}"
 def test_what_a_short_schema_comes_to_is_bounded(schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         counted(monkeypatch, json_schema, "_restricts") as keywords,
-        counted(monkeypatch, json_schema, "_comparable") as values,
+        counted(monkeypatch, json_schema, "_canonical_text") as values,
         counted(monkeypatch, schema_parts, "string_pattern") as patterns,
         pytest.raises(ConfigError, match="is too long: it comes to more than"),
     ):
