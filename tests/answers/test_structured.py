@@ -344,7 +344,7 @@ def job(text: str, most: int = 1000) -> dict[str, Any]:
 
 ANCHORED = [
     (r"^\d{2}$", "[0-9]{2}"), (r"\A(?:yes|no)\Z", "(?:yes|no)"), (r"(^a|^b)c\z", "(a|b)c"), ("^a|b$", "a|b"),
-    (r"^(a$|\^)$", r"(a|\^)"), ("[$^]", "[$^]"), (r"(?i)^a[\d_]", "(?i)a[0-9_]"),
+    (r"^(a$|\^)$", r"(a|\^)"), ("[$^]", "[$^]"), (r"(?i)^a[\d_]", "(?i)a[0-9_]"), ("a(b|(?i)c)d$", "a(b|(?i)c)d"),
 ]  # fmt: skip
 
 
@@ -353,7 +353,7 @@ def test_anchors_at_the_ends_of_an_expression_mean_the_whole_text(regex: str, pl
     assert StructuredOutputs(regex=regex).source == ("regex", plain)
 
 
-@pytest.mark.parametrize("regex", ["a^b", "a$b", "(^a)*b", "(a$)*", "x(^a)", r"a\Ab", r"(a\z)b"])
+@pytest.mark.parametrize("regex", ["a^b", "a$b", "(c$|(?i)b)d", "(^a)*b", "(a$)*", "x(^a)", r"a\Ab", r"(a\z)b"])
 def test_an_anchor_within_an_expression_is_refused_by_name(regex: str) -> None:
     with pytest.raises(ConfigError, match="anchor"):
         StructuredOutputs(regex=regex)

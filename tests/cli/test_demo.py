@@ -41,7 +41,7 @@ def test_the_questions_are_four_look_ups_a_record_and_counts_about_one_page() ->
     assert len({item.question for item in asked}) == 8
     assert len({item.system for item in asked}) == 1
     assert all(is_correct(item, item.answer) for item in asked)
-    assert {asked[number].kind for number in page.OFFERED} <= {"find", "street", "count"}
+    assert {asked[number].kind for number in page.CARD_QUESTIONS} <= {"find", "street", "count"}
 
 
 def test_it_speaks_before_it_loads_pytorch() -> None:

@@ -29,7 +29,7 @@ def test_bytes_are_a_share(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_is_told_where_nobody_asks_or_it_is_done_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     late = iter(range(0, 900, int(EVERY_S)))
-    for item in Progress("measuring", 3, "requests", enabled=False, clock=lambda: next(late)).over("abc"):
+    for item in Progress("measuring", 3, "requests", enabled=False, clock=lambda: next(late)).track("abc"):
         assert item in "abc"
     with Progress("measuring", 3, "requests", enabled=True, clock=lambda: 0.0) as bar:
         bar.update(3)

@@ -169,16 +169,16 @@ Block: TypeAlias = tuple[int | None, int | None]
 def _scale_convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
     """The possible endings of the names of scales, and the block of each scale, from `quantization_config`.
 
-    Raises `CheckpointError` if the format is no fp8 or is not supported; the message names the program that quantised
+    Raises `CheckpointError` if the format is not fp8 or is not supported; the message names the program that quantised
     the model, and the way out.
     """
     fields = Fields(f"{KEY!r} in {folder / CONFIG}", settings)
     method = fields.get("quant_method")
     if method == "fp8":
         fields.only("fmt", "e4m3", optional=True)
-        blocks = fields.get("weight_block_size") is not None
-        block = _block(fields, "weight_block_size") if blocks else (None, None)
-        return ("_scale_inv",) if blocks else ("_scale_inv", "_scale"), block
+        has_blocks = fields.get("weight_block_size") is not None
+        block = _block(fields, "weight_block_size") if has_blocks else (None, None)
+        return ("_scale_inv",) if has_blocks else ("_scale_inv", "_scale"), block
     if method == "compressed-tensors":
         return ("_scale",), _compressed_block(fields)
     name = "a program that it does not name" if method is None else str(method)

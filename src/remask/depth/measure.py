@@ -38,7 +38,7 @@ def measure(
     layers = shape.layers
     audited = [first_pass(session, request) for request in requests]
     pairs = zip(requests, audited, strict=True)
-    for request, pass_input in Progress("measuring", len(audited), "requests", enabled=progress).over(pairs):
+    for request, pass_input in Progress("measuring", len(audited), "requests", enabled=progress).track(pairs):
         length = prefix_of(session, request)
         ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])

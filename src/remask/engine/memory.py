@@ -66,7 +66,8 @@ class Memory:
         self._pages = -(-(room.running + room.store) // size)
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self._spare = room.spare
-        kv = self._pages * size * token_bytes(shape, 1, model.ranks.shard.size, model.kv_dtype.itemsize).kv
+        token = token_bytes(shape, model.dtype.itemsize, model.ranks.shard.size, model.kv_dtype.itemsize)
+        kv = self._pages * size * token.kv
         purpose = (
             f"{gigabytes(kv)} of K/V for {self._pages * size} tokens (max_num_seqs={config.max_num_seqs}, canvases of "
             f"up to {room.max_canvas} tokens, {room.store} stored)"

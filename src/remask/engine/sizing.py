@@ -88,14 +88,15 @@ def _divide_cpu_memory(model: Transformer, config: EngineConfig, canvases: int, 
     """`divide_memory` on a CPU: as configured if that fits. Otherwise two canvases get their memory first.
 
     The rest is for the store and for more canvases. If the configuration names no length, canvases become shorter, so
-    that the store holds at least one of them.
+    that the store holds at least one of them. Raises `ConfigError` if two canvases do not fit.
     """
     budget = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
     requested = Room(max_canvas, canvases * (max_canvas + page), budget)
     sizes = memory()
     if sizes is None:
         return requested
-    cpu = CpuMemory.beside_model(model, sizes[1], page)
+    _, free = sizes
+    cpu = CpuMemory.beside_model(model, free, page)
     token = cpu.token
     stored_bytes = token.kv + token.state  # of a token in the store
     max_rows = config.max_row_layers or requested.running  # a row is computed in one layer at least
@@ -103,25 +104,26 @@ def _divide_cpu_memory(model: Transformer, config: EngineConfig, canvases: int, 
     if requested_bytes + cpu.workspace(min(max_rows, requested.running), max_canvas + page) <= cpu.available:
         return requested
     has_length = config.max_model_len is not None
-    fitting = cpu.max_canvas(max_canvas, 0 if has_length else budget)
-    if not fitting or (fitting < max_canvas and has_length):
-        raise cpu.shortage_error(max_canvas, fitting)
-    rest = cpu.available - cpu.pair(fitting)
-    store = min(budget, max(rest // 2 // stored_bytes, 0 if has_length else fitting))
-    running = min(canvases * (fitting + page), 2 * (fitting + page) + (rest - store * stored_bytes) // token.kv)
+    fitting_length = cpu.max_canvas(max_canvas, 0 if has_length else budget)
+    if not fitting_length or (fitting_length < max_canvas and has_length):
+        raise cpu.shortage_error(max_canvas, fitting_length)
+    extent = fitting_length + page
+    remaining_bytes = cpu.available - cpu.pair(fitting_length)
+    store = min(budget, max(remaining_bytes // 2 // stored_bytes, 0 if has_length else fitting_length))
+    running = min(canvases * extent, 2 * extent + (remaining_bytes - store * stored_bytes) // token.kv)
     planned = running * token.kv + store * stored_bytes
-    rows = cpu.max_rows(min(max_rows, running), fitting + page, planned)
+    rows = cpu.max_rows(min(max_rows, running), extent, planned)
     log.warning(
         "%s of memory are left beside the weights: canvases have up to %d tokens (%d were asked for), running ones "
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",
-        *(gigabytes(cpu.available), fitting, max_canvas, running, requested.running, store, budget, rows),
+        *(gigabytes(cpu.available), fitting_length, max_canvas, running, requested.running, store, budget, rows),
     )
-    spare = (cpu.available - planned - cpu.workspace(rows, fitting + page)) // cpu.ranks
-    return Room(fitting, running, store, rows, spare)
+    spare = (cpu.available - planned - cpu.workspace(rows, extent)) // cpu.ranks
+    return Room(fitting_length, running, store, rows, spare)
 
 
 def device_memory(model: Transformer) -> tuple[int, int]:
-    """Free and total bytes of the device of the rank that has the least."""
+    """The least free and the least total bytes of any rank's CUDA device. Every rank must call it."""
     sizes = free_memory(model.device)
     if not model.ranks.several:
         return sizes

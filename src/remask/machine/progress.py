@@ -48,7 +48,7 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.close()
 
-    def over(self, items: Iterable[T]) -> Iterator[T]:
+    def track(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over `items`, each of which is one unit."""
         with self:
             for item in items:

@@ -243,6 +243,7 @@ def string_pattern(pattern: object) -> str:
 _REGEX_PIECE = re.compile(
     r"\\(?:[xuU]\{[^}]*\}|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[a-zA-Z-]+\)|\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?|.", re.DOTALL
 )
+_INLINE_FLAGS = re.compile(r"\(\?[a-zA-Z-]+\)")
 _START_ANCHORS, _END_ANCHORS = frozenset(["^", r"\A"]), frozenset(["$", r"\z", r"\Z"])
 
 
@@ -275,7 +276,9 @@ def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], openi
             anchor_count += 1
             continue
         result.append(piece)
-        if piece[0] == opening and not piece.endswith(")" if opening == "(" else "("):
+        if _INLINE_FLAGS.fullmatch(piece):
+            continue  # no group
+        if piece[0] == opening:
             groups.append((at_end, anchor_count))
         elif piece[0] == closing and groups:
             group_at_end, count_before = groups.pop()
@@ -288,7 +291,7 @@ def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], openi
             at_end = False
         elif piece == "|":
             at_end = groups[-1][0] if groups else True
-        elif not re.fullmatch(r"\(\?[a-zA-Z-]+\)", piece):
+        else:
             at_end = False
     return result
 

@@ -223,9 +223,9 @@ class BlockCausalDecoding(Decoding):
         return len(self.block_ranges) * self.max_post_steps
 
     def may_stop_within_block(self, *, stop_written: bool) -> bool:
-        """Return False, as in SDAR's code, unless the request asks for it.
+        """Whether `early_stop` is set and the last step wrote a stop token, as in LLaDA2's code.
 
-        LLaDA2's code then looks for the end only after steps that wrote a stop token.
+        Without `early_stop` a block always runs to its end, as in SDAR's code.
         """
         return bool(self.params.blocks.early_stop) and stop_written
 
@@ -255,8 +255,9 @@ class BlockCausalDecoder(RuleDecoder):
         block_index = (np.arange(len(canvas)) - decoding.block_offset) // self._length
         # The end of each row's block: a row attends to its own block and all before it.
         sees: Reach = np.minimum((block_index + 1) * self._length + decoding.block_offset, len(canvas))
-        self._contexts = StepContext(sees=sees), StepContext(sees=sees, opens=True)
-        self._linear = LinearSchedule(self._steps) if self._defaults.schedule == "linear" else None
+        self._context = StepContext(sees=sees)
+        self._opening_context = StepContext(sees=sees, opens=True)
+        self._linear_schedule = LinearSchedule(self._steps) if self._defaults.schedule == "linear" else None
         self._begin_block(decoding.block_ranges[0])
         self._prepare_step()
 
@@ -299,9 +300,10 @@ class BlockCausalDecoder(RuleDecoder):
 
     def _prepare_step(self) -> None:
         """Go to the next step of the schedule that transfers something, and set its context."""
-        if self._linear is not None and self._follows_schedule:
-            self._schedule_step = self._linear.next_busy_step(self._schedule_step, self._count_masks())
-        self.context = self._contexts[self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])]
+        if self._linear_schedule is not None and self._follows_schedule:
+            self._schedule_step = self._linear_schedule.next_busy_step(self._schedule_step, self._count_masks())
+        opens_block = self._defaults.opens_blocks and bool(self.canvas.noisy[self.block.start])
+        self.context = self._opening_context if opens_block else self._context
 
     def _begin_block(self, block: range) -> None:
         self.block = block
@@ -340,8 +342,8 @@ class BlockCausalDecoder(RuleDecoder):
         """
         if self._schedule_step >= self._steps or (self._rule.counts == "schedule" and not self._follows_schedule):
             return 1
-        if self._linear is not None:
-            return max(1, self._linear.count(self._schedule_step, self._count_masks()))
+        if self._linear_schedule is not None:
+            return max(1, self._linear_schedule.count(self._schedule_step, self._count_masks()))
         return max(1, even_count(self._schedule_total, self._steps, self._schedule_step))
 
 

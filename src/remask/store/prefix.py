@@ -210,7 +210,7 @@ class PrefixStore:
     def _find_victims(
         self, tokens: Sequence[int], cache_salt: str, reserved: Sequence[PageRange] = ()
     ) -> list[PrefixEntry] | None:
-        """The fewest entries, in eviction order, whose eviction makes room for a new one beside `reserved` pages.
+        """The first idle entries in eviction order whose eviction makes room for a new one beside `reserved` pages.
 
         Returns None if leased entries leave no room. Raises `IntegrityError` if the prefix is stored already.
         """
@@ -227,15 +227,19 @@ class PrefixStore:
         # Only one of two prefixes with equal hashes can be found, so the older one is always evicted.
         mandatory = [] if collision is None else [collision]
         victims: list[PrefixEntry] = []
+
+        def has_room() -> bool:
+            return bool(free_tokens > 0 and free_pages.sum() >= count)
+
         for entry in [*mandatory, *(entry for entry in self.entries if entry is not collision)]:
-            if free_tokens > 0 and free_pages.sum() >= count and len(victims) >= len(mandatory):
+            if has_room() and len(victims) >= len(mandatory):
                 return victims
             if not entry.idle:
                 continue
             victims.append(entry)
             free_tokens += len(entry)
             free_pages[entry.extent.pages] = True
-        return victims if free_tokens > 0 and free_pages.sum() >= count else None
+        return victims if has_room() else None
 
     def _evict(self, entry: PrefixEntry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))

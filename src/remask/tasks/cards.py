@@ -140,7 +140,7 @@ def _smollm2() -> Card:
     questions = page.demo_questions()
 
     def draw(number: int) -> Exercise:
-        item = questions[page.OFFERED[number % OFFERED]]
+        item = questions[page.CARD_QUESTIONS[number % len(page.CARD_QUESTIONS)]]
         return Exercise(item.question, item.answer, item.answer.replace(item.asked, "[[1-16]]"), None)
 
     return Card(

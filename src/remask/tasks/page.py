@@ -14,7 +14,7 @@ SHOPS: Final = 8
 CANDIDATES: Final = 24
 CHOSEN: Final = (0, 2, 3, 4, 5, 1, 8, 12)
 """The candidates that the demo asks: four look-ups, two of a shop and two of a street, a record, and three counts."""
-OFFERED: Final = (1, 3, 6)  # indices into `CHOSEN` of the questions that a card shows, each of another kind
+CARD_QUESTIONS: Final = (1, 3, 6)  # indices into `CHOSEN` of the questions that a card shows, each of another kind
 SAMPLING: Final = {"max_tokens": 32}  # overrides the model's defaults; the longest answer, a record, has 30 tokens
 
 

@@ -62,10 +62,10 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def compiled(text: str) -> Template:
+def compile_template(text: str) -> Template:
     """The template, with the functions, filters and blocks that chat templates of the hub may use.
 
-    Raises what Jinja raises on a text that is no template.
+    Raises `jinja2.TemplateSyntaxError` if the text is not a valid template.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -75,16 +75,16 @@ def compiled(text: str) -> Template:
     return environment.from_string(text)
 
 
-def rendered(template: Template, values: Mapping[str, Any], longest: int) -> str:
-    """The text of a conversation, of at most `longest` characters.
+def render(template: Template, values: Mapping[str, Any], max_length: int) -> str:
+    """The text of a conversation, of at most `max_length` characters.
 
     Raises `FailedError` on more, and whatever the template raises.
     """
     pieces, length = [], 0
     for piece in template.generate(values):
         length += len(piece)
-        if length > longest:
-            raise FailedError(f"it writes more than {longest} characters")
+        if length > max_length:
+            raise FailedError(f"it writes more than {max_length} characters")
         pieces.append(piece)
     return "".join(pieces)
 
@@ -94,15 +94,15 @@ def renderer(settings: bytes) -> Answers:
     job = marshal.loads(settings)
     template: Template | None = None
 
-    def render(conversation: bytes) -> bytes:
+    def answer(conversation: bytes) -> bytes:
         nonlocal template
         try:
-            template = template or compiled(job["template"])
-            text = rendered(template, {**job["variables"], **marshal.loads(conversation)}, job["longest"])
+            template = template or compile_template(job["template"])
+            text = render(template, {**job["variables"], **marshal.loads(conversation)}, job["longest"])
         except TemplateError as error:
             raise RefusedError(str(error)) from error
         except RecursionError as error:
             raise FailedError("it calls itself too often") from error
         return text.encode("utf-8", "surrogatepass")
 
-    return render
+    return answer
