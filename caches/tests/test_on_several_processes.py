@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from remask import LLM, EngineConfig
-from tests.model import test_quantised as quantised
+from tests.model import test_quantized as quantized
 from tests.parallel.conftest import lenders, ranks
 from tests.parallel.test_ranks import COMMON, GOLDEN, SAMPLING, lead_of
 
@@ -42,5 +42,5 @@ def test_answers_are_those_of_one_process(cache: str, settings: dict[str, Any], 
 @pytest.mark.parametrize("cache", ["elastic-cache", "acache", "entropy-cache"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_few_bits(kind: Any, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(quantised.CACHE_SETTINGS, "elastic-cache", {"window": 4})
-    quantised.test_every_cache_policy_runs_on_few_bits(kind, cache)
+    monkeypatch.setitem(quantized.CACHE_SETTINGS, "elastic-cache", {"window": 4})
+    quantized.test_every_cache_policy_runs_on_few_bits(kind, cache)

@@ -109,7 +109,7 @@ def test_profiles_tell_where_time_goes(rehearsal: tuple[Path, str]) -> None:
 @pytest.mark.thorough
 def test_matrices_of_few_bits_are_measured_too(rehearsal: tuple[Path, str]) -> None:
     folder, printed = rehearsal
-    found = json.loads((folder / "quantised.json").read_text(encoding="utf-8"))["found"]
+    found = json.loads((folder / "quantized.json").read_text(encoding="utf-8"))["found"]
     assert found["quantization"] == "int8"
     only_graphs_are_refused(found)
     assert all(0 < each["error"] < 0.02 and each["ms"] > 0 for each in found["products"])

@@ -20,7 +20,7 @@ from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physi
 from remask.machine.device import Threads, allocating, free_memory, resolve_dtype, resolve_threads, set_threads
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
-from remask.model.quantised import check_quantization, kernel_description
+from remask.model.quantized import check_quantization, kernel_description
 from remask.model.ranks import Ranks, Shard
 from remask.parallel import lead
 from remask.sampling.whole_canvas import CANVAS, STEPS

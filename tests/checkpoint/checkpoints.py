@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remask.checkpoint.load import load_weights, read_config
 from remask.families import family_of
-from remask.model.quantised import QuantisedMatrix
+from remask.model.quantized import QuantizedMatrix
 from remask.model.weights import Weights
 
 LAYERS, HIDDEN, HEADS, KV, INNER, VOCAB = 2, 16, 4, 2, 24, 40
@@ -315,5 +315,5 @@ def same(ours: Weights, theirs: Weights) -> None:
     """Fails where a tensor differs in a bit, or is kept in other codes."""
     for (field, layer, own), (name, number, other) in zip(ours.named_tensors(), theirs.named_tensors(), strict=True):
         assert (field, layer, type(own)) == (name, number, type(other))
-        each = [matrix.parts() if isinstance(matrix, QuantisedMatrix) else {"": matrix} for matrix in (own, other)]
+        each = [matrix.parts() if isinstance(matrix, QuantizedMatrix) else {"": matrix} for matrix in (own, other)]
         assert all(torch.equal(part, each[1][kind]) for kind, part in each[0].items()), (field, layer)

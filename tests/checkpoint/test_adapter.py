@@ -115,7 +115,7 @@ def test_all_linear_as_a_word_is_every_matrix_but_the_output(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_it_is_merged_before_weights_are_quantised(tmp_path: Path, kind: Quantization) -> None:
+def test_it_is_merged_before_weights_are_quantized(tmp_path: Path, kind: Quantization) -> None:
     wide = DREAM | {"hidden_size": 64, "intermediate_size": 96}
     base, adapter, merged = base_and_adapted(tmp_path, wide, target_modules=LLAMA_LIKE)
     x = torch.randn(5, 64)

@@ -27,7 +27,7 @@ from remask.checkpoint.gguf_header import read_header
 from remask.checkpoint.gguf_tensors import OpenGGUF, locate
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.loaded import find_model
-from remask.checkpoint.quantised_files import save_quantised
+from remask.checkpoint.quantized_files import save_quantized
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.tokenizer import load_tokenizer
 from remask.cli import main
@@ -35,7 +35,7 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families import family_of
 from remask.model.arithmetic import frequencies
 from remask.model.config import RopeScaling
-from remask.model.quantised import QuantisedMatrix
+from remask.model.quantized import QuantizedMatrix
 from tests import goldens
 from tests.checkpoint import checkpoints
 from tests.checkpoint.checkpoints import same, weights_of
@@ -140,7 +140,7 @@ def test_int4_keeps_the_codes_of_blocks_of_four_bits(tmp_path: Path, kind: Type)
     again = (codes.values.float() - 8) * steps + zeros
     assert float((again - numbers).abs().max()) <= float(numbers.abs().max()) * 2**-7  # scales have eight bits
     matrix = weights_of(path, quantization="int4").layers[0].down
-    assert isinstance(matrix, QuantisedMatrix)
+    assert isinstance(matrix, QuantizedMatrix)
     x = torch.eye(160)
     assert torch.allclose(matrix.product(x).T, again, atol=float(numbers.abs().max()) * 2**-7)
 
@@ -217,7 +217,7 @@ def test_a_model_of_mixed_k_quants_is_the_one_of_its_numbers(tmp_path: Path) -> 
     given, plain = mixed(tmp_path / "k.gguf", kinds, raw), mixed(tmp_path / "f32.gguf", {}, numbers)
     same(weights_of(given), weights_of(plain))
     matrix = weights_of(given, quantization="int4").layers[0].gate_up
-    assert isinstance(matrix, QuantisedMatrix)
+    assert isinstance(matrix, QuantizedMatrix)
     expected = torch.from_numpy(np.concatenate((numbers["blk.0.ffn_gate"], numbers["blk.0.ffn_up"])))
     error = (matrix.product(torch.eye(256)).T - expected).abs().max()
     assert float(error) <= float(expected.abs().max()) * 2**-7  # codes are kept, and scales have eight bits
@@ -525,11 +525,11 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         weights_of(path)
 
 
-def test_a_quantised_copy_is_not_written_of_a_file(tmp_path: Path) -> None:
+def test_a_quantized_copy_is_not_written_of_a_file(tmp_path: Path) -> None:
     path = FILES / "llada-f32.gguf"
     family, config = read_config(path)
     with pytest.raises(ConfigError, match="takes a folder of safetensors"):
-        save_quantised(path, family, config, "int8", tmp_path / "out")
+        save_quantized(path, family, config, "int8", tmp_path / "out")
 
 
 def read_without_weights(path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_word_brings_its_decoding_and_its_cache(hub: Hub, tmp_path: Path) -> N
         ("diffusiongemma-26b-a4b", DIFFUSION_GEMMA, {"generation_config.json": {"max_denoising_steps": 9, "t_max": 2}}),
     ],
 )
-def test_what_the_shelf_says_is_carried_into_a_quantised_folder(
+def test_what_the_shelf_says_is_carried_into_a_quantized_folder(
     hub: Hub, tmp_path: Path, name: str, raw: dict[str, Any], more: dict[str, Any]
 ) -> None:
     """The folder loads as the name does: by shape, sampling parameters and cache."""
@@ -153,7 +153,7 @@ def test_what_the_shelf_says_is_carried_into_a_quantised_folder(
     same(*(each.load(torch.float32, torch.device("cpu"), quantization="int8").weights for each in (named, kept)))
 
 
-def test_another_name_is_quantised_with_its_own_files_alone(hub: Hub, tmp_path: Path) -> None:
+def test_another_name_is_quantized_with_its_own_files_alone(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hub.repos[REPO].joinpath("generation_config.json").write_text('{"max_new_tokens": 5}')
     assert main(["--quiet", "quantize", "--model", REPO, "--quantization", "int8", "--output", str(out)]) == 0

@@ -14,7 +14,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from remask import LLM
 from remask.checkpoint.files import read_model_defaults
 from remask.checkpoint.loaded import find_model
-from remask.checkpoint.quantised_files import stored_kind
+from remask.checkpoint.quantized_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
 from remask.cli import main
 from remask.cli.inspect import inspect_model
@@ -240,7 +240,7 @@ def test_scales_of_powers_of_two_are_read(tmp_path: Path) -> None:
     same(ours, weights_of(checkpoints.write(tmp_path / "plain", NEMOTRON, plain)))
 
 
-def test_fp8_is_told_adapted_quantised_and_answers(tmp_path: Path) -> None:
+def test_fp8_is_told_adapted_quantized_and_answers(tmp_path: Path) -> None:
     folder, plain = fp8_folder(tmp_path, NEMOTRON, "DeepSeek", shards=2)
     assert inspect_model(str(folder)).stored["F8_E4M3"] == sum(
         layer.qkv.numel() + layer.out.numel() + layer.gate_up.numel() + layer.down.numel()
@@ -309,11 +309,11 @@ def test_two_scales_of_one_tensor_and_fp8_that_no_config_names_are_refused(tmp_p
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "is quantised by GPTQ .*Load the model that it was made of, with"),
-        ({"quant_method": "awq", "bits": 4}, "is quantised by AWQ .*with --quantization int4 or int8"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "is quantised by bitsandbytes .*or a GGUF file"),
-        ({"quant_method": "quip"}, "is quantised by quip "),
-        ({"bits": 4}, "is quantised by a program that it does not name"),
+        ({"quant_method": "gptq", "bits": 4}, "is quantized by GPTQ .*Load the model that it was made of, with"),
+        ({"quant_method": "awq", "bits": 4}, "is quantized by AWQ .*with --quantization int4 or int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "is quantized by bitsandbytes .*or a GGUF file"),
+        ({"quant_method": "quip"}, "is quantized by quip "),
+        ({"bits": 4}, "is quantized by a program that it does not name"),
         ("fp8", "'quantization_config' is \"fp8\"; supported: an object"),
         ({"quant_method": "remask", "kind": "int5"}, "supported as 'kind': int8, int4, fp8"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'fmt' is \"e5m2\"; supported: \"e4m3\""),
@@ -337,7 +337,7 @@ def test_two_scales_of_one_tensor_and_fp8_that_no_config_names_are_refused(tmp_p
         ),
     ],
 )  # fmt: skip
-def test_what_other_programs_quantised_is_refused_by_name(tmp_path: Path, asked: Any, said: str) -> None:
+def test_what_other_programs_quantized_is_refused_by_name(tmp_path: Path, asked: Any, said: str) -> None:
     raw = NEMOTRON | {"quantization_config": asked}
     folder = checkpoints.write(tmp_path, raw, checkpoints.random_tensors(NEMOTRON))
     with pytest.raises(CheckpointError, match=said):
@@ -352,7 +352,7 @@ def test_what_other_programs_quantised_is_refused_by_name(tmp_path: Path, asked:
 )
 def test_files_of_other_programs_are_known_by_their_tensors(tmp_path: Path, name: str, program: str) -> None:
     held = checkpoints.random_tensors(NEMOTRON) | {f"encoder.layers.0.self_attn.{name}": torch.zeros(4)}
-    with pytest.raises(CheckpointError, match=rf"is quantised by {program} \(\"encoder.*\.{name.split('.')[-1]}\"\)"):
+    with pytest.raises(CheckpointError, match=rf"is quantized by {program} \(\"encoder.*\.{name.split('.')[-1]}\"\)"):
         weights_of(checkpoints.write(tmp_path, NEMOTRON, held))
 
 

@@ -63,7 +63,7 @@ def test_another_process_finds_the_same(adapted: tuple[Path, Path, Path]) -> Non
     assert found.config.mask_id == 4
 
 
-def test_an_adapter_is_not_quantised_without_its_base(
+def test_an_adapter_is_not_quantized_without_its_base(
     adapted: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = adapted[1]
@@ -72,7 +72,7 @@ def test_an_adapter_is_not_quantised_without_its_base(
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"'{adapter}' is an adapter, which is merged into its base when it is loaded" in said
-    assert "--quantization of the command that loads it quantises the sum then" in said
+    assert "--quantization of the command that loads it quantizes the sum then" in said
     assert not target.exists()
 
 

@@ -141,7 +141,7 @@ def test_in_bfloat16_it_loses_about_as_much_as_merged_weights() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_over_a_quantised_base_products_are_added_to_its_own(kind: Quantization) -> None:
+def test_over_a_quantized_base_products_are_added_to_its_own(kind: Quantization) -> None:
     model = family("dream", torch.float32, kind).model
     x = torch.randn(12, 64, generator=torch.Generator().manual_seed(0))
     w = model.weights.layers[1]
@@ -150,11 +150,11 @@ def test_over_a_quantised_base_products_are_added_to_its_own(kind: Quantization)
     torch.testing.assert_close(found[4:9] - plain[4:9], x[4:9] @ (change.up @ change.down).T, atol=1e-4, rtol=1e-4)
     assert torch.equal(found[:4], plain[:4])
     assert torch.equal(found[9:], plain[9:])
-    assert model.quantised
+    assert model.quantized
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_quantised_base_answers_alike_alone_and_in_a_batch(kind: Quantization) -> None:
+def test_a_quantized_base_answers_alike_alone_and_in_a_batch(kind: Quantization) -> None:
     model = family("dream", torch.float32, kind).model
     requests = [request(f"{adapter} {number}", adapter, "bicache") for number in range(2) for adapter in NAMES]
     together = answers(model, requests, max_num_seqs=6)

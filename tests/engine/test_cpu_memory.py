@@ -158,7 +158,7 @@ def test_kv_beside_quantized_weights_are_half_as_wide() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_random_weights_stand_once_in_memory(kind: Any) -> None:
-    """What is drawn and quantised is one tensor at a time; the embedding is drawn in its place."""
+    """What is drawn and quantized is one tensor at a time; the embedding is drawn in its place."""
     config = preset("llada-100m")
     with LiveBytes() as live:
         weights = dummy_weights(config, torch.bfloat16, CPU, quantization=kind)

@@ -207,7 +207,7 @@ def test_matrices_of_eight_bits(name: str) -> None:
     recorded = goldens.runs(name)[:4]
     model = LLM(str(goldens.folder(name)), quantization="int8", engine=EngineConfig(max_steps=4000))
     outputs = model.generate([each["prompt"] for each in recorded], [goldens.sampling(each) for each in recorded])
-    assert model.model.quantised
+    assert model.model.quantized
     for each, output in zip(recorded, outputs, strict=True):
         assert output.finish_reason == "stop" or len(output.token_ids) == each["max_tokens"]
         assert not {125, 126, MASK} & set(output.token_ids)

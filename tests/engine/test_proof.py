@@ -21,7 +21,7 @@ from remask.model.attention_torch import TorchAttention
 from remask.model.config import ModelConfig
 from remask.model.executors import Executor, graphs_obstacle, resolve_executor
 from remask.model.graphs import Graphs
-from remask.model.quantised import empty_matrix
+from remask.model.quantized import empty_matrix
 from remask.model.stage import Stage
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
@@ -316,7 +316,7 @@ def test_a_proof_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_fp8(model: Transformer) -> Transformer:
     """The same model with matrices of eight bits, of branches that count for more than what they are added to."""
 
-    def quantised(matrix: Tensor) -> Tensor:
+    def quantized(matrix: Tensor) -> Tensor:
         found = empty_matrix("fp8", matrix.shape, matrix.dtype, matrix.device, (len(matrix),))
         found.write(slice(0, len(matrix)), 8 * matrix)
         return found
@@ -324,10 +324,10 @@ def in_fp8(model: Transformer) -> Transformer:
     layers = [
         replace(
             each,
-            qkv=quantised(each.qkv),
-            out=quantised(each.out),
-            gate_up=quantised(each.gate_up),
-            down=quantised(each.down),
+            qkv=quantized(each.qkv),
+            out=quantized(each.out),
+            gate_up=quantized(each.gate_up),
+            down=quantized(each.down),
         )
         for each in model.weights.layers
     ]

@@ -16,11 +16,11 @@ from torch import Tensor
 from remask.checkpoint.files import TensorLocation
 from remask.checkpoint.gguf_header import TENSORS, Header, StoredTensor, read_header
 from remask.checkpoint.gguf_model import EXPERT, factors_tensor, interleaved_heads
-from remask.checkpoint.quantised_files import groups_of
+from remask.checkpoint.quantized_files import groups_of
 from remask.checks import Quantization
 from remask.errors import CheckpointError
 from remask.families.fields import EXPERTS
-from remask.model.quantised import Codes
+from remask.model.quantized import Codes
 from remask.model.sizes import GROUP
 
 _STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory

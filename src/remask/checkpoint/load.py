@@ -28,7 +28,7 @@ from remask.checkpoint.files import (
 )
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.gguf_model import NAMES as GGUF_NAMES
-from remask.checkpoint.quantised_files import MATRICES, check_kind, join_codes, read_codes, read_numbers
+from remask.checkpoint.quantized_files import MATRICES, check_kind, join_codes, read_codes, read_numbers
 from remask.checkpoint.source import resolve
 from remask.checks import Quantization
 from remask.checks.values import is_whole
@@ -38,7 +38,7 @@ from remask.families.fields import Fields
 from remask.families.harmless import unknown
 from remask.machine.progress import Progress
 from remask.model.config import ModelConfig
-from remask.model.quantised import Codes, QuantisedMatrix
+from remask.model.quantized import Codes, QuantizedMatrix
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, LowRank, Weights, empty_weights
 
@@ -155,7 +155,7 @@ def load_weights(
 ) -> Weights:
     """The weights of the checkpoint `folder` that `shard` holds, on `device` and converted to `dtype`.
 
-    The products of an `adapter` are added to its matrices in float32, before these are converted or quantised. Only the
+    The products of an `adapter` are added to its matrices in float32, before these are converted or quantized. Only the
     shard's part of each tensor is read, and copied into its place, so at most one tensor is in memory besides the
     result. `progress` is shown on stderr.
 
@@ -267,7 +267,7 @@ def _read_slots(
             slot.fill(weights, tensor)
             numbers = tensor.constants if isinstance(tensor, Codes) else tensor
             target = slot.target(weights)
-            if check and not _is_finite(numbers if isinstance(target, QuantisedMatrix) else target):
+            if check and not _is_finite(numbers if isinstance(target, QuantizedMatrix) else target):
                 raise _not_finite_error(slot, stored[slot.name], numbers, weights.embed.dtype)
             del tensor, numbers  # before the next one is read
 

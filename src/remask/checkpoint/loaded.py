@@ -16,7 +16,7 @@ from remask.checkpoint.files import CONFIG, GENERATION, raw_config, weight_files
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.load import load_weights, read_config
-from remask.checkpoint.quantised_files import stored_kind
+from remask.checkpoint.quantized_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
 from remask.checkpoint.tokenizer import read_tokenizer
@@ -26,7 +26,7 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families import preset
 from remask.families.family import Factors, Family, Slot
 from remask.model.config import ModelConfig
-from remask.model.quantised import QuantisedMatrix
+from remask.model.quantized import QuantizedMatrix
 from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, Weights, empty_weights
 from remask.text.tokenizer import Tokenizer
@@ -53,13 +53,13 @@ def dummy_weights(
     """Random weights on `device` from a normal distribution with standard deviation 0.02. Gains of norms are one.
 
     A seed gives the same weights for the same shape, dtype and kind of device. A `shard` gets its part of the weights
-    of the whole model: a tensor that is cut or quantised is drawn as a whole first, any other in its place.
+    of the whole model: a tensor that is cut or quantized is drawn as a whole first, any other in its place.
     """
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device, shard, quantization)
     shapes = empty_weights(config, dtype, torch.device("meta")).named_tensors()
     for (name, layer, shape), (_, _, tensor) in zip(shapes, weights.named_tensors(), strict=True):
-        if shard.size == 1 and not isinstance(tensor, QuantisedMatrix):
+        if shard.size == 1 and not isinstance(tensor, QuantizedMatrix):
             _draw(name, tensor, generator)
             continue
         whole = torch.empty_like(shape, device=device)
@@ -100,7 +100,7 @@ class FoundModel:
     folder: Path | None = None  # the checkpoint's folder, or its GGUF file; None: random weights of a preset's shape
     family: Family | None = None  # of the checkpoint; None if there is no folder
     sampling: Mapping[str, Any] = field(default_factory=dict)  # see `LoadedModel`
-    quantization: Quantization | None = None  # of the matrices in the files; None: they are not quantised
+    quantization: Quantization | None = None  # of the matrices in the files; None: they are not quantized
     tokenizer: Tokenizer | None = None  # None if there is none, or none is needed
     adapter: Adapter | None = None  # is merged into the weights when they are read
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # see `LoadedModel`
@@ -116,7 +116,7 @@ class FoundModel:
         shard: Shard = WHOLE,
         quantization: Quantization | None = None,
     ) -> LoadedModel:
-        """Read the weights that `shard` holds and quantise their matrices; without a folder they are random.
+        """Read the weights that `shard` holds and quantize their matrices; without a folder they are random.
 
         Raises `CheckpointError` if files cannot be used.
         """
@@ -129,7 +129,7 @@ class FoundModel:
             factors = self.family.factors(raw_config(self.folder))
             changes = [] if self.adapter is None else ["adapter", self.adapter.fingerprint]
             changes += ["hf_overrides", json.dumps(self.overrides, sort_keys=True)] if self.overrides else []
-            # Quantised files have a hash of their own.
+            # Quantized files have a hash of their own.
             identity = fingerprint(self.config, self.folder, None if self.quantization else quantization, changes)
             weights = self._weights(self.folder, self.family, dtype, device, shard, quantization, identity)
         adapters = dict(self.adapters)
@@ -156,7 +156,7 @@ class FoundModel:
         quantization: Quantization | None,
         identity: str,
     ) -> Weights:
-        """The weights of the checkpoint, or of the cache, which has those that are merged or quantised for a CPU."""
+        """The weights of the checkpoint, or of the cache, which has those that are merged or quantized for a CPU."""
         is_converted = self.adapter is not None or quantization != self.quantization
         cache = None
         if is_converted and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
@@ -225,8 +225,8 @@ def find_model(settings: ModelSettings) -> FoundModel:
         adapter = source.merged_adapter(settings.model, adapter)
     if adapter is not None and model.quantization is not None:
         raise ConfigError(
-            f"adapter={adapter!r} is merged before weights are quantised, and the model {settings.model!r} is "
-            f"quantised as {model.quantization!r}: load the model that it was made of with "
+            f"adapter={adapter!r} is merged before weights are quantized, and the model {settings.model!r} is "
+            f"quantized as {model.quantization!r}: load the model that it was made of with "
             f"quantization={model.quantization!r}, or serve the adapter by name beside it (adapters=..., "
             "--lora-modules)"
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 from remask.checkpoint.fingerprint import digest
 from remask.errors import CheckpointError, RemaskError
 from remask.machine.disk import cache_folder, whole_file
-from remask.model.quantised import QuantisedMatrix
+from remask.model.quantized import QuantizedMatrix
 from remask.model.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _tensors_by_name(weights: Weights) -> dict[str, Tensor]:
     """Every tensor by name; a quantized matrix is several."""
     tensors = dict[str, Tensor]()
     for name, tensor in _weights_by_name(weights).items():
-        if isinstance(tensor, QuantisedMatrix):
+        if isinstance(tensor, QuantizedMatrix):
             tensors |= {f"{name}.{part}": content for part, content in tensor.parts().items()}
         else:
             tensors[name] = tensor
@@ -122,7 +122,7 @@ def _fill(weights: Weights, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into `weights`. Raises `CheckpointError` if their names, shapes or dtypes are not the same."""
     remaining = dict(tensors)
     for name, target in _weights_by_name(weights).items():
-        if isinstance(target, QuantisedMatrix):
+        if isinstance(target, QuantizedMatrix):
             parts = [key for key in remaining if key.startswith(f"{name}.")]
             target.restore({key.removeprefix(f"{name}."): remaining.pop(key) for key in parts})
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from remask.checkpoint.load import check_tensors, read_config
-from remask.checkpoint.quantised_files import save_quantised
+from remask.checkpoint.quantized_files import save_quantized
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source, is_adapter, resolve
 from remask.checks.values import check_real, check_whole
@@ -87,7 +87,7 @@ def quantize(args: argparse.Namespace) -> int:
     if is_adapter(resolve(args.model, progress=args.progress)):
         raise ConfigError(
             f"--model: {args.model!r} is an adapter, which is merged into its base when it is loaded; --quantization "
-            "of the command that loads it quantises the sum then"
+            "of the command that loads it quantizes the sum then"
         )
     source = find_source(args.model, progress=args.progress)
     folder = source.weights
@@ -95,7 +95,7 @@ def quantize(args: argparse.Namespace) -> int:
     check_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
-        size = save_quantised(
+        size = save_quantized(
             folder,
             family,
             config,

@@ -173,7 +173,7 @@ class Auditor:
         if inner.traits.exact:
             return
         name = name_of(running.policy)
-        if self._is_due(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantised):
+        if self._is_due(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantized):
             self.candidates[running] = _StepAudit(name)
 
     def _choose_prefix_audit(self, turn: Turn, running: RunningRequest, prefix: int) -> None:
@@ -204,7 +204,7 @@ class Auditor:
 
     def _is_reference(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact pass with which an audit of its prefix compares."""
-        is_exact = running.policy.traits.exact and not self.passes.model.quantised
+        is_exact = running.policy.traits.exact and not self.passes.model.quantized
         return self.share > 0 and is_exact and running.record.prefix > 0 and _has_earned_depth(running.request.policy)
 
     def _is_due(self, kind: str, rows: int, passes: int) -> bool:
@@ -286,7 +286,7 @@ class Auditor:
         exact = self._count_pass(pass_input, passes.run_exact(pass_input))
         reference = exact
         rounding = 0.0
-        if exact is not None and passes.model.quantised:
+        if exact is not None and passes.model.quantized:
             yield
             reference = self._count_pass(pass_input, passes.run_exact(pass_input, rounded=False))
             if reference is not None:

@@ -43,7 +43,7 @@ class CpuMemory:
     config: ModelConfig
     dtype: NumberFormat  # of hidden states
     kv_item: int  # bytes of a number of K/V
-    quantised: bool  # whether the matrices are quantized
+    quantized: bool  # whether the matrices are quantized
     ranks: int  # processes that the model is distributed over
     attention: Attention | None  # computes attention; None for PyTorch
     available: int  # bytes that may be allocated; negative if the weights alone are too large
@@ -55,7 +55,7 @@ class CpuMemory:
         ranks = model.ranks.shard.size
         available = int(CPU_SHARE * free)
         return cls(
-            model.config, model.dtype, model.kv_dtype.itemsize, model.quantised, ranks, model.attention, available, page
+            model.config, model.dtype, model.kv_dtype.itemsize, model.quantized, ranks, model.attention, available, page
         )
 
     @classmethod
@@ -64,8 +64,8 @@ class CpuMemory:
     ) -> CpuMemory:
         """For a model that will be loaded, on a machine with `free` bytes of memory before that."""
         available = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
-        quantised = quantization is not None
-        return cls(config, dtype, kv_item(dtype, quantised), quantised, ranks, None, available, page_size(None, config))
+        quantized = quantization is not None
+        return cls(config, dtype, kv_item(dtype, quantized), quantized, ranks, None, available, page_size(None, config))
 
     @property
     def token(self) -> TokenBytes:
@@ -76,7 +76,7 @@ class CpuMemory:
     def workspace(self, rows: int, length: int) -> int:
         """Bytes that a pass over `rows` rows of canvases of `length` tokens takes."""
         rank_bytes = workspace_bytes(self.config, rows, length, self.dtype.itemsize, self.ranks, self.attention)
-        if self.quantised:
+        if self.quantized:
             rank_bytes += product_bytes(Shard(0, self.ranks).part(self.config))
         return self.ranks * rank_bytes
 
@@ -126,7 +126,7 @@ class CpuMemory:
     def shortage_error(self, max_canvas: int, fitting: int) -> ConfigError:
         """The error that two canvases of `max_canvas` tokens do not fit. It advises `fitting` tokens, unless 0."""
         ways = [f"--max-model-len {fitting}"] if fitting else []
-        ways += [] if self.quantised else ["--quantization int8"]
+        ways += [] if self.quantized else ["--quantization int8"]
         return ConfigError(
             f"K/V do not fit: a request with guidance takes two canvases of up to {max_canvas} tokens and a pass over "
             f"them, {gigabytes(self.pair(max_canvas))}, and {gigabytes(max(0, self.available))} of memory are left "

@@ -174,7 +174,7 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
             faults[name] = outcome
             continue
         expected_outcome = expected[name.split(",")[0]]  # names of repeats end with ", captured" or ", repeated"
-        rounds_rows = model.quantised and name not in (READING, CHOOSING)
+        rounds_rows = model.quantized and name not in (READING, CHOOSING)
         tolerance = QUANTIZED_TOLERANCE if rounds_rows else TOLERANCE[expected_outcome.dtype]
         faults[name] = _difference(outcome, expected_outcome, tolerance, max_share)
     if _device(model).type == "cuda":

@@ -17,7 +17,7 @@ from remask.model.weights import Weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from remask.model.quantised import Codes, QuantisedMatrix
+    from remask.model.quantized import Codes, QuantizedMatrix
 
 # Reads a family's own keys of the object in `generation_config.json`. Returns sampling parameters, and the keys that no
 # parameter expresses.
@@ -39,30 +39,30 @@ class Slot:
     part: tuple[slice, ...] | None = None  # rows and columns of the stored tensor that are read; None: all
 
     def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
-        """Copy the `stored` tensor into `weights`, with the family's constant factors; quantise it if its field is."""
-        from remask.model.quantised import Codes, QuantisedMatrix, encode
+        """Copy the `stored` tensor into `weights`, with the family's constant factors; quantize it if its field is."""
+        from remask.model.quantized import Codes, QuantizedMatrix, encode
 
         if isinstance(stored, Codes) and stored.values.dim() == 3:
             for expert, codes in enumerate(stored.multiply(self.scale).experts()):
                 self._matrix(weights).expert(expert).store(slice(None), codes)
             return
         if isinstance(stored, Codes):
-            self._quantise(self._matrix(weights), stored.multiply(self.scale))
+            self._quantize(self._matrix(weights), stored.multiply(self.scale))
             return
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale
-        if not isinstance(self._field(weights), QuantisedMatrix):
+        if not isinstance(self._field(weights), QuantizedMatrix):
             self.target(weights).copy_(stored)
         elif stored.dim() == 3:
             for expert, values in enumerate(stored):
                 self._matrix(weights).expert(expert).write(slice(None), values)
         else:
-            self._quantise(self._matrix(weights), encode(self._matrix(weights).kind, stored))
+            self._quantize(self._matrix(weights), encode(self._matrix(weights).kind, stored))
 
-    def _matrix(self, weights: Weights) -> QuantisedMatrix:
-        return cast("QuantisedMatrix", self._field(weights))
+    def _matrix(self, weights: Weights) -> QuantizedMatrix:
+        return cast("QuantizedMatrix", self._field(weights))
 
-    def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
+    def _quantize(self, matrix: QuantizedMatrix, codes: Codes) -> None:
         """Store `codes` in the slot's rows of `matrix`, or of its expert's matrix."""
         target = matrix if self.expert is None else matrix.expert(self.expert)
         target.store(slice(None) if self.rows is None else slice(*self.rows), codes)

@@ -32,7 +32,7 @@ class Kernel:
     """The kernel for products with one kind of quantized matrix on this machine."""
 
     name: Literal["fbgemm", "int_mm", "float32"]
-    reduced: bool = False  # rows are quantised to seven bits, as the processor's instructions overflow on eight
+    reduced: bool = False  # rows are quantized to seven bits, as the processor's instructions overflow on eight
     speed: Speeds = ()
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def int8_kernel() -> Kernel:
 def int8_pack(values: Tensor, scales: Tensor) -> Any:
     """The int8 matrix `values` [M, K] with `scales` [M] in the order of FBGEMM's kernel."""
     with _no_warnings():
-        # PyTorch deprecates quantised tensors, but nothing else passes a scale for each row to the kernel.
+        # PyTorch deprecates quantized tensors, but nothing else passes a scale for each row to the kernel.
         zeros = torch.zeros(len(values), dtype=torch.int64)
         matrix = torch._make_per_channel_quantized_tensor(values.contiguous(), scales.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(matrix, None)
@@ -121,7 +121,7 @@ def int8_unpack(packed: Any) -> tuple[Tensor, Tensor]:
 def int8_product(x: Tensor, pieces: list[Any], reduced: bool) -> Tensor:
     """Rows `x` [N, K] times the transposes of packed matrices, side by side: [N, M], of the dtype of `x`.
 
-    FBGEMM quantises all rows by one scale, from the least and the largest number in them, so a row of large numbers
+    FBGEMM quantizes all rows by one scale, from the least and the largest number in them, so a row of large numbers
     would leave few bits to the others. Each row is therefore divided by its largest magnitude first, and multiplied by
     it afterwards. A row with 1 and -1 is appended: it makes the scale constant, so no row depends on the others.
     """

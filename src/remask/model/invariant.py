@@ -17,7 +17,7 @@ from remask.model.arithmetic import Arithmetic
 from remask.model.attention import Attention, Sink
 from remask.model.attention_torch import Unit, units_of
 from remask.model.config import Activation
-from remask.model.quantised import QuantisedMatrix
+from remask.model.quantized import QuantizedMatrix
 from remask.model.transformer import Transformer
 from remask.model.weights import LayerWeights
 from remask.model.work_list import WorkList
@@ -42,7 +42,7 @@ class TiledArithmetic(Arithmetic):
         out = x.new_empty((rows, weight.shape[0]))
         for start in range(0, rows, TILE):
             tile, target = padded[start : start + TILE], out[start : start + TILE]
-            if isinstance(weight, QuantisedMatrix):
+            if isinstance(weight, QuantizedMatrix):
                 target.copy_(F.linear(tile, weight, bias))
             elif bias is None:
                 torch.mm(tile, weight.t(), out=target)

@@ -70,6 +70,6 @@ class Pool:
         return slots * (self.nbytes // (self.spare + 1)) // len(self.k)
 
 
-def cpu_kv_dtype(dtype: torch.dtype, quantised: bool) -> torch.dtype:
-    """The dtype of K/V on a CPU, of a model of `dtype` whose matrices are `quantised` or not."""
-    return dtype if kv_item(dtype, quantised) == dtype.itemsize else torch.bfloat16
+def cpu_kv_dtype(dtype: torch.dtype, quantized: bool) -> torch.dtype:
+    """The dtype of K/V on a CPU, of a model of `dtype` whose matrices are `quantized` or not."""
+    return dtype if kv_item(dtype, quantized) == dtype.itemsize else torch.bfloat16

@@ -52,9 +52,9 @@ def matrix_bytes(kind: Quantization, shape: Sequence[int]) -> int:
     return prod(outer) * (row_bytes + 4)
 
 
-def kv_item(dtype: NumberFormat, quantised: bool) -> int:
-    """Bytes of a number of K and V on a CPU, of a model of `dtype` whose matrices are `quantised` or not."""
-    return min(dtype.itemsize, 2) if quantised else dtype.itemsize
+def kv_item(dtype: NumberFormat, quantized: bool) -> int:
+    """Bytes of a number of K and V on a CPU, of a model of `dtype` whose matrices are `quantized` or not."""
+    return min(dtype.itemsize, 2) if quantized else dtype.itemsize
 
 
 def check_sizes(kind: Quantization, config: ModelConfig) -> None:

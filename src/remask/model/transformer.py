@@ -15,7 +15,7 @@ from remask.model.config import ModelConfig
 from remask.model.graphs import Graphs
 from remask.model.mixture import Routes, mixture_output, route
 from remask.model.pool import Pool, cpu_kv_dtype
-from remask.model.quantised import QuantisedMatrix, UnroundedArithmetic
+from remask.model.quantized import QuantizedMatrix, UnroundedArithmetic
 from remask.model.ranks import Ranks
 from remask.model.stage import NO_ADAPTERS, AdapterRows, Partial, Pick, Rows, Signals, Stage, StepBatch
 from remask.model.weights import LayerWeights, MixtureWeights, Weights
@@ -91,7 +91,7 @@ class Transformer:
 
         Returns the model itself if its matrices are not quantized.
         """
-        if not self.quantised:
+        if not self.quantized:
             return self
         other = copy(self)
         other.arithmetic = UnroundedArithmetic()
@@ -113,12 +113,12 @@ class Transformer:
         """The dtype of K/V: the model's, but at most bfloat16 beside quantized weights on a CPU."""
         if self.device.type != "cpu" or isinstance(self.attention, SizedAttention):
             return self.dtype
-        return cpu_kv_dtype(self.dtype, self.quantised)
+        return cpu_kv_dtype(self.dtype, self.quantized)
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Whether the matrices are quantized."""
-        return any(isinstance(layer.qkv, QuantisedMatrix) for layer in self.weights.layers)
+        return any(isinstance(layer.qkv, QuantizedMatrix) for layer in self.weights.layers)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:

@@ -172,11 +172,11 @@ class _Maker:
         return torch.empty(shape, dtype=torch.float32 if float32 else self.dtype, device=self.device)
 
     def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Any:
-        """A matrix that may be quantised. `pieces` are the numbers of rows between which it will be cut."""
-        return self.new(*shape) if self.quantization is None or 0 in shape else self.quantised(shape, pieces)
+        """A matrix that may be quantized. `pieces` are the numbers of rows between which it will be cut."""
+        return self.new(*shape) if self.quantization is None or 0 in shape else self.quantized(shape, pieces)
 
-    def quantised(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> Any:
-        from remask.model.quantised import empty_matrix
+    def quantized(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> Any:
+        from remask.model.quantized import empty_matrix
 
         assert self.quantization is not None
         assert self.device is not None
@@ -192,7 +192,7 @@ class _Counter(_Maker):
     def new(self, *shape: int, float32: bool = False) -> None:
         self.total += prod(shape) * (4 if float32 else self.dtype.itemsize)
 
-    def quantised(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - as above
+    def quantized(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - as above
         assert self.quantization is not None
         self.total += matrix_bytes(self.quantization, shape)
 

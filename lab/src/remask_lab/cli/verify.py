@@ -4,7 +4,7 @@ import argparse
 import random
 
 from remask.checkpoint.load import read_config
-from remask.checkpoint.quantised_files import stored_kind
+from remask.checkpoint.quantized_files import stored_kind
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
 from remask.checks import in_words

@@ -286,7 +286,7 @@ def _small(setting: Setting) -> Iterator[Finding]:
     yield from _measured(found, map(bench.profile, cells[:3]), "profiles")
 
 
-def _quantised(setting: Setting) -> Iterator[Finding]:
+def _quantized(setting: Setting) -> Iterator[Finding]:
     """Quantized weights: fp8 on CUDA devices, and int8 on a CPU.
 
     Timed are what has the most passes of few rows, and what has the most rows, alone and many at a time.
@@ -331,5 +331,5 @@ PARTS: Mapping[str, Part] = {
     "profile": Part("Where the time of a step goes", _profile, 0.4),
     "small": Part("Speed of a small model", _small, 0.35),
     "tests": Part("Kernels, and recorded runs of the original codes", _tests, 0.65, TESTED),
-    "quantised": Part("Speed with quantized weights", _quantised, 1.0),
+    "quantized": Part("Speed with quantized weights", _quantized, 1.0),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from remask.checks import Quantization
 from remask.families import preset
 from remask.model.config import ModelConfig
-from remask.model.quantised import empty_matrix
+from remask.model.quantized import empty_matrix
 from remask_lab.gpu.steady import Shape, synchronize
 from remask_lab.ops.clock import time_call
 

@@ -193,14 +193,14 @@ def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> 
     writer = gguf.GGUFWriter(path, "llada")
     _write_keys(writer, config)
     _write_tokenizer(writer, config)
-    quantised = getattr(GGMLQuantizationType, kind.upper())
+    quantized = getattr(GGMLQuantizationType, kind.upper())
 
     def add(name: str, values: NDArray[np.float32]) -> None:
         matrix = values.ndim == 2
         writer.add_tensor(
             f"{name}.weight",
-            gguf.quantize(values, quantised) if matrix else values,
-            raw_dtype=quantised if matrix else None,
+            gguf.quantize(values, quantized) if matrix else values,
+            raw_dtype=quantized if matrix else None,
         )
 
     add("token_embd", weights.embed.numpy())

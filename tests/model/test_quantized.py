@@ -1,4 +1,4 @@
-"""Quantized weights: their error, their cuts, what is quantised, and whole models beside unquantised ones."""
+"""Quantized weights: their error, their cuts, what is quantized, and whole models beside unquantized ones."""
 
 import errno
 import os
@@ -26,16 +26,16 @@ from remask.engine.capacity import DeviceMemory, check_weights_fit, weight_bytes
 from remask.engine.config import EngineConfig
 from remask.errors import CheckpointError, ConfigError, TableError, UnknownNameError
 from remask.families import preset
-from remask.model import cpu_kernels, quantised
+from remask.model import cpu_kernels, quantized
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import Kernel, int4_kernel, int8_kernel, int_mm_limit, needs_reduced_rows
 from remask.model.invariant import TiledArithmetic
-from remask.model.quantised import (
+from remask.model.quantized import (
     Codes,
     Int4Matrix,
     Int8Matrix,
     PackedInt8Matrix,
-    QuantisedMatrix,
+    QuantizedMatrix,
     UnroundedArithmetic,
     check_quantization,
     empty_matrix,
@@ -59,7 +59,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def matrix(kind: Quantization, values: Tensor, pieces: tuple[int, ...] = PIECES) -> QuantisedMatrix:
+def matrix(kind: Quantization, values: Tensor, pieces: tuple[int, ...] = PIECES) -> QuantizedMatrix:
     made = empty_matrix(kind, values.shape, torch.float32, CPU, pieces)
     made.write(slice(None), values)
     return made
@@ -156,7 +156,7 @@ def test_int4_multiplies_rows_apart_and_sums_exactly(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kernel", ["fbgemm", "int_mm"])
 def test_either_kernel_for_int8_multiplies_rows_apart(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, beside a row a thousand times as large and beside one that is not finite, a row has the same bits."""
-    monkeypatch.setattr(quantised, "int8_kernel", lambda: Kernel(kernel, reduced=False))  # type: ignore[arg-type]
+    monkeypatch.setattr(quantized, "int8_kernel", lambda: Kernel(kernel, reduced=False))  # type: ignore[arg-type]
     if kernel == "fbgemm" and needs_reduced_rows() is None:
         pytest.skip("PyTorch has no FBGEMM on this processor")
     values, x = numbers(128, 96), numbers(67, 96, seed=1)
@@ -299,9 +299,9 @@ def test_routers_norms_biases_and_vocabularies_stay_as_they_are(name: str, kind:
     plain, made = (empty_weights(config, torch.bfloat16, torch.device("meta"), quantization=q) for q in (None, kind))
     for (field, layer, whole), (same, number, own) in zip(plain.named_tensors(), made.named_tensors(), strict=True):
         assert (field, layer, own.shape) == (same, number, whole.shape)
-        quantised = isinstance(own, QuantisedMatrix)
-        assert quantised == (field.removeprefix("mixture.") in ("qkv", "out", "gate_up", "down") and own.numel() > 0)
-        assert quantised or own.dtype == whole.dtype
+        quantized = isinstance(own, QuantizedMatrix)
+        assert quantized == (field.removeprefix("mixture.") in ("qkv", "out", "gate_up", "down") and own.numel() > 0)
+        assert quantized or own.dtype == whole.dtype
     assert made.nbytes == weight_bytes(config, torch.bfloat16, quantization=kind) < plain.nbytes
 
 
@@ -339,7 +339,7 @@ EACH_MODEL = pytest.mark.parametrize(
 
 @EACH_MODEL
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_checkpoint_is_quantised_as_it_is_read(tmp_path: Path, name: str, size: int, kind: Quantization) -> None:
+def test_a_checkpoint_is_quantized_as_it_is_read(tmp_path: Path, name: str, size: int, kind: Quantization) -> None:
     """Each rank's matrices are those of its part of the numbers, whatever tensors they come from."""
     found = find_model(ModelSettings(folder_of(tmp_path, small(RAWS[name]))))
     for rank in range(size):
@@ -347,7 +347,7 @@ def test_a_checkpoint_is_quantised_as_it_is_read(tmp_path: Path, name: str, size
         plain = found.load(torch.float32, CPU, shard=shard).weights.named_tensors()
         made = found.load(torch.float32, CPU, shard=shard, quantization=kind)
         for (field, layer, whole), (_, _, own) in zip(plain, made.weights.named_tensors(), strict=True):
-            if not isinstance(own, QuantisedMatrix):
+            if not isinstance(own, QuantizedMatrix):
                 assert torch.equal(own, whole), (field, layer)
                 continue
             pairs = zip(own, whole, strict=True) if own.dim() == 3 else [(own, whole)]
@@ -360,9 +360,9 @@ def test_dummy_weights_are_the_same_numbers() -> None:
     config = preset("llada-moe-tiny")
     plain, made = (dummy_weights(config, torch.float32, CPU, quantization=kind) for kind in (None, "int8"))
     for (field, _, whole), (_, _, own) in zip(plain.named_tensors(), made.named_tensors(), strict=True):
-        if isinstance(own, QuantisedMatrix) and own.dim() == 2:
+        if isinstance(own, QuantizedMatrix) and own.dim() == 2:
             assert far(F.linear(torch.eye(whole.shape[1]), own).t(), whole) < ERROR["int8"], field
-        elif not isinstance(own, QuantisedMatrix):
+        elif not isinstance(own, QuantizedMatrix):
             assert torch.equal(own, whole), field
 
 
@@ -408,7 +408,7 @@ def refused(kind: str, config: ModelConfig, device: torch.device = CPU) -> str:
     return str(error.value)
 
 
-def test_what_cannot_be_quantised_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_quantized_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     config, cuda = preset("llada-8b"), torch.device("cuda", 0)
     with pytest.raises(UnknownNameError, match="Unknown quantization 'int7'"):
         check_quantization("int7", config, CPU)
@@ -483,10 +483,10 @@ def written(tmp_path: Path, model: str, kind: Quantization) -> str:
 
 @EACH_MODEL
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_quantised_checkpoint_loads_as_the_same_codes(
+def test_a_quantized_checkpoint_loads_as_the_same_codes(
     tmp_path: Path, name: str, size: int, kind: Quantization
 ) -> None:
-    """As if it were quantised when it is read; a rank that reads some columns takes the scales of the whole row."""
+    """As if it were quantized when it is read; a rank that reads some columns takes the scales of the whole row."""
     folder = folder_of(tmp_path, small(RAWS[name]))
     kept = find_model(ModelSettings(written(tmp_path, folder, kind)))
     assert kept.quantization == kind
@@ -495,17 +495,17 @@ def test_a_quantised_checkpoint_loads_as_the_same_codes(
     read = kept.load(torch.float32, CPU, shard=shard)
     assert read.fingerprint != made.fingerprint
     for (field, layer, a), (_, _, b) in zip(made.weights.named_tensors(), read.weights.named_tensors(), strict=True):
-        if not isinstance(a, QuantisedMatrix):
+        if not isinstance(a, QuantizedMatrix):
             assert torch.equal(a, b), (field, layer)
             continue
-        assert isinstance(b, QuantisedMatrix)
+        assert isinstance(b, QuantizedMatrix)
         same = all(torch.equal(x, b.parts()[name]) for name, x in a.parts().items())
         cut = size > 1 and field in ("out", "down") and kind != "int4"
         assert same != cut or field == "mixture.down", (field, layer)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_quantised_model_answers_as_one_that_is_quantised_when_read(tmp_path: Path, kind: Quantization) -> None:
+def test_a_quantized_model_answers_as_one_that_is_quantized_when_read(tmp_path: Path, kind: Quantization) -> None:
     common: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1}
     asked, prompt = {"max_tokens": 8, "steps": 8}, list(range(40, 60))
     folder = written(tmp_path, "bundled-tariff", kind)
@@ -517,13 +517,13 @@ def test_a_quantised_model_answers_as_one_that_is_quantised_when_read(tmp_path: 
     assert plain is not None
     sizes = [sum(file.stat().st_size for file in place.glob("*.safetensors")) for place in (Path(folder), plain)]
     assert sizes[0] < 0.6 * sizes[1]
-    with pytest.raises(ConfigError, match=f"is quantised as '{kind}', and quantization="):
+    with pytest.raises(ConfigError, match=f"is quantized as '{kind}', and quantization="):
         LLM(folder, quantization="int4" if kind == "int8" else "int8", **common)
 
 
 def test_a_large_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, checkpoints.SDAR)
-    monkeypatch.setattr("remask.checkpoint.quantised_files.SHARD", 2000)
+    monkeypatch.setattr("remask.checkpoint.quantized_files.SHARD", 2000)
     out = Path(written(tmp_path, folder, "int8"))
     assert len(list(out.glob("*.safetensors"))) > 3
     read, made = (
@@ -559,19 +559,19 @@ def test_what_cannot_be_written_or_read(
     done = written(tmp_path, folder, "int8")
     with monkeypatch.context() as patched:
         fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-        patched.setattr("remask.checkpoint.quantised_files.read_numbers", fail)
+        patched.setattr("remask.checkpoint.quantized_files.read_numbers", fail)
         told = ask(folder, "int8", tmp_path / "new")
         assert "model.safetensors cannot be read: [Errno 5] Input/output error" in told, "it is not --output's fault"
     with monkeypatch.context() as patched:
         full = Mock(side_effect=SafetensorError("I/O error: No space left on device"))
-        patched.setattr("remask.checkpoint.quantised_files.save_file", full)
+        patched.setattr("remask.checkpoint.quantized_files.save_file", full)
         told = ask(folder, "int8", tmp_path / "full")
         assert f"--output: '{tmp_path / 'full'}' cannot be written: " in told
         assert "No space left on device" in told
-    assert "is quantised already" in ask(done, "int8", tmp_path / "again")
+    assert "is quantized already" in ask(done, "int8", tmp_path / "again")
     config = Path(done) / "config.json"
     config.write_text(config.read_text().replace('"remask"', '"gptq"'))
-    with pytest.raises(CheckpointError, match=r"is quantised by GPTQ .*gptq"):
+    with pytest.raises(CheckpointError, match=r"is quantized by GPTQ .*gptq"):
         find_model(ModelSettings(done))
 
 
@@ -588,7 +588,7 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
 
 @EACH
 def test_rows_that_are_not_rounded_are_multiplied_with_what_the_numbers_stand_for(kind: Quantization) -> None:
-    """It is linear, which a product that rounds its rows is not, and near what was quantised."""
+    """It is linear, which a product that rounds its rows is not, and near what was quantized."""
     values, x, bias = numbers(128, 96), numbers(9, 96, seed=1), numbers(128, seed=2)
     made, unrounded = matrix(kind, values), UnroundedArithmetic()
     stored = unrounded.linear(torch.eye(96), made).t()

@@ -48,7 +48,7 @@ from remask.families.family import Family
 from remask.families.fields import Fields
 from remask.machine.progress import Progress
 from remask.model.config import ModelConfig
-from remask.model.quantised import Codes, encode
+from remask.model.quantized import Codes, encode
 from remask.model.sizes import GROUP
 
 KEY = "quantization_config"
@@ -67,9 +67,9 @@ _BYTES = {"int8": "I8", "int4": "U8", "fp8": _CODES}
 
 
 def stored_kind(folder: Path) -> Quantization | None:
-    """The kind of a checkpoint that we have quantised. Returns None for others; their fp8 is read as numbers.
+    """The kind of a checkpoint that we have quantized. Returns None for others; their fp8 is read as numbers.
 
-    Raises `CheckpointError` if another program has quantised it in a format that is not supported.
+    Raises `CheckpointError` if another program has quantized it in a format that is not supported.
     """
     settings = raw_config(folder).get(KEY)
     if settings is None:
@@ -90,18 +90,18 @@ def stored_kind(folder: Path) -> Quantization | None:
 
 
 def check_kind(folder: Path, quantization: Quantization | None) -> None:
-    """Raise `ConfigError` if the checkpoint in `folder` is quantised as another kind than `quantization`."""
+    """Raise `ConfigError` if the checkpoint in `folder` is quantized as another kind than `quantization`."""
     kind = stored_kind(folder)
     if kind is not None and kind != quantization:
         raise ConfigError(
-            f"the model in {folder} is quantised as {kind!r}, and quantization={quantization!r}: leave that out"
+            f"the model in {folder} is quantized as {kind!r}, and quantization={quantization!r}: leave that out"
         )
 
 
 def join_codes(folder: Path, locations: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
-    """The tensors of a checkpoint, with codes, scales and zeros of each quantised matrix as one tensor.
+    """The tensors of a checkpoint, with codes, scales and zeros of each quantized matrix as one tensor.
 
-    Raises `CheckpointError` if scales or zeros are missing or have a wrong shape, or another program has quantised it.
+    Raises `CheckpointError` if scales or zeros are missing or have a wrong shape, or another program has quantized it.
     """
     kind = stored_kind(folder)
     settings = raw_config(folder).get(KEY)
@@ -141,7 +141,7 @@ def join_codes(folder: Path, locations: Mapping[str, TensorLocation]) -> dict[st
 
 
 def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]) -> Codes:
-    """The codes of `part`, rows and columns of a quantised matrix or of some experts', in an open file.
+    """The codes of `part`, rows and columns of a quantized matrix or of some experts', in an open file.
 
     Nothing else of the tensor is read. Raises `CheckpointError` if a group of int4 would be cut.
     """
@@ -169,7 +169,7 @@ Block: TypeAlias = tuple[int | None, int | None]
 def _scale_convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Block]:
     """The possible endings of the names of scales, and the block of each scale, from `quantization_config`.
 
-    Raises `CheckpointError` if the format is not fp8 or is not supported; the message names the program that quantised
+    Raises `CheckpointError` if the format is not fp8 or is not supported; the message names the program that quantized
     the model, and the way out.
     """
     fields = Fields(f"{KEY!r} in {folder / CONFIG}", settings)
@@ -186,9 +186,9 @@ def _scale_convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[
 
 
 def _foreign_error(folder: Path, program: str, sign: object) -> CheckpointError:
-    """The error for a model that another program has quantised, with the `sign` of it."""
+    """The error for a model that another program has quantized, with the `sign` of it."""
     return CheckpointError(
-        f"The model in {folder} is quantised by {program} ({json.dumps(sign)[:200]}), and its files cannot be read "
+        f"The model in {folder} is quantized by {program} ({json.dumps(sign)[:200]}), and its files cannot be read "
         "here. Load the model that it was made of, with --quantization int4 or int8 on a CPU, or a GGUF file or an fp8 "
         "folder of it."
     )
@@ -299,7 +299,7 @@ def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice,
     return numbers
 
 
-def save_quantised(
+def save_quantized(
     folder: Path,
     family: Family,
     config: ModelConfig,
@@ -314,7 +314,7 @@ def save_quantised(
 
     One tensor is read at a time, and the tensors of one output file are in memory. Keys of `overrides` replace those of
     `config.json`, and `defaults` are written as `remask.json`; None: an existing one is copied. Raises `ConfigError` if
-    `target` exists and is no empty folder, or the checkpoint is quantised or a GGUF file, and `CheckpointError` if a
+    `target` exists and is no empty folder, or the checkpoint is quantized or a GGUF file, and `CheckpointError` if a
     file cannot be read.
     """
     if is_gguf(folder):
@@ -323,7 +323,7 @@ def save_quantised(
             "file itself with --quantization"
         )
     if stored_kind(folder) is not None:
-        raise ConfigError(f"the model in {folder} is quantised already")
+        raise ConfigError(f"the model in {folder} is quantized already")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--output: {str(target)!r} exists and is no empty folder; name another one")
     target.mkdir(parents=True, exist_ok=True)
@@ -333,7 +333,7 @@ def save_quantised(
     index = dict[str, str]()
     shard = dict[str, Tensor]()
     size = number = 0
-    with Progress("quantising", total, "weight", enabled=progress, scale=True) as bar:
+    with Progress("quantizing", total, "weight", enabled=progress, scale=True) as bar:
         for name, tensor in _tensors(folder, stored):
             shard.update(_codes(name, tensor, kind if name in matrices else None))
             bar.update(tensor.numel())

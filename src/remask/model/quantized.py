@@ -1,6 +1,6 @@
 """Quantized weights: what they hold, how they are made, and their products with rows.
 
-Attention's projections, dense feed-forwards and experts may be quantised. Embedding, output matrix, norms, biases and
+Attention's projections, dense feed-forwards and experts may be quantized. Embedding, output matrix, norms, biases and
 routers never are: they take little memory, or decide on what follows. K/V and hidden states stay as they are.
 """
 
@@ -89,7 +89,7 @@ def _quantize_rows(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
     return Codes((quotients if bits.is_floating_point else quotients.round()).to(bits), scales)
 
 
-class QuantisedMatrix(Tensor):
+class QuantizedMatrix(Tensor):
     """A matrix [M, K], or one of each expert [E, M, K], that `torch.nn.functional.linear` takes as a weight.
 
     It supports no other operation of tensors than `linear` and indexing by rows or experts. `dtype` is that of the
@@ -99,9 +99,9 @@ class QuantisedMatrix(Tensor):
     kind: ClassVar[Quantization]
 
     @staticmethod
-    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantisedMatrix":
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantizedMatrix":
         """A wrapper of this shape; `__init__` sets the contents."""
-        matrix: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        matrix: QuantizedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         return matrix
 
     def parts(self) -> Mapping[str, Tensor]:
@@ -113,18 +113,18 @@ class QuantisedMatrix(Tensor):
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
-        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`. Kernels may quantise the rows as well."""
+        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`. Kernels may quantize the rows as well."""
         raise NotImplementedError
 
     def unrounded_product(self, x: Tensor) -> Tensor:
-        """As `product`, but the rows are not quantised: slower, and without their rounding errors."""
+        """As `product`, but the rows are not quantized: slower, and without their rounding errors."""
         raise NotImplementedError
 
-    def rows(self, part: slice) -> "QuantisedMatrix":
+    def rows(self, part: slice) -> "QuantizedMatrix":
         """Some of the rows of a matrix [M, K], without a copy."""
         raise NotImplementedError
 
-    def expert(self, number: int) -> "QuantisedMatrix":
+    def expert(self, number: int) -> "QuantizedMatrix":
         """One of the matrices [E, M, K], without a copy."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class QuantisedMatrix(Tensor):
         raise NotImplementedError
 
     def write(self, rows: slice, values: Tensor) -> None:
-        """Quantise `values` [m, K] into `rows` of a matrix [M, K]."""
+        """Quantize `values` [m, K] into `rows` of a matrix [M, K]."""
         self.store(rows, encode(self.kind, values.to(self.device)))
 
     @property
@@ -141,7 +141,7 @@ class QuantisedMatrix(Tensor):
         """Bytes in memory."""
         return sum(part.nbytes for part in self.parts().values())
 
-    def __iter__(self) -> Iterator["QuantisedMatrix"]:
+    def __iter__(self) -> Iterator["QuantizedMatrix"]:
         return map(self.expert, range(len(self)))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -165,10 +165,10 @@ class QuantisedMatrix(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Raise `NotImplementedError`: there are no numbers for any other operation."""
-        raise NotImplementedError(f"{func} of a quantised matrix")
+        raise NotImplementedError(f"{func} of a quantized matrix")
 
 
-class _Scaled(QuantisedMatrix):
+class _Scaled(QuantizedMatrix):
     """Numbers of eight bits or fewer, and a scale for each row."""
 
     bits: ClassVar[torch.dtype]
@@ -199,10 +199,10 @@ class _Scaled(QuantisedMatrix):
         for name, part in self.parts().items():
             part.copy_(parts[name])
 
-    def rows(self, part: slice) -> QuantisedMatrix:
+    def rows(self, part: slice) -> QuantizedMatrix:
         return self._cut(self.numbers[part], self.scales[part])
 
-    def expert(self, number: int) -> QuantisedMatrix:
+    def expert(self, number: int) -> QuantizedMatrix:
         return self._cut(self.numbers[number], self.scales[number])
 
     def store(self, rows: slice, codes: Codes) -> None:
@@ -211,12 +211,12 @@ class _Scaled(QuantisedMatrix):
     def unrounded_product(self, x: Tensor) -> Tensor:
         return _wide_product(x, self.numbers, self.scales)
 
-    def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
+    def _cut(self, values: Tensor, scales: Tensor) -> QuantizedMatrix:
         return type(self)((*values.shape[:-1], self.shape[-1]), self.dtype, values.device, values, scales)
 
 
 class Int8Matrix(_Scaled):
-    """Whole numbers from -127 to 127. Rows are quantised alike for a product, whose sums are exact."""
+    """Whole numbers from -127 to 127. Rows are quantized alike for a product, whose sums are exact."""
 
     kind, bits = "int8", torch.int8
 
@@ -266,7 +266,7 @@ def _check_parts(parts: Mapping[str, Tensor], layout: Mapping[str, tuple[Sequenc
     """Raise `ConfigError` if the names, shapes and dtypes of `parts` are not those of `layout`."""
     actual = {name: (part.shape, part.dtype) for name, part in parts.items()}
     if actual != layout:
-        raise ConfigError(f"a quantised matrix is made of {layout}, got {actual}")
+        raise ConfigError(f"a quantized matrix is made of {layout}, got {actual}")
 
 
 def _wide_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ class UnroundedArithmetic(Arithmetic):
     """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not isinstance(weight, QuantisedMatrix):
+        if not isinstance(weight, QuantizedMatrix):
             return super().linear(x, weight, bias)
         out = weight.unrounded_product(x)
         return out if bias is None else out.add_(bias)
@@ -301,7 +301,7 @@ class _Packed:
     matrix: Any = None  # None: it was not written yet
 
 
-class PackedInt8Matrix(QuantisedMatrix):
+class PackedInt8Matrix(QuantizedMatrix):
     """An `Int8Matrix` in the order of FBGEMM's kernel, which consists of pieces and is cut only between them."""
 
     kind = "int8"
@@ -318,16 +318,16 @@ class PackedInt8Matrix(QuantisedMatrix):
         experts = shape[0] if len(shape) == 3 else 1
         self.packed = packed or [_Packed() for _ in range(experts * len(self.pieces))]
 
-    def rows(self, part: slice) -> QuantisedMatrix:
+    def rows(self, part: slice) -> QuantizedMatrix:
         """Some of the rows. Raises `NotImplementedError` if `part` begins or ends within a piece."""
         index = self._pieces_in(part)
         pieces, packed = self.pieces[index], self.packed[index]
         return type(self)((sum(pieces), self.shape[-1]), self.dtype, self.device, pieces, packed)
 
-    def expert(self, number: int) -> QuantisedMatrix:
+    def expert(self, number: int) -> QuantizedMatrix:
         return self._of_expert(number, self.shape[1:])
 
-    def _of_expert(self, number: int, shape: Sequence[int]) -> QuantisedMatrix:
+    def _of_expert(self, number: int, shape: Sequence[int]) -> QuantizedMatrix:
         count = len(self.pieces)
         packed = self.packed[number * count : (number + 1) * count]
         return type(self)(shape, self.dtype, self.device, self.pieces, packed)
@@ -377,7 +377,7 @@ class PackedInt8Matrix(QuantisedMatrix):
 
 
 def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
-    """Check that matrices of the sizes in `config`, those of one rank, can be quantised as `kind` on `device`.
+    """Check that matrices of the sizes in `config`, those of one rank, can be quantized as `kind` on `device`.
 
     Raises `UnknownNameError` if there is no such kind, and `ConfigError` if device or sizes do not allow it.
     """
@@ -402,7 +402,7 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
 
 def empty_matrix(
     kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pieces: Sequence[int]
-) -> QuantisedMatrix:
+) -> QuantizedMatrix:
     """An unwritten matrix [M, K], or [E, M, K]. `pieces` are the numbers of rows between which it will be cut."""
     if kind == "int4":
         return Int4Matrix(shape, dtype, device)
@@ -419,7 +419,7 @@ def kernel_description(kind: Quantization | None, device: torch.device) -> str:
     return f"{kind} ({int4_kernel() if kind == 'int4' else int8_kernel()})"
 
 
-def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:
+def _linear(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:
     if 0 < len(x) <= PRODUCT_ROWS:
         out = matrix.product(x)
     else:
