@@ -118,9 +118,10 @@ class RunningRequest(Member):
         """Does nothing, as the pass of a request cannot be cut."""
 
     def begin(self, turn: Turn) -> Move | None:
-        if turn.plan.fills and self.planner.passes > len(self.canvases[0].canvas):
+        first_plan = turn.items[0][1]
+        if first_plan.fills and self.planner.passes > len(self.canvases[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
-        if self.readers and len(turn.plan.predicted):
+        if self.readers and len(first_plan.predicted):
             read_pass = self._read_pass(turn)
             for reader in self.readers:
                 reader.admit(read_pass)
