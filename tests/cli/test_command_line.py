@@ -301,3 +301,9 @@ def test_a_reader_that_leaves_ends_it_quietly(words: str, tmp_path: Path) -> Non
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "remask", "serve", "--port", "x"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "remask serve: error: " in done.stderr

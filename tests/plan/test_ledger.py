@@ -94,7 +94,7 @@ def test_plans_of_another_shape_are_refused(layers: int, length: int) -> None:
 
 
 def refused(written: list[list[int]], prefix: PrefixHit | None, plan: Plan) -> bool:
-    """The rules of `Ledger.apply`, one row and one layer at a time."""
+    """The rules of `Ledger.enter`, one row and one layer at a time."""
     length = len(written[0])
     state = [list(row) for row in written]
     live = set(range(length))

@@ -70,8 +70,8 @@ class Auditor:
         self._max_work = config.audit_work  # share of the row-layers of requests; None does not limit it
         self._requests_since = Counter[str]()  # requests since the last audit that was due by the share, by kind
         self._prefix_audits = 0  # audits of a prefix that were due by the share
-        self._audit_work = 0  # row-layers of audits
-        self._first_row_layers: int | None = None  # row-layers of requests before the first that could be audited
+        self._audit_work = 0  # row-layers of audits that were due by the share
+        self._first_row_layers: int | None = None  # row-layers of requests before the share first decided
         self._draws = random.Random(0)
 
     def on_launch(self, result: PassResult) -> None:

@@ -245,14 +245,14 @@ def _stage(
         has_same_work = False
         if picks:
             reach = None  # only the device knows which rows have windows
-    near = None
+    sliding_work = None
     if has_same_work and previous is not None and previous.partial is None:
         work = previous.work
-        near = previous.sliding_work
+        sliding_work = previous.sliding_work
     else:
         work = make_work(attending, target.separate)
-    if reach is not None and near is None:
-        near = make_sliding_work(attending, reach)
+    if reach is not None and sliding_work is None:
+        sliding_work = make_sliding_work(attending, reach)
     if has_same_rows and previous is not None:
         positions = previous.positions
     else:
@@ -269,7 +269,7 @@ def _stage(
         written=None if written is None else send(written, device),
         carry=_carry(parts, previous_parts, device) if changes_rows else None,
         work=work,
-        sliding_work=near,
+        sliding_work=sliding_work,
         restore=_restores(layers.start, parts, previous_parts, device) if changes_rows else (),
         save=_saves(layers.start, parts, device),
         outputs=any(part.state.outputs for part in parts),
