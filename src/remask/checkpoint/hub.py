@@ -92,7 +92,7 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str], progress
                 results.put(error)
 
     for _ in range(min(_THREADS, len(files))):
-        Thread(target=download_pending, daemon=True).start()
+        Thread(target=download_pending, name=f"download of {repo}", daemon=True).start()
     with bar:
         try:
             for _ in files:
