@@ -37,8 +37,11 @@ def _read(name: str) -> tuple[Path, Any, dict[str, Any]]:
     return folder, config, words
 
 
-def a2d_config(config: Any, mask: int, end: int) -> dict[str, Any]:
-    """The `config.json` of an A2D model made of a base: row p - 1 predicts the token at p."""
+def a2d_config(config: Any, mask: int, end: int, block: int | None = None) -> dict[str, Any]:
+    """The `config.json` of an A2D model made of a base: row p - 1 predicts the token at p.
+
+    With a `block` length it is block-causal.
+    """
     raw: dict[str, Any] = config.to_dict()
     kind = raw["model_type"].removeprefix("a2d-")
     for name in ("quantization_config", "_name_or_path"):
@@ -49,6 +52,7 @@ def a2d_config(config: Any, mask: int, end: int) -> dict[str, Any]:
         "mask_token_id": mask,
         "eos_token_id": end,
         "right_shift_logits": True,
+        **({} if block is None else {"block_size": block}),
     }
 
 

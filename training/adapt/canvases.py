@@ -2,7 +2,7 @@
 
 Documents are masked anywhere at all rates, as LLaDA was pretrained, so that every row learns to look at what follows
 it. Conversations keep their questions, and of each answer nothing, all, or some is masked: at random, or from a place
-on, as decoding by blocks leaves it.
+on, as decoding by blocks leaves it. `training.adapt.block_canvases` draws from the same texts for block-causal models.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,12 +34,33 @@ class Canvas(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Canvases of one length, and their predictions: rows of the flat batch, what each must say, how much it counts."""
+    """Canvases of one length, and their predictions: rows of the flat batch, what each must say, how much it counts.
+
+    `attention` [B, 4, T] says what rows of a block-causal batch attend to (`block_canvases.visible`); None: to all.
+    """
 
     ids: Tensor
     rows: Tensor
     gold: Tensor
     weight: Tensor
+    attention: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on `device`."""
+        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
+
+
+class Source(NamedTuple):
+    """Exchanges of one kind: the token ids of a question and its answer at a time.
+
+    `head` opens the conversation, and another exchange follows with probability `more`. Where `chat` is false, the text
+    is plain: no tokens of the chat template stand between questions and answers.
+    """
+
+    head: list[int]
+    draw: Callable[[], tuple[list[int], list[int]]]
+    more: float
+    chat: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +80,17 @@ class Canvases:
     @property
     def mask(self) -> int:
         """The mask token."""
-        return self._piece("mask")[0]
+        return self.piece("mask")[0]
 
     @property
     def end(self) -> int:
         """What ends an answer. It also fills what an answer leaves of its canvas."""
-        return self._piece("end")[0]
+        return self.piece("end")[0]
 
     def document(self, rng: np.random.Generator, length: int) -> Canvas:
         """A stretch of prose with masks of one rate anywhere."""
         parts: list[int] = []
-        documents = self._of("documents")
+        documents = self.texts("documents")
         while len(parts) < length:
             each = documents[int(rng.integers(len(documents)))]
             start = rng.integers(max(1, len(each) - length))
@@ -79,6 +100,18 @@ class Canvases:
 
     def talk(self, rng: np.random.Generator, length: int) -> Canvas:
         """Turns that the base has written."""
+        return self._turns(rng, length, self.talks(rng))
+
+    def solved(self, rng: np.random.Generator, length: int) -> Canvas:
+        """Solved questions of GSM8K, as a chat or as plain text."""
+        return self._turns(rng, length, self.solutions(rng))
+
+    def town(self, rng: np.random.Generator, length: int) -> Canvas:
+        """Questions about a page."""
+        return self._turns(rng, length, self.pages(rng, length))
+
+    def talks(self, rng: np.random.Generator) -> Source:
+        """Conversations that the base has written."""
         talks = self.conversations
         count = len(talks) // 2
         held = min(max(count // 50, 1), 400)
@@ -87,30 +120,28 @@ class Canvases:
             number = 2 * int(rng.integers(count - held, count) if self.held else rng.integers(count - held))
             return talks[number].tolist(), talks[number + 1].tolist()
 
-        head = self._piece("empty_system") if rng.random() < 0.7 else self._piece("first")
-        return self._turns(rng, length, head, draw, more=0.35)
+        return Source(self.piece("first" if rng.random() < 0.7 else "empty_system"), draw, more=0.35)
 
-    def solved(self, rng: np.random.Generator, length: int) -> Canvas:
-        """Solved questions of GSM8K, as a chat or as plain text."""
+    def solutions(self, rng: np.random.Generator) -> Source:
+        """Solved questions of GSM8K."""
         chat = rng.random() < 0.4
-        pairs = self._of("solved" if chat else "plain")
+        pairs = self.texts("solved" if chat else "plain")
 
         def draw() -> tuple[list[int], list[int]]:
             number = 2 * int(rng.integers(len(pairs) // 2))
             return pairs[number].tolist(), [*pairs[number + 1].tolist(), self.end]
 
         if chat:
-            head = self._piece("empty_system") if rng.random() < 0.5 else self._piece("first")
-            return self._turns(rng, length, head, draw, more=0.8)
-        return self._turns(rng, length, [], draw, more=0.9, chat=False)
+            return Source(self.piece("empty_system" if rng.random() < 0.5 else "first"), draw, more=0.8)
+        return Source([], draw, more=0.9, chat=False)
 
-    def town(self, rng: np.random.Generator, length: int) -> Canvas:
-        """Questions about a page."""
-        towns = self._of("towns")
+    def pages(self, rng: np.random.Generator, length: int) -> Source:
+        """Questions about a page that leaves room for 80 tokens of `length`."""
+        towns = self.texts("towns")
         size = 1 + 2 * TOWN_QUESTIONS
         while True:
             first = size * int(rng.integers(len(towns) // size))
-            head = [*self._piece("system"), *towns[first].tolist(), *self._piece("user")]
+            head = [*self.piece("system"), *towns[first].tolist(), *self.piece("user")]
             if len(head) + 80 < length:
                 break
 
@@ -118,29 +149,23 @@ class Canvases:
             number = first + 1 + 2 * int(rng.integers(TOWN_QUESTIONS))
             return towns[number].tolist(), [*towns[number + 1].tolist(), self.end]
 
-        return self._turns(rng, length, head, draw, more=0.5)
+        return Source(head, draw, more=0.5)
 
-    def _of(self, name: str) -> Ragged:
+    def texts(self, name: str) -> Ragged:
+        """The texts of that name, or those held out."""
         return self.corpus[f"{name}_held" if self.held else name]
 
-    def _piece(self, name: str) -> list[int]:
+    def piece(self, name: str) -> list[int]:
+        """The token ids of one of `PIECES`."""
         return list(self.corpus["pieces"][PIECES.index(name)].tolist())
 
-    def _turns(
-        self,
-        rng: np.random.Generator,
-        length: int,
-        head: Sequence[int],
-        draw: Callable[[], tuple[list[int], list[int]]],
-        *,
-        more: float,
-        chat: bool = True,
-    ) -> Canvas:
-        """Questions and answers behind `head`: another one with probability `more` while there is room.
+    def _turns(self, rng: np.random.Generator, length: int, source: Source) -> Canvas:
+        """Questions and answers of `source`, while there is room.
 
         All but the last answer are masked in half of the cases. The last one is filled up with end tokens.
         """
-        between, opened = (self._piece("turn"), self._piece("assistant")) if chat else (self._piece("separator"), [])
+        head, draw, more, chat = source
+        between, opened = (self.piece("turn"), self.piece("assistant")) if chat else (self.piece("separator"), [])
         gold, masked, weight, end = list(head), [False] * len(head), [0.0] * len(head), self.end
         last = False
         while not last:

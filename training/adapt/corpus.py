@@ -12,7 +12,7 @@ are GSM8K's test split and the pages of towns that are drawn last.
 | documents, documents_held | English prose |
 | plain, plain_held | questions and answers of GSM8K in turn, as "Question: ... Answer:" |
 | solved, solved_held | the same as turns of a chat, without the chat's own tokens |
-| asked | questions of `training.adapt.questions` |
+| asked | questions of `training.adapt.questions`, but for those that `thresholds open` asks |
 | towns, towns_held | a page of `remask.tasks.town`, then `TOWN_QUESTIONS` questions and answers, and the next page |
 | pieces | the chat's tokens, those of a first turn, the mask, and the end of an answer: `PIECES` in this order |
 """
@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from remask.tasks import town
 from remask_lab.bench.documents import read_documents
+from remask_lab.thresholds.measure import open_questions
 from training.adapt.base import load_tokenizer
 from training.adapt.questions import questions
 from training.adapt.ragged import Ragged, load_ragged, save_ragged
@@ -69,7 +70,8 @@ def main() -> None:
         plain = [text for row in rows for text in (f"Question: {row['question']}\nAnswer:", f" {row['answer']}")]
         named[f"plain{suffix}"] = Ragged.of(ids(plain))
         named[f"solved{suffix}"] = Ragged.of(ids([text for row in rows for text in (row["question"], row["answer"])]))
-    named["asked"] = Ragged.of(ids(questions()))
+    tested = {question.question for question in open_questions()}
+    named["asked"] = Ragged.of(ids([question for question in questions() if question not in tested]))
     towns = ids(list(_towns(args.towns)))
     size = (1 + 2 * TOWN_QUESTIONS) * (args.towns // 50)
     named |= {"towns": Ragged.of(towns[:-size]), "towns_held": Ragged.of(towns[-size:])}

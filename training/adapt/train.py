@@ -7,13 +7,15 @@ A phase is `NAME:AMOUNT`, where the amount is a number of tokens (`40M`) or a ti
 seconds, into OUT/conversations.npz. OUT/state.pt is written every `--save` seconds: the same command goes on
 from there. At the end OUT/adapter is the adapter in PEFT's layout, OUT/log.jsonl the course, with losses on what is
 held out before and after each phase.
+
+With `--blocks` the model becomes block-causal, with blocks of these lengths in turn.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.adapt.base import load_base, look_both_ways, seat_mask
+from training.adapt.block_canvases import BlockStream, draw_canvas, stack_blocks, visible
 from training.adapt.canvases import Batch, Canvas, Canvases, Stream, stack
 from training.adapt.corpus import load_corpus
 from training.adapt.low_rank import add_low_rank, load_adapter, save_adapter
@@ -36,6 +39,8 @@ PHASES: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
     {
         "documents": {"document": 0.7, "talk": 0.15, "solved": 0.15},
         "conversations": {"talk": 0.55, "solved": 0.2, "town": 0.15, "document": 0.1},
+        "answers": {"talk": 0.65, "town": 0.2, "solved": 0.1, "document": 0.05},
+        "mixed": {"talk": 0.4, "document": 0.33, "town": 0.15, "solved": 0.12},
     }
 )
 WARM_UP: Final = 40  # steps
@@ -75,7 +80,10 @@ class Phase:
 
 
 class Adapter(nn.Module):
-    """The base with its adapter: logits of rows."""
+    """The base with its adapter: logits of rows.
+
+    All rows attend to all, or to those that a batch names.
+    """
 
     def __init__(self, model: Any, rank: int, alpha: float, compiled: bool) -> None:
         super().__init__()
@@ -86,9 +94,10 @@ class Adapter(nn.Module):
             for layer in model.model.layers:
                 layer.compile(dynamic=False)
 
-    def forward(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] of the flat places `rows` of `ids` [B, T]."""
-        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+    def forward(self, ids: Tensor, rows: Tensor, attention: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] of the flat places `rows` of `ids` [B, T], with `Batch.attention`."""
+        words = {} if attention is None else {"attention_mask": visible(attention), "position_ids": attention[:, 2]}
+        hidden = self.model.model(input_ids=ids, use_cache=False, **words).last_hidden_state
         logits: Tensor = self.model.lm_head(hidden.reshape(-1, hidden.shape[-1])[rows])
         return logits
 
@@ -111,9 +120,9 @@ class Trainer:
         """One step. Returns the mean loss in nats."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * scale * min(1.0, (self.step + 1) / WARM_UP)
-        ids, rows, gold, weight = (part.to(self.device, non_blocking=True) for part in batch)
+        ids, rows, gold, weight, attention = batch.to(self.device)
         with self.autocast():
-            logits = self.adapter(ids, rows)
+            logits = self.adapter(ids, rows, attention)
         each = F.cross_entropy(logits.float(), gold.long(), reduction="none")
         loss = (each * weight).sum() / weight.sum()
         torch.autograd.backward(loss)
@@ -192,14 +201,34 @@ def _answers(canvases: Canvases, share: float, count: int) -> Iterator[Canvas]:
 
 
 @torch.no_grad()
+def held_out_blocks(
+    trainer: Trainer, canvases: Canvases, count: int, blocks: Sequence[int], length: int
+) -> dict[str, Any]:
+    """Loss in nats and share of right tokens on held-out canvases of a block-causal model, by kind and block length."""
+    found: dict[str, Any] = {}
+    with torch.compiler.set_stance("force_eager"):
+        for name in HELD:
+            for block in blocks:
+                rng = np.random.default_rng(7)
+                drawn = [draw_canvas(canvases, rng, {name: 1}, [block], length) for _ in range(max(1, count // 8))]
+                parts = (stack_blocks(drawn[at : at + 8]) for at in range(0, len(drawn), 8))
+                found[f"{name}-{block}"] = _batch_loss(trainer, parts)
+    return found
+
+
 def _loss(trainer: Trainer, canvases: Sequence[Canvas]) -> dict[str, float]:
+    return _batch_loss(trainer, (stack(canvases[at : at + 64]) for at in range(0, len(canvases), 64)))
+
+
+@torch.no_grad()
+def _batch_loss(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
     total, right, count = 0.0, 0, 0
-    for at in range(0, len(canvases), 64):
-        ids, rows, gold, _ = (part.to(trainer.device) for part in stack(canvases[at : at + 64]))
+    for batch in batches:
+        ids, rows, gold, _, attention = batch.to(trainer.device)
         if not len(rows):
             continue
         with trainer.autocast():
-            logits = trainer.adapter(ids, rows).float()
+            logits = trainer.adapter(ids, rows, attention).float()
         total += F.cross_entropy(logits, gold.long(), reduction="sum").item()
         right += int((logits.argmax(-1) == gold).sum())
         count += len(rows)
@@ -221,6 +250,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32_768, help="of a step")
+    parser.add_argument("--blocks", type=int, nargs="+", default=[], help="lengths of blocks of a block-causal model")
+    parser.add_argument("--length", type=int, default=1024, help="of a canvas of blocks (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true")
@@ -255,11 +286,20 @@ def main() -> None:
         trainer.load(args.out / "state.pt")
     canvases = Canvases(corpus, conversations)
     held = Canvases(corpus, conversations, held=True)
-    course.say("held out", **held_out(trainer, held, args.held))
+
+    def losses() -> dict[str, Any]:
+        if args.blocks:
+            return held_out_blocks(trainer, held, args.held, args.blocks, args.length)
+        return held_out(trainer, held, args.held)
+
+    course.say("held out", **losses())
     for number in range(trainer.phase, len(phases)):
         trainer.phase = number
         mix = PHASES[phases[number].name]
-        stream = Stream(canvases, mix, args.tokens, seed=(number, trainer.tokens))
+        seed = number, trainer.tokens
+        stream: Stream | BlockStream = Stream(canvases, mix, args.tokens, seed)
+        if args.blocks:
+            stream = BlockStream(canvases, mix, args.tokens, seed, args.blocks, args.length)
         course.say("phase", number=number, **asdict(phases[number]), mix=dict(mix))
         run_phase(trainer, phases[number], stream, args, course, last=number == len(phases) - 1)
         trainer.step, trainer.tokens, trainer.seconds = 0, 0, 0.0
@@ -269,11 +309,17 @@ def main() -> None:
             float(args.rank),
             args.base,
         )
-        course.say("held out", **held_out(trainer, held, args.held))
+        course.say("held out", **losses())
 
 
 def run_phase(
-    trainer: Trainer, phase: Phase, stream: Stream, args: argparse.Namespace, course: "Course", *, last: bool
+    trainer: Trainer,
+    phase: Phase,
+    stream: Stream | BlockStream,
+    args: argparse.Namespace,
+    course: "Course",
+    *,
+    last: bool,
 ) -> None:
     """Learn until the phase is over. In the last one the rate falls to nothing."""
     loader = iter(

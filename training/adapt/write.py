@@ -11,8 +11,7 @@ from training.adapt.ragged import Ragged
 
 QUESTION: Final = 48  # tokens at most
 ANSWER: Final = 176
-HOT: Final = 0.9  # temperature of questions: they shall differ
-COLD: Final = 0.3  # of answers: of the likely ones, so that what is learned agrees with itself
+QUESTION_TEMPERATURE: Final = 0.9  # questions shall differ; answers are greedy, so that they agree with one another
 
 
 @torch.no_grad()
@@ -21,8 +20,9 @@ def write_conversations(
 ) -> Ragged:
     """Questions and answers in turn, `batch` of them side by side, until `seconds` have passed or there are `most`.
 
-    `asked` are put first, each once, and the base makes up the others. An answer that ended keeps its end token. Pairs
-    whose question did not end or whose answer turns in a circle are dropped. Works in bfloat16 on CUDA devices.
+    `asked` are put first, each once, and the base makes up the others. Answers are the most probable tokens. One that
+    ended keeps its end token. Pairs whose question did not end or whose answer turns in a circle are dropped. Works in
+    bfloat16 on CUDA devices.
     """
     device = next(model.parameters()).device
     start, found, given = time.monotonic(), list[list[int]](), list(asked)
@@ -47,7 +47,7 @@ def _round(
     model: Any, pieces: Ragged, asked: Sequence[Sequence[int]], batch: int, device: torch.device
 ) -> list[tuple[list[int], list[int]]]:
     """All rows move in step, so nothing is padded: each is in its question, in the turn's header, or in its answer."""
-    names = ("empty_system", "assistant", "mask", "end")
+    names = ("first", "assistant", "mask", "end")
     head, header, (mask,), (end,) = (pieces[PIECES.index(name)].tolist() for name in names)
     # The tokens that a row must take: a given question and the header. The others are -1.
     forced = torch.full((batch, QUESTION + len(header)), -1, dtype=torch.long)
@@ -69,8 +69,10 @@ def _round(
         logits = passed.logits[:, -1].float()
         logits[:, mask] = -torch.inf
         answering = (begins >= 0) & (step >= begins + len(header))
-        logits /= torch.where(answering, COLD, HOT)[:, None]
-        token = (logits.softmax(-1) / torch.empty_like(logits).exponential_()).argmax(-1)
+        token = logits.argmax(-1)
+        if step < QUESTION:
+            probabilities = (logits / QUESTION_TEMPERATURE).softmax(-1)
+            token = torch.where(answering, token, (probabilities / torch.empty_like(logits).exponential_()).argmax(-1))
         if step >= QUESTION:  # a question that goes on for so long is given up
             done |= begins < 0
         asking = (begins < 0) & ~done

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from training.adapt import export as exporting
 from training.adapt import train
 from training.adapt.base import load_base, load_tokenizer, look_both_ways, seat_mask
+from training.adapt.block_canvases import BlockCanvas, draw_canvas, noise, stack_blocks
 from training.adapt.canvases import Canvases, stack
 from training.adapt.corpus import PIECES, TOWN_QUESTIONS, pieces
 from training.adapt.export import export
@@ -36,6 +38,8 @@ from remask import LLM
 from remask.checkpoint.files import tokenizer_mask
 from remask.errors import CheckpointError
 from remask.plan.canvas import Canvas
+from remask.request.sampling_params import SamplingParams
+from remask.sampling.block_causal import BlockCausalDecoding
 from remask_lab.bench.documents import read_documents
 from remask_lab.likelihood.passes import Job, UncachedPasses
 
@@ -161,6 +165,76 @@ def answered(llm: LLM, prompt: list[int], response: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["document", "talk", "solved", "town"])
+def test_the_engine_computes_what_was_trained_in_blocks(
+    kind: str, base: Path, corpus: dict[str, Ragged], tmp_path: Path
+) -> None:
+    """Every noisy block of a canvas as a canvas of its own, which the engine's decoder masks."""
+    length = 4
+    canvas = draw_canvas(Canvases(corpus, conversations()), np.random.default_rng(3), {kind: 1.0}, [length], 256)
+    adapter = train.Adapter(load_base(str(base), CPU), 4, 8.0, compiled=False)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for module in low_rank_modules(adapter.model).values():
+            module.b.normal_(std=0.2)
+        ids, rows, _, _, attention = stack_blocks([canvas])
+        trained = adapter(ids, rows, attention)
+    export(adapter.model, tmp_path / "merged", MASK, END, length)
+    llm = LLM(str(tmp_path / "merged"), dtype="float32", device="cpu", quantization="none")
+    assert llm.loaded.config.block_length == length
+    compared = 0
+    for prompt, ids_so_far, hidden, predicted in noisy_blocks(canvas):
+        rest = len(ids_so_far) - len(prompt)
+        canvas_of_block = Canvas.masked(prompt, rest, MASK)
+        sees = block_causal_limits(llm, prompt, rest)
+        canvas_of_block.tokens[:] = ids_so_far
+        canvas_of_block.noisy[:] = hidden
+        logits_of_engine = llm.model.head(UncachedPasses(llm).hidden([Job(canvas_of_block, hidden, sees)]))
+        torch.testing.assert_close(logits_of_engine, trained[predicted], atol=1e-4, rtol=1e-3)
+        compared += len(predicted)
+    assert compared == len(canvas.rows) > 8
+
+
+def block_causal_limits(llm: LLM, prompt: list[int], response: int) -> Any:
+    """What the rows of a canvas attend to when the engine decodes it."""
+    config = llm.loaded.config
+    params = SamplingParams(max_tokens=response)
+    decoding = BlockCausalDecoding.of(prompt, params, config.sampling, config.block_length, MASK, seed=0)
+    return decoding.decoder(decoding.canvas(), "all").context.sees
+
+
+def noisy_blocks(canvas: BlockCanvas) -> Iterator[tuple[list[int], list[int], Any, list[int]]]:
+    """The prompt, the ids up to the end of a noisy block, which are masked, and which predictions are theirs."""
+    text, copy, position, limit = canvas.attention
+    starts = {int(number): int(limit[(text == number) & (copy > 0)].min()) for number in set(text.tolist()) - {-1}}
+    # A row before a block is clean, and as often among those that predict as there are copies of the block.
+    owner = dict[int, list[int]]()
+    at = 0
+    for number in sorted(set(copy.tolist()) - {0}):
+        rows = np.flatnonzero(copy == number)
+        masked = canvas.ids[rows] == MASK
+        count = int(masked.sum())
+        owner[number] = list(range(at, at + count))
+        at += count
+    for number, predicted in owner.items():
+        rows = np.flatnonzero(copy == number)
+        own = int(text[rows[0]])
+        start = int(position[rows[0]])
+        clean = np.flatnonzero((text == own) & (copy == 0))[:start]
+        ids = [*canvas.ids[clean].tolist(), *canvas.ids[rows].tolist()]
+        hidden = np.arange(len(ids)) >= start
+        hidden[start:] = canvas.ids[rows] == MASK
+        yield ids[: starts[own]], ids, hidden, predicted
+
+
+def test_masks_of_a_block_are_those_of_decoding() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [noise(rng, 8) for _ in range(400)]
+    assert all(masked.any() for masked in drawn)
+    assert 80 < sum(masked.all() for masked in drawn) < 240
+    assert len({masked.tobytes() for masked in drawn}) > 60
+
+
+@pytest.mark.parametrize("kind", ["document", "talk", "solved", "town"])
 def test_what_is_predicted_is_masked_and_comes_again(kind: str, corpus: dict[str, Ragged]) -> None:
     canvases, rng = Canvases(corpus, conversations()), np.random.default_rng(0)
     drawn = [getattr(canvases, kind)(rng, 256) for _ in range(40)]
@@ -225,7 +299,7 @@ def test_the_base_writes_conversations(base: Path, corpus: dict[str, Ragged]) ->
     model = load_base(str(base), CPU)
     torch.manual_seed(0)
     asked = [corpus["asked"][number].tolist() for number in range(2)]
-    talks = write_conversations(model, corpus["pieces"], asked, 0.0001, 12, 100)
+    talks = write_conversations(model, corpus["pieces"], asked, 0.0001, 64, 100)
     pairs = [(talks[n].tolist(), talks[n + 1].tolist()) for n in range(0, len(talks), 2)]
     told = [question for question, _ in pairs]
     assert len(pairs) >= 2
@@ -280,8 +354,16 @@ def test_it_trains_saves_and_goes_on(base: Path, prepared: Path, monkeypatch: py
     run(base, prepared, out, monkeypatch, *saved)
     assert torch.load(out / "state.pt")["tokens"] > state["tokens"]
     assert (out / "adapter" / "adapter_model.safetensors").read_bytes() != first
-    with pytest.raises(ValueError, match="phase 'nonsense' is none of documents, conversations"):
+    with pytest.raises(ValueError, match="phase 'nonsense' is none of documents, conversations, answers, mixed"):
         train.Phase.parse("nonsense:3")
+
+
+def test_a_block_causal_model_is_trained(base: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talks = ["--conversations", str(prepared.parent / "talks.npz"), "--blocks", "4", "8", "--length", "256"]
+    told = run(base, prepared, prepared.parent / "out", monkeypatch, *talks, "--phases", "mixed:12k")
+    before, after = [line for line in told if line["event"] == "held out"]
+    assert set(before) - {"event", "at"} == {f"{kind}-{block}" for kind in train.HELD for block in (4, 8)}
+    assert after["talk-4"]["loss"] < before["talk-4"]["loss"] - 0.5
 
 
 @pytest.mark.thorough
