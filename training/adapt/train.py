@@ -39,7 +39,7 @@ PHASES: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
     {
         "documents": {"document": 0.7, "talk": 0.15, "solved": 0.15},
         "conversations": {"talk": 0.55, "solved": 0.2, "town": 0.15, "document": 0.1},
-        "answers": {"talk": 0.65, "town": 0.2, "solved": 0.1, "document": 0.05},
+        "answers": {"talk": 0.6, "town": 0.15, "document": 0.15, "solved": 0.1},
         "mixed": {"talk": 0.4, "document": 0.33, "town": 0.15, "solved": 0.12},
     }
 )

@@ -1,4 +1,8 @@
-"""Conversations that the base writes itself: it makes up questions, or is asked given ones, and answers them."""
+"""Conversations that the base writes itself: it makes up questions, or is asked given ones, and answers them.
+
+Given ones are put as a chat puts them, behind the template's own system prompt. Those that are made up follow an empty
+one: behind its own SmolLM2 writes long texts, few of which are a question of at most `QUESTION` tokens.
+"""
 
 import time
 from collections.abc import Sequence
@@ -47,7 +51,7 @@ def _round(
     model: Any, pieces: Ragged, asked: Sequence[Sequence[int]], batch: int, device: torch.device
 ) -> list[tuple[list[int], list[int]]]:
     """All rows move in step, so nothing is padded: each is in its question, in the turn's header, or in its answer."""
-    names = ("first", "assistant", "mask", "end")
+    names = ("first" if asked else "empty_system", "assistant", "mask", "end")
     head, header, (mask,), (end,) = (pieces[PIECES.index(name)].tolist() for name in names)
     # The tokens that a row must take: a given question and the header. The others are -1.
     forced = torch.full((batch, QUESTION + len(header)), -1, dtype=torch.long)
