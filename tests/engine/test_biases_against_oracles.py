@@ -13,7 +13,7 @@ from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.plan.canvas import Canvas
 from remask.policies.dense import Dense
-from remask.readers.implied import biases_of
+from remask.readers.implied import logit_readers
 from remask.readers.logprobs import Logprobs
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.filters import gumbel
@@ -76,7 +76,7 @@ def test_rows_are_read_as_the_oracle_does(basis: Any, temperature: float) -> Non
     own: dict[str, Any] = {"logit_bias": {"5": 2.0, "7": -100}, "repetition_penalty": 1.5, "frequency_penalty": 0.5,
            "presence_penalty": -0.5, "min_p": 0.4}  # fmt: skip
     params = flat_params({**own, "temperature": temperature})
-    reads = [reader.on_device(STEP) for reader in biases_of(params, canvas)]
+    reads = [reader.on_device(STEP) for reader in logit_readers(params, canvas)]
     assert len(reads) == 3
     noisy = NoisyRows(np.arange(ROWS)) if basis == "noisy" else None
     group = RowGroup(slice(0, ROWS), None, "logits" if noisy else basis, temperature, None, None, 5, 2,
@@ -173,6 +173,6 @@ def test_the_mask_is_no_token_to_prefer() -> None:
 
 def test_a_reader_is_there_only_where_it_is_asked_for() -> None:
     canvas = Canvas.masked(PROMPT, 4, MASK)
-    assert list(biases_of(SamplingParams(), canvas)) == []
+    assert list(logit_readers(SamplingParams(), canvas)) == []
     neutral = SamplingParams(logit_bias={}, min_p=0.0, repetition_penalty=1.0)
-    assert list(biases_of(neutral, canvas)) == []
+    assert list(logit_readers(neutral, canvas)) == []

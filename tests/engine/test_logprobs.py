@@ -16,7 +16,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
-from remask.readers.forced import ForcedTokens, Given
+from remask.readers.forced import ForcedRows, ForcedTokens
 from remask.readers.logprobs import Logprobs, PredictedLogprobs, Ranking
 from remask.request.result import Result, Transfer
 from remask.request.sampling_params import SamplingParams
@@ -241,7 +241,7 @@ def test_the_mask_token_is_counted_and_never_listed(mask_id: int, top: int) -> N
     read = score(logits.clone(), [group(5, reads=(Ranking(top, 9),))], mask_id, more=more)
     assert read.shape == (2 + more, 5)
     held = PredictedLogprobs(6, top, 9)
-    held.note(np.arange(1, 6), read[2:].numpy())
+    held.store(np.arange(1, 6), read[2:].numpy())
     values, tops = held.of(np.arange(1, 6))
     assert values == pytest.approx(truth[range(5), read[0].long()].tolist(), abs=1e-5)
     others = [[(float(truth[row, t]), t) for t in range(9) if t != mask_id] for row in range(5)]
@@ -267,10 +267,10 @@ def test_groups_that_ask_for_less_are_filled_up() -> None:
 def test_an_impossible_token_has_the_smallest_number() -> None:
     logits = torch.zeros(1, 4)
     logits[0, 1] = -torch.inf
-    asked = group(1, reads=(Given(np.array([1])), Ranking(0, 4)))
+    asked = group(1, reads=(ForcedRows(np.array([1])), Ranking(0, 4)))
     read = score(logits, [asked], 3, more=1)
     held = PredictedLogprobs(1, 0, 4)
-    held.note(np.array([0]), read[2:].numpy())
+    held.store(np.array([0]), read[2:].numpy())
     assert held.of(np.array([0])) == ((MIN_LOGPROB,), ())
 
 

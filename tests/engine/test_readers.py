@@ -15,7 +15,7 @@ from remask.policies import BiCache, Dense
 from remask.policies.block import BlockDual
 from remask.readers.base import Reader, ReadPass
 from remask.readers.drafts import Drafts
-from remask.readers.implied import Measuring
+from remask.readers.implied import RowMeasureRead
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
@@ -89,7 +89,7 @@ def test_what_a_reader_raises_ends_its_own_request_alone(hook: str) -> None:
         name = "broken"
 
         def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-            return Measuring(NEGATIVE_ENTROPY)
+            return RowMeasureRead(NEGATIVE_ENTROPY)
 
     def defect(*_: Any) -> Any:
         raise ZeroDivisionError("the reader's own")

@@ -16,7 +16,7 @@ from remask.model.stage import Save, Stage
 from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
 from remask.parallel.message import ObjectNames, RankObjects
-from remask.readers.guidance import Guided, Residual
+from remask.readers.guidance import Residual, StoredGuidance
 from tests.engine.support import CPU
 
 CONFIG = preset("llada-tiny")
@@ -181,7 +181,7 @@ def half(x: Tensor) -> Tensor:
 def test_every_rank_keeps_guidance_of_its_own() -> None:
     line, keep = Line(), Residual()
     line.everywhere(fill, keep, torch.arange(6.0))
-    line.everywhere(note, Guided(1.0, keep, np.array([1])))
+    line.everywhere(note, StoredGuidance(1.0, keep, np.array([1])))
     (theirs,), (ours,) = SEEN
     assert ours.residual is keep
     assert theirs.residual is not keep

@@ -16,9 +16,9 @@ from remask.denoising.noise import Noise
 from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
 from remask.plan import RowMeasure
 from remask.readers.decision import Labels
-from remask.readers.forced import Given
-from remask.readers.guidance import Guide, Guided, Residual
-from remask.readers.implied import Added, AtLeast, Barred, Measuring, Penalized
+from remask.readers.forced import ForcedRows
+from remask.readers.guidance import PassGuidance, Residual, StoredGuidance
+from remask.readers.implied import LogitOffsets, MinPFilter, RowMeasureRead, TokenBars, TokenPenalties
 from remask.readers.logprobs import Ranking
 from remask.sampling import filters
 from remask.sampling import score as scoring
@@ -172,7 +172,7 @@ def test_guidance() -> None:
     cond, uncond = x[:3].double(), x[3:].double()
     for scale in (0.1, 1.0, 2.5):
         guided = uncond + (scale + 1) * (cond - uncond)
-        tokens, confidence = run(x, group(3, guide=slice(3, 6), reads=(Guide(scale, None),)))
+        tokens, confidence = run(x, group(3, guide=slice(3, 6), reads=(PassGuidance(scale, None),)))
         assert tokens == without_mask(guided).argmax(-1).tolist()
         assert close(confidence, guided.softmax(-1)[range(3), tokens])
 
@@ -181,7 +181,7 @@ def test_groups_are_read_apart_and_in_order() -> None:
     x = logits(9)
     groups = [
         group(2),
-        group(0, rows=slice(2, 4), guide=slice(4, 6), reads=(Guide(1.0, None),)),
+        group(0, rows=slice(2, 4), guide=slice(4, 6), reads=(PassGuidance(1.0, None),)),
         group(0, rows=slice(6, 7), measure=NEGATIVE_ENTROPY),
         group(0, rows=slice(7, 9), temperature=0.8, seed=3),
     ]
@@ -207,7 +207,7 @@ def test_a_residual_is_added_to_its_own_rows_only() -> None:
     guided = torch.cat([x[:1], x[1:3] + 2.0 * residual, x[3:]])
     kept = Residual()
     kept.logits = torch.cat([logits(1), residual])
-    guide = Guided(2.0, kept, np.array([1, 2]))
+    guide = StoredGuidance(2.0, kept, np.array([1, 2]))
     groups = group(1), group(0, rows=slice(1, 3), reads=(guide,)), group(0, rows=slice(3, 5))
     before = residual.clone()
     tokens, confidence = run(x, *groups)
@@ -280,14 +280,14 @@ noisy_rows = st.builds(
         },
     ),
     reads=st.tuples(
-        st.builds(Barred, tokens=st.just(np.array([1, 2])), rows=of_rows(1).map(lambda rows: rows > 0)),
-        of_rows(VOCAB - 1).map(lambda tokens: Given(tokens - 1)),
+        st.builds(TokenBars, tokens=st.just(np.array([1, 2])), rows=of_rows(1).map(lambda rows: rows > 0)),
+        of_rows(VOCAB - 1).map(lambda tokens: ForcedRows(tokens - 1)),
         of_rows(MASK_ID - 1).map(lambda tokens: Labels(np.stack([tokens, tokens // 2], axis=1))),
-        st.sampled_from([BestTokens(), Measuring(MARGIN)]),
+        st.sampled_from([BestTokens(), RowMeasureRead(MARGIN)]),
         st.integers(0, 3).map(lambda top: Ranking(top, VOCAB)),
-        st.just(Added(np.array([1, 4]), np.array([2.0, -9.0], np.float32))),
-        st.just(Penalized(np.array([0, 2, 4]), 1.5, np.array([2, 4]), np.array([0.5, -0.25], np.float32))),
-        st.sampled_from([AtLeast(0.3), AtLeast(1.0)]),
+        st.just(LogitOffsets(np.array([1, 4]), np.array([2.0, -9.0], np.float32))),
+        st.just(TokenPenalties(np.array([0, 2, 4]), 1.5, np.array([2, 4]), np.array([0.5, -0.25], np.float32))),
+        st.sampled_from([MinPFilter(0.3), MinPFilter(1.0)]),
     ),
     asked=st.sets(st.integers(0, 7)),
     guidance=st.sampled_from([None, "guide", "residual"]),
@@ -302,9 +302,9 @@ def test_pieces_are_read_as_the_whole(
     x, kept, keep = logits(2 * COUNT), Residual(), Residual() if guidance == "guide" else None
     kept.logits = logits(2 * COUNT, 1)
     if guidance == "guide":
-        own.append(Guide(1.5, keep))
+        own.append(PassGuidance(1.5, keep))
     elif guidance == "residual":
-        own.append(Guided(1.5, kept, np.arange(COUNT)[::-1] * 2))
+        own.append(StoredGuidance(1.5, kept, np.arange(COUNT)[::-1] * 2))
     every = group(COUNT, guide=slice(COUNT, 2 * COUNT) if keep is not None else None, reads=tuple(own), **more)
     width = sum(read.width for read in own)
     rows = 2 * COUNT if guidance == "guide" else COUNT

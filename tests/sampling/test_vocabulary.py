@@ -12,8 +12,8 @@ from torch import Tensor
 
 from remask.denoising.noise import Noise
 from remask.denoising.rules import MARGIN, NEGATIVE_ENTROPY
-from remask.readers.guidance import Guide, Guided, Residual
-from remask.readers.implied import Added, Penalized
+from remask.readers.guidance import PassGuidance, Residual, StoredGuidance
+from remask.readers.implied import LogitOffsets, TokenPenalties
 from remask.readers.logprobs import Ranking
 from remask.sampling.filters import Draws
 from remask.sampling.rows import Penalty, RowGroup
@@ -112,8 +112,8 @@ def test_logits_are_changed_on_the_rank_that_holds_them(size: int) -> None:
     def act(v: Vocabulary, y: Tensor) -> Tensor:
         v.bar(y, [0, 18, 36])
         v.lower(y, torch.tensor([1, 18, 35]), torch.tensor([1.0, 2.0, 0.0]))
-        Added(np.array([36, 2, 17, 19]), np.array([1, -1, 2, 3], np.float32)).change(y, None, v)
-        Penalized(np.array([0, 20]), 2.0, np.array([20, 35]), np.array([1, 2], np.float32)).change(y, None, v)
+        LogitOffsets(np.array([36, 2, 17, 19]), np.array([1, -1, 2, 3], np.float32)).change(y, None, v)
+        TokenPenalties(np.array([0, 20]), 2.0, np.array([20, 35]), np.array([1, 2], np.float32)).change(y, None, v)
         return y
 
     assert torch.equal(columns(split(size, x, act)), act(WHOLE, x.clone()))
@@ -181,8 +181,8 @@ def test_each_rank_keeps_its_part_of_the_guidance(size: int) -> None:
 
     def act(v: Vocabulary, y: Tensor) -> Tensor:
         kept = Residual()
-        both = group(slice(0, 3), guide=slice(3, 6), reads=(Guide(scale, kept),))
-        later = group(slice(0, 2), reads=(Guided(scale, kept, np.array([0, 2])),))
+        both = group(slice(0, 3), guide=slice(3, 6), reads=(PassGuidance(scale, kept),))
+        later = group(slice(0, 2), reads=(StoredGuidance(scale, kept, np.array([0, 2])),))
         again = y[[0, 2]].clone()
         first = score(y, [both], MASK, vocabulary=v)
         return torch.cat((first, score(again, [later], MASK, vocabulary=v)), dim=1)

@@ -72,7 +72,9 @@ class Structures:
         Raises `FormError` if the form cannot be compiled within the limits, and if no answer begins so.
         """
         constraint = self._compile_once(form)
-        return constraint.begun(self._state_after(constraint.automaton, beginning)) if beginning else constraint
+        if not beginning:
+            return constraint
+        return constraint.continued_from(self._state_after(constraint.automaton, beginning))
 
     def _state_after(self, automaton: TokenAutomaton, text: str) -> int:
         """The state of an automaton after `text`, which is the same for any tokens that spell it.

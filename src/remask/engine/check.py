@@ -17,7 +17,7 @@ from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.readers.base import Asked, Reader
-from remask.readers.implied import biases_of
+from remask.readers.implied import logit_readers
 from remask.request.sampling_groups import RenoisingParams
 from remask.request.sampling_params import SPECULATION, SamplingParams
 from remask.request.terms import Terms
@@ -204,7 +204,7 @@ def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str
     _check_bias(params, shape)
     if shape.self_conditioning:
         assert shape.block_length is not None
-        formed = any(reader.formed for reader in asked.readers)
+        formed = any(reader.has_form for reader in asked.readers)
         return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, has_form=formed)
     if params.renoising != RenoisingParams():
         raise ConfigError(f"renoising is for models that write canvases of noise; leave it out on {shape.family}")
@@ -249,8 +249,8 @@ def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str
 
 def _find_undraftable(asked: Asked, decoding: Decoding) -> Reader | None:
     """A reader that depends on more than a row and its position, so that drafts exclude it; None if there is none."""
-    readers = (*asked.readers, *biases_of(asked.params, decoding.canvas()))
-    return next((reader for reader in readers if not reader.drafted), None)
+    readers = (*asked.readers, *logit_readers(asked.params, decoding.canvas()))
+    return next((reader for reader in readers if not reader.rowwise), None)
 
 
 def _check_terms(request: Request) -> None:

@@ -93,7 +93,7 @@ class Request:
     @property
     def formed(self) -> bool:
         """Whether a reader prescribes the form of the response, so that it is complete wherever it ends."""
-        return any(reader.formed for reader in self.readers)
+        return any(reader.has_form for reader in self.readers)
 
     def reader(self, kind: type[R]) -> R | None:
         """Its reader of this type; None if it has none."""

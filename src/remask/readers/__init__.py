@@ -1,8 +1,8 @@
-"""Readers: they read more of predicted rows than tokens, or decide the tokens.
+"""Readers: they read more than tokens from predicted rows, or decide the tokens.
 
-A reader is a file, with its check, its device part and its result; `Reader` is the protocol. A request brings
-readers (`Request.readers`), and `remask.readers.implied` adds those that follow from its sampling parameters, its
-template and its cache policy.
+A reader is one file with its check, its device part and its result; `Reader` is the interface. A request brings readers
+(`Request.readers`), and `remask.readers.implied` adds those that follow from its sampling parameters, its template and
+its cache policy.
 """
 
 from remask.readers.base import Asked, Reader, ReadPass, Start

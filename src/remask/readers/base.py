@@ -1,4 +1,4 @@
-"""The protocol of readers, and the data that they get."""
+"""The interface of readers, and the data that they get."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,11 @@ class Asked:
     """A request as a reader checks it.
 
     Attributes:
-        template: the fixed parts and holes of its response; None where it is one hole.
+        prompt: its token ids.
+        template: the fixed parts and holes of its response; None if the response is one hole.
+        shape: the model's configuration.
         schedule: that of its cache policy.
-        readers: all readers that it brings.
-        seed: what its draws depend on.
+        readers: all readers that the request brings.
     """
 
     prompt: Sequence[int]
@@ -44,7 +45,7 @@ class Asked:
 
     @property
     def response(self) -> Template:
-        """What the response is made of."""
+        """The template of the response, also of a response that is one hole."""
         return Template.plain(self.params.max_tokens) if self.template is None else self.template
 
 
@@ -53,10 +54,11 @@ class Start:
     """A request that begins to run.
 
     Attributes:
-        canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to. Where it
-            grows (`blocks.growing_canvas`) it is the same object with more positions, up to `longest`.
+        canvas: its conditional canvas, before the first pass. A reader may keep it, and must not write to it. A canvas
+            that grows (`blocks.growing_canvas`) is the same object with more positions, up to `max_length`.
         response: the fixed parts and holes of its response.
-        steps: those that it may take.
+        steps: the number of steps that it may take.
+        shape: the model's configuration.
         readers: all readers that the request brings.
     """
 
@@ -67,8 +69,8 @@ class Start:
     readers: Sequence["Reader"]
 
     @property
-    def longest(self) -> int:
-        """Positions that the canvas may come to have."""
+    def max_length(self) -> int:
+        """Largest number of positions that the canvas can have."""
         return max(len(self.canvas), self.canvas.prompt + len(self.response))
 
 
@@ -77,79 +79,82 @@ class ReadPass:
     """A pass of one request.
 
     Attributes:
-        decoder: at the step of the pass.
+        decoder: the request's decoder, at the step of the pass.
         positions: the predicted positions, ascending, int64 [predicted].
-        paired: the unconditional canvas of guidance takes part.
-        paired_next: it takes part in the next step, too.
+        is_guided: whether the unconditional canvas takes part in the pass.
+        guides_next: whether it takes part in the next step, too.
         work: returns the work of the pass on the conditional canvas, layer by layer.
     """
 
     decoder: Decoder
     positions: NDArray[np.int64]
-    paired: bool
-    paired_next: bool
+    is_guided: bool
+    guides_next: bool
     work: Callable[[], tuple[LayerWork, ...]]
 
 
 class Reader:
     """Reads something of the predicted rows of one request. The base class reads nothing.
 
-    The reader that a request brings is never changed, and may serve many requests: it is asked for `decoding`, `check`
-    and `start`. All else is asked of what `start` returns, which has the state of one request. What a method raises
-    ends that request alone.
+    The reader that a request brings may serve many requests and is never changed: only `decoding`, `check` and `start`
+    are called on it. `start` returns the reader with the state of one request, on which all other methods are called.
+    An error that a method raises ends that request alone.
 
     Attributes:
-        name: under which `Result.reads` has what `result` returns.
+        name: the key of its `result` in `Result.reads`.
         foreseeable: the next pass can be planned before this reader has read the last one.
-        writes: it says which tokens or positions are written.
-        generates: the response is written; without it nothing is, and the result has no tokens.
-        drafted: what it reads of a row depends on that row and its position alone, so it may be read of drafts too.
+        writes: it decides which tokens or positions are written.
+        generates: the response is written; if false, nothing is, and the result has no tokens.
+        rowwise: what it does to a row depends on that row and its position alone, so drafts may have it too.
     """
 
     name: ClassVar[str]
     foreseeable: ClassVar[bool] = True
     writes: ClassVar[bool] = False
     generates: ClassVar[bool] = True
-    drafted: ClassVar[bool] = False
+    rowwise: ClassVar[bool] = False
 
     @property
-    def formed(self) -> bool:
-        """Whether the response is whole wherever it ends."""
+    def has_form(self) -> bool:
+        """Whether the response has a prescribed form, so that it is complete wherever it ends."""
         return False
 
-    def decoding(self, asked: Asked) -> Decoding | None:  # noqa: ARG002
-        """How the request is denoised, where this reader decides it. Raises `ConfigError` where it cannot be."""
+    def decoding(self, request: Asked) -> Decoding | None:  # noqa: ARG002
+        """How the request is denoised; None if this reader does not decide it.
+
+        Raises `ConfigError` if the request does not allow the reader's decoding.
+        """
         return None
 
-    def check(self, asked: Asked, decoding: Decoding) -> None:
-        """Raise `ConfigError` where this cannot be read of the request."""
+    def check(self, request: Asked, decoding: Decoding) -> None:
+        """Raise `ConfigError` if this reader cannot be used with the request."""
 
     def start(self, start: Start) -> "Reader | None":  # noqa: ARG002
-        """The reader of a request that begins, with the state of that request; None where there is nothing to read.
+        """The reader with the state of a request that begins; None if there is nothing to read.
 
-        The default is the reader itself, which serves where it keeps no state.
+        The default is the reader itself, which is right if it keeps no state.
         """
         return self
 
     def predicts(self, noisy: Mask) -> Mask | None:  # noqa: ARG002
-        """The positions that a pass must predict, bool [T], instead of those of the cache policy; None: no change.
+        """The positions that a pass must predict instead of those of the cache policy, bool [T]; None: no change.
 
-        `noisy` are the positions that are not final.
+        `noisy` are the positions that are not final, bool [T].
         """
         return None
 
     def admit(self, step: ReadPass) -> None:
-        """Raise `PlanError` before a pass of which this cannot be read. Called in every step that predicts."""
+        """Raise `PlanError` if this reader cannot read the pass. Called before every pass that predicts."""
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:  # noqa: ARG002
-        """Its device part for the rows of a pass that predicts; None: it reads nothing."""
+        """The device part for the rows of a pass that predicts; None if nothing is read of it."""
         return None
 
     def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
-        """Take `numbers` [width, predicted], and change what is predicted. Called before any `read`."""
+        """Change `predictions` by the device part's `numbers` [width, predicted]. Called before any `read`."""
 
     def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
-        """Take `numbers` [width, predicted] of a pass for which `on_device` had an answer."""
+        """Take the `numbers` [width, predicted] of a pass for which `on_device` returned a device part."""
 
     def ended(self, step: ReadPass, predictions: Predicted | None) -> None:
         """Called at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
@@ -166,5 +171,5 @@ class Reader:
         return ()
 
     def result(self) -> object | None:
-        """Its entry in `Result.reads`; None: none."""
+        """The reader's entry in `Result.reads`; None if it has none."""
         return None

@@ -1,7 +1,7 @@
-"""Answers of a given form: what the sampler chooses lies on a path of an automaton that can still be completed.
+"""Answers of a prescribed form: the tokens of a step lie on a path through an automaton that can still be completed.
 
-The device reads the best token of each class of tokens; the host finds the path and hands its tokens to the rule, which
-chooses positions as ever. All of a path can be completed by the rest of it, so any choice of positions can be.
+The device reads the best token of each class of tokens. The host finds the best path and gives its tokens to the
+remasking rule, which chooses positions as without a form: the rest of the path completes any choice of positions.
 """
 
 from copy import copy
@@ -25,39 +25,40 @@ from remask.sampling.score import confidence, distributions
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 MAX_PATH_STEPS = 2**22
-"""Transitions times positions that the search of one path may go over: some 30 ms."""
+"""Most transitions times positions that the search for one path goes over, which takes some 30 ms."""
 
-FILTERED = 1e4
-"""The penalty of a token outside of top-k or top-p: it is taken only if no other one completes an answer."""
+FILTERED_PENALTY = 1e4
+"""Lowers the score of a token outside of top-k or top-p: it is taken only if no other one completes an answer."""
 
 
 class ClassTable:
-    """The class of each token, int64 [V], on whichever device asks, and the number of classes."""
+    """The class of each token, `classes` int64 [V], and the `count` of classes. Copied once to each device."""
 
     def __init__(self, classes: NDArray[np.int64], count: int) -> None:
         self.count = count
         self._classes = torch.from_numpy(classes)
-        self._on: dict[torch.device, Tensor] = {}
+        self._copies: dict[torch.device, Tensor] = {}
 
     def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of `scores` [rows, V] in each class and the token that has it, each [rows, C].
+        """The largest of `scores` [rows, V] in each class, and the first token that has it; [rows, C] each.
 
-        Of equal ones the first token. Where all of a class are -inf, the token is 0.
+        The token is 0 if all scores of a class are -inf.
         """
         rows, vocab = scores.shape
-        if scores.device not in self._on:
-            self._on[scores.device] = send(self._classes.numpy(), scores.device)
-        classes = self._on[scores.device].expand(rows, vocab)
+        if scores.device not in self._copies:
+            self._copies[scores.device] = send(self._classes.numpy(), scores.device)
+        classes = self._copies[scores.device].expand(rows, vocab)
         best = scores.new_full((rows, self.count), -torch.inf).scatter_reduce_(1, classes, scores, "amax")
         ids = torch.arange(vocab, device=scores.device).expand(rows, vocab)
-        wins = (scores == best.gather(1, classes)) & (scores > -torch.inf)
-        first = torch.where(wins, ids, vocab)
-        tokens = torch.full((rows, self.count), vocab, device=scores.device).scatter_reduce_(1, classes, first, "amin")
+        is_best = (scores == best.gather(1, classes)) & (scores > -torch.inf)
+        best_ids = torch.where(is_best, ids, vocab)  # `vocab` stands for no token
+        tokens = torch.full((rows, self.count), vocab, device=scores.device)
+        tokens.scatter_reduce_(1, classes, best_ids, "amin")
         return best, torch.where(tokens == vocab, 0, tokens)
 
 
 class Constraint(Reader):
-    """The form of responses."""
+    """Gives responses the form of an automaton over tokens."""
 
     name = "structured_outputs"
     foreseeable = False
@@ -67,35 +68,35 @@ class Constraint(Reader):
         self.automaton = automaton
         self.table = ClassTable(automaton.classes, automaton.labels)
 
-    def begun(self, state: int) -> "Constraint":
-        """The form of the rest of an answer whose beginning is given, and leads to `state`."""
+    def continued_from(self, state: int) -> "Constraint":
+        """The form of the rest of an answer whose beginning leads to `state`."""
         rest = copy(self)
         rest.automaton = self.automaton.starting_at(state)
         return rest
 
     @property
-    def formed(self) -> bool:
+    def has_form(self) -> bool:
         return True
 
-    def check(self, asked: Asked, decoding: Decoding) -> None:
-        """The form of the response can be kept to its end."""
-        if asked.shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
+    def check(self, request: Asked, decoding: Decoding) -> None:
+        """Raise `ConfigError` if the request's model or parameters could break the form, or no answer of it fits."""
+        if request.shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
             raise FormError(
                 ": tokens of a uniform model, and under a rule that edits, may change once they are "
                 "chosen; use a masked or block-causal model, and another rule"
             )
         for name in ("stop", "stop_token_ids", "ignore_eos"):
-            if getattr(asked.params, name):
+            if getattr(request.params, name):
                 raise ConfigError(
                     f"{name}: a stop within an answer would break its form; leave it out of structured outputs"
                 )
-        if asked.params.min_tokens:
+        if request.params.min_tokens:
             raise ConfigError(
                 "min_tokens: the form says how many tokens an answer takes; leave it out of structured outputs"
             )
-        hole = _formed_hole(asked.response)
-        length, automaton = hole.stop - hole.start, self.automaton
-        transitions = automaton.transitions
+        hole = _only_hole(request.response)
+        length = hole.stop - hole.start
+        transitions = self.automaton.transitions
         max_block = MAX_PATH_STEPS // max(1, transitions)
         block = max(map(len, decoding.block_ranges))
         if block > max_block:
@@ -104,10 +105,10 @@ class Constraint(Reader):
                 f"{max_block} positions are taken, and these have {block}; lower block_length, or ask for a "
                 "simpler form"
             )
-        if not automaton.live_states(length)[automaton.start]:
-            short = automaton.min_length(length) is None
-            why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
-            name = "max_tokens" if asked.template is None or asked.template.fill_only else "the hole's max"
+        if not self.automaton.live_states(length)[self.automaton.start]:
+            is_too_short = self.automaton.min_length(length) is None
+            why = "no answer of this form has so few tokens" if is_too_short else "none can be filled up to it"
+            name = "max_tokens" if request.template is None or request.template.fill_only else "the hole's max"
             raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
 
     def start(self, start: Start) -> Reader | None:
@@ -120,13 +121,15 @@ class Constraint(Reader):
 
 
 class ConstrainedHole(Reader):
-    """A `Constraint` of one request that runs: the positions in `scope` of its canvas have the form."""
+    """A `Constraint` with the state of one request: the positions in `scope` of its `canvas` have the form."""
 
     name = Constraint.name
 
     def __init__(self, constraint: Constraint, canvas: Canvas, scope: range) -> None:
-        self._automaton, self._read = constraint.automaton, Classes(constraint.table)
-        self._canvas, self._scope = canvas, scope
+        self._automaton = constraint.automaton
+        self._read = BestOfClasses(constraint.table)
+        self._canvas = canvas
+        self._scope = scope
         self._block = range(0)  # positions that the pass denoises
 
     def on_device(self, step: ReadPass) -> DeviceRead:
@@ -134,11 +137,13 @@ class ConstrainedHole(Reader):
         return self._read
 
     def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
-        """Tokens in the scope and the block become those of the best path; others stay."""
-        canvas, scope, block, positions = self._canvas, self._scope, self._block, predictions.positions
+        """See `Reader`. Predictions in the scope and the block become those of the best path; others stay."""
+        canvas = self._canvas
+        scope = self._scope
+        positions = predictions.positions
         count = self._read.table.count
         scores, tokens, confidences, logprobs = numbers.reshape(4, count, -1)
-        begin, stop = max(block.start, scope.start), min(block.stop, scope.stop)
+        begin, stop = max(self._block.start, scope.start), min(self._block.stop, scope.stop)
         if begin >= stop:
             return
         state = self._automaton.state_after(canvas.tokens[scope.start : begin])
@@ -147,17 +152,18 @@ class ConstrainedHole(Reader):
         inside = np.flatnonzero((positions >= begin) & (positions < stop))
         class_scores[positions[inside] - begin] = scores[:, inside].T
         path = self._automaton.best_path(state, class_scores, fixed, scope.stop - stop)
-        chosen = path[positions[inside] - begin]
-        predictions.tokens, predictions.confidence = predictions.tokens.copy(), predictions.confidence.copy()
-        predictions.tokens[inside] = tokens[chosen, inside].astype(np.int64)
-        predictions.confidence[inside] = confidences[chosen, inside]
+        classes = path[positions[inside] - begin]
+        predictions.tokens = predictions.tokens.copy()
+        predictions.confidence = predictions.confidence.copy()
+        predictions.tokens[inside] = tokens[classes, inside].astype(np.int64)
+        predictions.confidence[inside] = confidences[classes, inside]
         predictions.logprobs = np.full(len(positions), np.nan, dtype=np.float32)
-        predictions.logprobs[inside] = logprobs[chosen, inside]
+        predictions.logprobs[inside] = logprobs[classes, inside]
 
 
 @dataclass(frozen=True, slots=True)
-class Classes(DeviceRead):
-    """Score, token, confidence and log-probability of the best token of each class, [4 classes, rows]."""
+class BestOfClasses(DeviceRead):
+    """Score, token, confidence and log-probability of the best token of each class, [4 * classes, rows]."""
 
     table: ClassTable
 
@@ -166,21 +172,22 @@ class Classes(DeviceRead):
         return 4 * self.table.count
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        """A model that runs in parts takes no forms, so all columns are here."""
+        """See `DeviceRead`. All columns are on this rank, as forms are refused on models in several processes."""
         measured, unfiltered, filtered = distributions(logits, rows, mask_id, WHOLE)
         noise = gumbel(filtered, rows.draws) if rows.temperature > 0 else 0.0
-        scores, tokens = self.table.best(torch.where(filtered > -torch.inf, filtered, unfiltered - FILTERED) + noise)
+        penalized = torch.where(filtered > -torch.inf, filtered, unfiltered - FILTERED_PENALTY)
+        scores, tokens = self.table.best(penalized + noise)
         if rows.measure is None:
             confidences = measured.gather(1, tokens).exp()
-        else:  # which is of the row as a whole
+        else:  # such a measure is one of the row, so all of its tokens have the same confidence
             confidences = confidence(measured, tokens[:, 0], rows, WHOLE)[:, None].expand_as(scores)
         logprobs = logits.log_softmax(dim=-1).gather(1, tokens)
         numbers = torch.cat([part.T.float() for part in (scores, tokens, confidences, logprobs)])
         return lambda tokens: numbers  # noqa: ARG005
 
 
-def _formed_hole(template: Template) -> Hole:
-    """The hole whose text has a form. Raises `ConfigError` where there are several, or its length is fixed."""
+def _only_hole(template: Template) -> Hole:
+    """The hole whose text has the form. Raises `FormError` if there are several, or its text has a least length."""
     if len(template.holes) > 1:
         raise FormError(
             f": a form is that of one hole, and the canvas has {len(template.holes)}; leave it out, "

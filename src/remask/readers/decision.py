@@ -1,4 +1,4 @@
-"""Decisions: one pass over a canvas with masks, whose distributions are read and which stays as it is."""
+"""Decisions: one pass over a canvas with masks, which reads the distributions at masks and writes nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from remask.sampling.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Reading(Reader):
-    """An answer with masks in it, of which one pass is asked how probable some tokens are. Nothing is written.
+    """Reads in one pass how probable some tokens are at the masks of an answer. Nothing is written.
 
-    `Result.reads` holds of each slot the log-probabilities of its tokens.
+    `Result.reads` has the log-probabilities of the tokens of each slot.
 
     Attributes:
         token_ids: the answer; tokens at masks are ignored.
-        masks: places of the answer that are masks, ascending, counted from its first token.
-        slots: the masks that are read, and of each the tokens whose log-probabilities are returned.
+        masks: indices into the answer that are masks, ascending.
+        slots: the masks that are read, each with the tokens whose log-probabilities are returned.
     """
 
     token_ids: tuple[int, ...]
@@ -42,35 +42,35 @@ class Reading(Reader):
     generates = False
 
     @property
-    def formed(self) -> bool:
+    def has_form(self) -> bool:
         return True
 
     @staticmethod
     def check_kind(kind: ModelKind, family: str) -> None:
-        """Raise `ConfigError` on a kind of model that has no masks to be read so."""
+        """Raise `ConfigError` if models of this kind have no masks to read in one pass."""
         if kind != "masked":
             raise ConfigError(
                 "decisions read masks in one pass, with what stands before and behind them, and "
                 f"{in_words((kind,))} models ({family}) have no such masks; use a masked model"
             )
 
-    def decoding(self, asked: Asked) -> Decoding:
-        self.check_kind(asked.shape.kind, asked.shape.family)
-        self._check_slots(asked.shape.vocab, asked.shape.mask_id)
-        for other in asked.readers:
+    def decoding(self, request: Asked) -> Decoding:
+        self.check_kind(request.shape.kind, request.shape.family)
+        self._check_slots(request.shape.vocab, request.shape.mask_id)
+        for other in request.readers:
             if other.writes:
                 raise ConfigError(
                     f"{other.name} is about an answer that is written, and a reading writes none; leave it out"
                 )
-        if asked.params != SamplingParams(max_tokens=len(self.token_ids)):
+        if request.params != SamplingParams(max_tokens=len(self.token_ids)):
             raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
-        return ReadingDecoding(asked.prompt, asked.seed, self, asked.shape.mask_id)
+        return ReadingDecoding(request.prompt, request.seed, self, request.shape.mask_id)
 
     def start(self, start: Start) -> Reader:
-        return _Reading(self, start.canvas)
+        return _RunningReading(self.slots, start.canvas.prompt)
 
     def _check_slots(self, vocab: int, mask_id: int) -> None:
-        """Raise `ConfigError` where it cannot be read on a model of `vocab` tokens."""
+        """Raise `ConfigError` if masks or slots are malformed, or a token is not one of the model's `vocab` tokens."""
         if not self.slots or not all(self.slots.values()):
             raise ConfigError("reading: it needs at least one slot, and each slot at least one token")
         if list(self.masks) != sorted(set(self.masks)) or not set(self.masks) <= set(range(len(self.token_ids))):
@@ -87,30 +87,31 @@ class Reading(Reader):
             raise ConfigError(f"reading.slots holds the mask token {mask_id}, which no answer has")
 
 
-class _Reading(Reader):
-    """A `Reading` of one request that runs."""
+class _RunningReading(Reader):
+    """A `Reading` with the state of one request, whose answer begins at the position `start`."""
 
     name = Reading.name
 
-    def __init__(self, reading: Reading, canvas: Canvas) -> None:
-        self._slots, self._first = reading.slots, canvas.prompt
+    def __init__(self, slots: Mapping[int, tuple[int, ...]], start: int) -> None:
+        self._slots = slots
+        self._start = start
         self._logprobs: dict[int, tuple[float, ...]] = {}
 
     def predicts(self, noisy: Mask) -> Mask:
-        """Every mask, as the first pass of a policy may be made to predict less."""
+        """See `Reader`. All masks are predicted, as a cache policy may plan to predict fewer."""
         return noisy.copy()
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        """Of the rows of slots their tokens, of others token 0 in the place of each."""
+        """The labels of slots, with token 0 as padding and in the rows of other masks."""
         labels = np.zeros((len(step.positions), max(map(len, self._slots.values()))), dtype=np.int64)
-        for place, tokens in self._slots.items():
-            labels[np.searchsorted(step.positions, self._first + place), : len(tokens)] = tokens
+        for slot, tokens in self._slots.items():
+            labels[np.searchsorted(step.positions, self._start + slot), : len(tokens)] = tokens
         return Labels(labels)
 
     def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
-        for place, tokens in self._slots.items():
-            column = int(np.searchsorted(predictions.positions, self._first + place))
-            self._logprobs[place] = tuple(numbers[: len(tokens), column].tolist())
+        for slot, tokens in self._slots.items():
+            column = int(np.searchsorted(predictions.positions, self._start + slot))
+            self._logprobs[slot] = tuple(numbers[: len(tokens), column].tolist())
 
     def result(self) -> dict[int, tuple[float, ...]]:
         """The log-probabilities of the tokens of each slot."""
@@ -119,7 +120,7 @@ class _Reading(Reader):
 
 @dataclass(frozen=True, slots=True)
 class Labels(DeviceRead):
-    """The log-probabilities of some tokens of each row, int64 [rows, n]; the mask token must not be among them."""
+    """The log-probabilities of `tokens` int64 [rows, n], as [n, rows]. None of them may be the mask token."""
 
     tokens: NDArray[np.int64]
 
@@ -137,7 +138,7 @@ class Labels(DeviceRead):
 
 @dataclass(frozen=True, slots=True)
 class ReadingDecoding(Decoding):
-    """One step over one block, the answer. Tokens in it that are no masks are as final as the prompt."""
+    """One step over one block, the answer. Its tokens that are no masks are final, as the prompt is."""
 
     reading: Reading
     mask_id: int
@@ -159,7 +160,7 @@ class ReadingDecoding(Decoding):
         return 1
 
     def canvas(self) -> Canvas:
-        """The prompt and the answer with its masks, which alone are noisy."""
+        """A canvas of the prompt and the answer, in which only the masks are noisy."""
         tokens = np.asarray(self.reading.token_ids, dtype=np.int64)
         tokens[list(self.reading.masks)] = self.mask_id
         canvas = Canvas(self.prompt, tokens, len(tokens))
@@ -173,7 +174,7 @@ class ReadingDecoding(Decoding):
 
 
 class ReadingDecoder(Decoder):
-    """Reads the slots and writes nothing."""
+    """The decoder of the one step of a reading. It transfers nothing."""
 
     def __init__(self, canvas: Canvas, seed: int) -> None:
         super().__init__(canvas, seed)
@@ -184,7 +185,7 @@ class ReadingDecoder(Decoder):
         return self.step > 0
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Rows are read as they are."""
+        """See `Decoder`. Logits are read without temperature and filters."""
         return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
 
     def choose(self, predictions: Predicted) -> Positions:

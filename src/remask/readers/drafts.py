@@ -15,8 +15,8 @@ class Drafts(Reader):
     foreseeable = False
 
     def __init__(self) -> None:
-        self._passes: list[tuple[LayerWork, ...]] = []  # of this step, so far
-        self._draft: Draft | None = None
+        self._passes: list[tuple[LayerWork, ...]] = []  # work of the passes of the step that runs
+        self._draft: Draft | None = None  # of the last step, until it is reported
 
     def start(self, start: Start) -> Reader:  # noqa: ARG002
         return type(self)()
@@ -34,5 +34,6 @@ class Drafts(Reader):
             self._passes.clear()
 
     def events(self, request_id: str) -> Sequence[Event]:
-        draft, self._draft = self._draft, None
+        draft = self._draft
+        self._draft = None
         return () if draft is None else (Event(request_id, draft=draft),)

@@ -1,4 +1,4 @@
-"""Forced tokens: what a run writes is given step by step, and the model's predictions are read beside it."""
+"""Forced tokens: a request prescribes what each step writes, and the model's predictions of it are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,16 @@ from remask.request.result import Transfer
 from remask.sampling.decoder import Decoding
 from remask.sampling.rows import DeviceRead
 
-_NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+_NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class ForcedTokens(Reader):
-    """Writes given tokens at given positions in given steps, in place of those that the model predicts.
+    """Writes the tokens of `transfers` in their steps, in place of those that the model predicts.
 
     Confidences and log-probabilities are the model's, so the loss of a response that somebody else wrote can be read.
 
     Args:
-        transfers: what is written, in the order of the steps. Positions that a step writes must be noisy then, and of
-            its block.
+        transfers: what each step writes. The positions must be noisy in that step, and in the block that it denoises.
     """
 
     name = "forced tokens"
@@ -36,18 +35,19 @@ class ForcedTokens(Reader):
     def __init__(self, transfers: Sequence[Transfer]) -> None:
         self.transfers = tuple(transfers)
 
-    def check(self, asked: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+    def check(self, request: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+        shape = request.shape
         for name in ("correction_steps", "revision_tokens"):
-            if getattr(asked.params.uniform, name):
+            if getattr(request.params.uniform, name):
                 raise ConfigError(f"forced tokens: what {name} writes depends on what the model predicts; leave it out")
-        if asked.shape.self_conditioning:
+        if shape.self_conditioning:
             raise ConfigError(
-                f"forced tokens: what a step of {asked.shape.family} models sees of the step before is no token, so it "
+                f"forced tokens: what a step of {shape.family} models sees of the step before is no token, so it "
                 "cannot be given"
             )
-        if asked.shape.edit_tokens is not None:
+        if shape.edit_tokens is not None:
             raise ConfigError(
-                f"forced tokens: {asked.shape.family} models that delete and insert move the tokens of a block, so no "
+                f"forced tokens: {shape.family} models that delete and insert move the tokens of a block, so no "
                 "step can be given its positions"
             )
 
@@ -56,19 +56,20 @@ class ForcedTokens(Reader):
 
 
 class _ForcedSteps(Reader):
-    """What each step writes. The request may take `steps` steps if no transfer says otherwise."""
+    """`ForcedTokens` with the state of one request. Steps after the last transfer and below `steps` write nothing."""
 
     name = ForcedTokens.name
 
     def __init__(self, transfers: Sequence[Transfer], steps: int) -> None:
-        self._written = {
+        self._tokens_by_step: dict[int, Written] = {
             transfer.step: (np.array(transfer.positions, dtype=np.int64), np.array(transfer.token_ids, dtype=np.int64))
             for transfer in transfers
         }
-        self._last = max([steps - 1, *self._written])
+        self._last = max([steps - 1, *self._tokens_by_step])
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        number, block = step.decoder.step, step.decoder.block
+        number = step.decoder.step
+        block = step.decoder.block
         positions, tokens = self.written(number)
         outside = [position for position in positions.tolist() if position not in block]
         if outside:
@@ -76,27 +77,27 @@ class _ForcedSteps(Reader):
                 f"forced tokens: step {number} is to write position {outside[0]}, and denoises {block.start} to "
                 f"{block.stop - 1}"
             )
-        rows = np.full(len(step.positions), Given.NONE, dtype=np.int64)
+        rows = np.full(len(step.positions), ForcedRows.NONE, dtype=np.int64)
         rows[np.isin(step.positions, positions)] = tokens[np.isin(positions, step.positions)]
-        return Given(rows)
+        return ForcedRows(rows)
 
     def written(self, step: int) -> Written:
-        """See `Reader`. Raises `ConfigError` after the last transfer, because no later step would write anything."""
+        """See `Reader`. Raises `ConfigError` after the last step, as an incomplete response would never end."""
         if step > self._last:
             raise ConfigError("forced tokens: they end before the response is complete")
-        return self._written.get(step, (_NOTHING, _NOTHING))
+        return self._tokens_by_step.get(step, (_NO_TOKENS, _NO_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
-class Given(DeviceRead):
-    """Tokens that replace those of the sampler, int64 [rows]; `NONE` keeps the sampler's."""
+class ForcedRows(DeviceRead):
+    """Tokens that replace those of the sampler, int64 [rows]; the sampler's stay in rows that are `NONE`."""
 
     NONE: ClassVar[int] = -1
 
     tokens: NDArray[np.int64]
 
-    def piece(self, start: int, stop: int) -> "Given":
-        return Given(self.tokens[start:stop])
+    def piece(self, start: int, stop: int) -> "ForcedRows":
+        return ForcedRows(self.tokens[start:stop])
 
     def replace(self, tokens: Tensor) -> Tensor:
         forced = send(self.tokens, tokens.device)

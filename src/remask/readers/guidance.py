@@ -17,21 +17,21 @@ from remask.sampling.vocabulary import Vocabulary
 
 
 class Residual(RankLocal):
-    """The guidance of a pass, conditional logits minus unconditional ones, for steps that run without the latter.
+    """The guidance of a pass, for steps without an unconditional canvas: conditional minus unconditional logits.
 
     Attributes:
-        logits: [rows, V], once the pass is scored; on every rank those of its own tokens.
+        logits: [rows, V], on every rank the columns of its tokens; None until the pass is scored.
     """
 
     logits: Tensor | None = None
 
     def add(self, conditional: Tensor, unconditional: Tensor) -> None:
-        """Keep the guidance of a pass, or of its next rows. Changes neither argument."""
-        new = conditional - unconditional
-        self.logits = new if self.logits is None else torch.cat([self.logits, new])
+        """Append the guidance of further rows of the pass. Both arguments are [rows, V], and stay as they are."""
+        difference = conditional - unconditional
+        self.logits = difference if self.logits is None else torch.cat([self.logits, difference])
 
     def at(self, rows: NDArray[np.int64]) -> Tensor:
-        """The guidance of `rows`, int64 [n]; [n, V]."""
+        """The guidance of `rows` int64 [n], as [n, V]."""
         assert self.logits is not None
         return self.logits[send(rows, self.logits.device)]
 
@@ -47,29 +47,31 @@ class Guidance(Reader):
     scale: float
     _positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of `_residual`
     _residual: Residual | None = None
-    _next: Residual | None = None  # of the pass that runs
+    _pending: Residual | None = None  # of the pass that runs, if the next step reads it
 
     name = "guidance"
 
     def admit(self, step: ReadPass) -> None:
-        if not step.paired and self._residual is None:
+        if not step.is_guided and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
 
     def on_device(self, step: ReadPass) -> DeviceRead:
-        if step.paired:
-            self._next = None if step.paired_next else Residual()
-            return Guide(self.scale, self._next)
+        if step.is_guided:
+            self._pending = None if step.guides_next else Residual()
+            return PassGuidance(self.scale, self._pending)
         assert self._residual is not None
-        return Guided(self.scale, self._residual, np.searchsorted(self._positions, step.positions))
+        return StoredGuidance(self.scale, self._residual, np.searchsorted(self._positions, step.positions))
 
     def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
-        if self._next is not None:
-            self._positions, self._residual, self._next = predictions.positions, self._next, None
+        if self._pending is not None:
+            self._positions = predictions.positions
+            self._residual = self._pending
+            self._pending = None
 
 
 @dataclass(frozen=True, slots=True)
-class Guide(DeviceRead):
-    """Guidance by the unconditional canvas of the same pass, whose `residual` later steps read."""
+class PassGuidance(DeviceRead):
+    """Guidance by the unconditional canvas of the same pass. Stored in `residual` for later steps, if any."""
 
     scale: float
     residual: Residual | None
@@ -84,14 +86,14 @@ class Guide(DeviceRead):
 
 
 @dataclass(frozen=True, slots=True)
-class Guided(DeviceRead):
+class StoredGuidance(DeviceRead):
     """Guidance of an earlier pass: `rows` of its `residual`, int64 [rows]."""
 
     scale: float
     residual: Residual
     rows: NDArray[np.int64]
 
-    def piece(self, start: int, stop: int) -> "Guided":
+    def piece(self, start: int, stop: int) -> "StoredGuidance":
         return replace(self, rows=self.rows[start:stop])
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002

@@ -1,9 +1,9 @@
-"""The readers of a request that begins: those that it brings, and those that follow from its parameters and its policy.
+"""The readers of a request that begins: those that it brings, and those that its parameters and its policy imply.
 
-The latter are here, but for guidance: measures of cache policies, numbers of decoders, barred tokens, and what changes
-logits. The order of these is vLLM's: `logit_bias`, then the repetition penalty, the frequency penalty and the presence
-penalty, all on the logits as they are; then temperature, and `min_p` before `top_k` and `top_p`. Confidences and
-log-probabilities are those of the changed logits.
+The implied ones are here, except guidance: measures of cache policies, numbers of decoders, barred tokens, and changes
+of logits. The order of these changes is vLLM's: `logit_bias`, then the repetition, frequency and presence penalties,
+all before temperature; after it `min_p`, before `top_k` and `top_p`. Confidences and log-probabilities are those of the
+changed logits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,49 +29,50 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
 def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> tuple[Reader, ...]:
-    """The readers at work on a request that begins, under this policy and with these sampling parameters."""
+    """The readers that work on a request that begins: the implied ones, then those that it brings."""
     running = (reader.start(start) for reader in start.readers)
     return (*_implied(start, decoder, policy, params), *(reader for reader in running if reader is not None))
 
 
 def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
-    # A correction comes later, and reads numbers then.
+    # A correction begins after the last block, and reads numbers only then.
     if decoder.context.numbers is not None or decoder.context.corrections is not None:
         yield DecoderNumbers()
     if policy.traits.measure is not None:
-        yield PolicyMeasure(Measuring(policy.traits.measure))
+        yield PolicyMeasure(RowMeasureRead(policy.traits.measure))
     yield from _bars(start, params)
     if params.cfg_scale > 0:
         yield Guidance(params.cfg_scale)
-    yield from biases_of(params, start.canvas)
+    yield from logit_readers(params, start.canvas)
 
 
 def _bars(start: Start, params: SamplingParams) -> Iterator[Reader]:
-    """The readers that keep tokens out of a response."""
-    response, prompt = start.response, start.canvas.prompt
+    """The readers that bar tokens from a response: padding from holes, and stop tokens from the first `min_tokens`."""
+    response = start.response
+    prompt = start.canvas.prompt
     bars = [(response.padding, response.unpadded)]
-    if start.shape.kind != "uniform":  # whose sampler leaves the end tokens out of the distribution
+    if start.shape.kind != "uniform":  # the uniform sampler itself leaves the stop tokens out of its distribution
         stops = {token for token in params.stop_token_ids if token < start.shape.vocab}
         bars.append(((*stops, *start.shape.stop_ids), np.arange(len(response)) < (params.min_tokens or 0)))
     for tokens, places in bars:
         if places.any():
-            positions = np.zeros(start.longest, dtype=np.bool_)
-            positions[prompt : prompt + len(response)] = places
-            yield Bar(np.array(tokens, dtype=np.int64), positions)
+            mask = np.zeros(start.max_length, dtype=np.bool_)
+            mask[prompt : prompt + len(response)] = places
+            yield Bar(np.array(tokens, dtype=np.int64), mask)
 
 
-def biases_of(params: SamplingParams, canvas: Canvas) -> Iterator[Reader]:
-    """The readers that change logits as these parameters say, in the order in which they act."""
+def logit_readers(params: SamplingParams, canvas: Canvas) -> Iterator[Reader]:
+    """The readers that change or filter logits by `params`, in the order in which they act."""
     if params.logit_bias:
-        yield LogitBias(Added.of(params.logit_bias))
+        yield LogitBias(LogitOffsets.from_mapping(params.logit_bias))
     if params.has_penalties:
         yield Penalties(params, canvas)
     if params.min_p:
-        yield MinP(AtLeast(params.min_p))
+        yield MinP(MinPFilter(params.min_p))
 
 
 class _SteadyReader(Reader):
-    """A reader whose device part is the same in every pass."""
+    """A reader with the same device part in every pass."""
 
     def __init__(self, read: DeviceRead) -> None:
         self._read = read
@@ -81,7 +82,7 @@ class _SteadyReader(Reader):
 
 
 class PolicyMeasure(_SteadyReader):
-    """Gives the cache policy's next view its measure of the last pass (`LastPass.measured`)."""
+    """Reads the cache policy's measure of each row, for its next view (`LastPass.measured`)."""
 
     name = "measure"
 
@@ -90,19 +91,19 @@ class PolicyMeasure(_SteadyReader):
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring(DeviceRead):
-    """A measure of each row, of the logits as they are: the mask token counts."""
+class RowMeasureRead(DeviceRead):
+    """A measure of each row, of its logits before temperature and filters, the mask token included; [1, rows]."""
 
-    of: RowMeasure
+    row_measure: RowMeasure
     width = 1
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
-        values = apply_measure(vocabulary.log_softmax(logits), self.of, vocabulary).float()
+        values = apply_measure(vocabulary.log_softmax(logits), self.row_measure, vocabulary).float()
         return lambda tokens: values[None]  # noqa: ARG005
 
 
 class DecoderNumbers(Reader):
-    """Gives the decoder what it wants to know of predicted rows (`StepContext.numbers`)."""
+    """Reads the numbers that the decoder needs of predicted rows (`StepContext.numbers`)."""
 
     name = "decoder"
 
@@ -114,22 +115,23 @@ class DecoderNumbers(Reader):
 
 
 class Bar(Reader):
-    """Bars `tokens` int64 [n] from the positions in `barred` bool [T]."""
+    """Bars `tokens` int64 [n] from the positions in `mask` bool [T]."""
 
     name = "bars"
-    drafted = True
+    rowwise = True
 
-    def __init__(self, tokens: NDArray[np.int64], barred: Mask) -> None:
-        self._tokens, self._barred = tokens, barred
+    def __init__(self, tokens: NDArray[np.int64], mask: Mask) -> None:
+        self._tokens = tokens
+        self._mask = mask
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:
-        rows = self._barred[step.positions]
-        return Barred(self._tokens, rows) if rows.any() else None
+        rows = self._mask[step.positions]
+        return TokenBars(self._tokens, rows) if rows.any() else None
 
 
 @dataclass(frozen=True, slots=True)
-class Barred(DeviceRead):
-    """Tokens, int64 [n], that are not chosen in some `rows`, bool [rows].
+class TokenBars(DeviceRead):
+    """Excludes `tokens` int64 [n] from the choice in the rows of the mask `rows` bool [rows].
 
     They count in the probabilities, as the mask token does.
     """
@@ -138,7 +140,7 @@ class Barred(DeviceRead):
     rows: NDArray[np.bool_]
     bars = True
 
-    def piece(self, start: int, stop: int) -> "Barred":
+    def piece(self, start: int, stop: int) -> "TokenBars":
         return replace(self, rows=self.rows[start:stop])
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
@@ -152,59 +154,60 @@ class LogitBias(_SteadyReader):
     """Adds a number to the logits of some tokens, in every row."""
 
     name = "logit_bias"
-    drafted = True
+    rowwise = True
 
 
 @dataclass(frozen=True, slots=True)
-class Added(DeviceRead):
-    """`values` float32 [n] that are added to the logits of `tokens` int64 [n]."""
+class LogitOffsets(DeviceRead):
+    """Adds `values` float32 [n] to the logits of `tokens` int64 [n], in every row."""
 
     tokens: NDArray[np.int64]
     values: NDArray[np.float32]
 
     @classmethod
-    def of(cls, biases: Mapping[int, float]) -> "Added":
-        """`biases` by token id."""
+    def from_mapping(cls, biases: Mapping[int, float]) -> "LogitOffsets":
+        """Offsets from `biases` by token id."""
         return cls(np.array([*biases], dtype=np.int64), np.array([*biases.values()], dtype=np.float32))
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002
-        local, columns = vocabulary.places(self.tokens)
+        is_local, columns = vocabulary.places(self.tokens)
         if len(columns):
-            values = send(self.values[local], logits.device).to(logits.dtype)
+            values = send(self.values[is_local], logits.device).to(logits.dtype)
             logits.index_add_(1, send(columns, logits.device), values.expand(len(logits), -1))
 
 
 class Penalties(Reader):
-    """Lowers the logits of tokens that stand in the response or, for the repetition penalty, in the prompt.
+    """Lowers the logits of tokens that the response or, for the repetition penalty, the prompt has.
 
-    What counts is all that is final or written when the pass begins, wherever it stands: before the current block, what
-    earlier steps have written of the block, and on masked models what stands behind it. Positions that one pass fills
-    may take the same token.
+    All positions count that are final when the pass begins: before the current block, in it, and on masked models
+    behind it. Positions that one pass fills may take the same token.
     """
 
     name = "penalties"
     foreseeable = False
 
     def __init__(self, params: SamplingParams, canvas: Canvas) -> None:
-        self._params, self._canvas = params, canvas
-        self._prompt = np.unique(canvas.tokens[: canvas.prompt])
+        self._params = params
+        self._canvas = canvas
+        self._prompt_tokens = np.unique(canvas.tokens[: canvas.prompt])
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
-        canvas, params = self._canvas, self._params
-        places = slice(canvas.prompt, canvas.end)
-        written, counts = np.unique(canvas.tokens[places][~canvas.noisy[places]], return_counts=True)
+        canvas = self._canvas
+        params = self._params
+        response = slice(canvas.prompt, canvas.end)
+        written, counts = np.unique(canvas.tokens[response][~canvas.noisy[response]], return_counts=True)
         losses = params.frequency_penalty * counts + params.presence_penalty
-        seen = np.union1d(self._prompt, written) if params.repetition_penalty != 1 else written[:0]
-        return Penalized(seen, params.repetition_penalty, written, losses.astype(np.float32))
+        seen = np.union1d(self._prompt_tokens, written) if params.repetition_penalty != 1 else written[:0]
+        return TokenPenalties(seen, params.repetition_penalty, written, losses.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
-class Penalized(DeviceRead):
-    """Tokens whose logits are lower in every row.
+class TokenPenalties(DeviceRead):
+    """Lowers the logits of tokens in every row.
 
     Attributes:
-        seen: tokens whose logits are divided by `repetition` where they are positive, else multiplied, int64 [n].
-        written: tokens that lose `losses` float32 [m] afterwards, int64 [m].
+        seen: tokens whose logits are divided by `repetition` if positive, else multiplied by it, int64 [n].
+        written: tokens from whose logits `losses` float32 [m] are subtracted afterwards, int64 [m].
     """
 
     seen: NDArray[np.int64]
@@ -216,20 +219,20 @@ class Penalized(DeviceRead):
         _, columns = vocabulary.places(self.seen)
         if len(columns):
             index = send(columns, logits.device)
-            before = logits.index_select(1, index)
-            logits.index_copy_(1, index, torch.where(before > 0, before / self.repetition, before * self.repetition))
-        Added(self.written, -self.losses).change(logits, guide, vocabulary)
+            values = logits.index_select(1, index)
+            logits.index_copy_(1, index, torch.where(values > 0, values / self.repetition, values * self.repetition))
+        LogitOffsets(self.written, -self.losses).change(logits, guide, vocabulary)
 
 
 class MinP(_SteadyReader):
-    """Leaves out tokens that are less probable than a share of the most probable one's probability."""
+    """Excludes tokens whose probability is below a share of the most probable token's."""
 
     name = "min_p"
-    drafted = True
+    rowwise = True
 
 
 @dataclass(frozen=True, slots=True)
-class AtLeast(DeviceRead):
+class MinPFilter(DeviceRead):
     """The filter of `MinP`."""
 
     share: float

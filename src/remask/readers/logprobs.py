@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens: computed on the device for the rows of requests that ask, and read on the host.
+"""Log-probabilities of tokens, for requests with `top_logprobs`: computed on the device, reported by the host.
 
-They are those of the model's own distribution in the step, log-softmax of the logits that the sampler reads: guidance
-and penalties are in them, temperature, top-k and top-p are not. The mask token counts in the sum and is never listed.
+They are the log-softmax of the logits that the sampler reads: after guidance and penalties, before temperature, top-k
+and top-p. The mask token counts in the sum and is never listed.
 """
 
 from dataclasses import dataclass
@@ -26,42 +26,42 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class Logprobs(Reader):
-    """Reports the log-probability of each token that is written, and of the `top` most probable ones there.
+    """Reports the log-probability of each token that is written, and of the `top` most probable ones at its position.
 
-    Each is that of the pass which predicted the token, in `Transfer.logprobs` and `Transfer.top_logprobs`.
+    They are those of the pass that predicted the token, in `Transfer.logprobs` and `Transfer.top_logprobs`.
     """
 
     name = "logprobs"
-    drafted = True
+    rowwise = True
 
     def __init__(self, top: int) -> None:
         self.top = top
 
-    def check(self, asked: Asked, decoding: Decoding) -> None:  # noqa: ARG002
-        """Where tokens change after they are written they have no one log-probability."""
+    def check(self, request: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+        """Raise `ConfigError` if `top` is out of range, or if tokens of the model change after they are written."""
         check_whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
-        if asked.shape.kind == "uniform":
+        if request.shape.kind == "uniform":
             raise ConfigError(
                 "top_logprobs: a uniform model's tokens may change in every step of their block, and some are noise "
                 "that stays, so no one step gives them a log-probability; leave logprobs and top_logprobs out"
             )
-        if asked.shape.edit_tokens is not None:
+        if request.shape.edit_tokens is not None:
             raise ConfigError(
-                f"top_logprobs: {asked.shape.family} models that delete and insert move tokens to places whose "
+                f"top_logprobs: {request.shape.family} models that delete and insert move tokens to places whose "
                 "probabilities were others', so no place has a log-probability; leave logprobs and top_logprobs out"
             )
 
     def start(self, start: Start) -> Reader:
-        return PredictedLogprobs(start.longest, self.top, start.shape.vocab)
+        return PredictedLogprobs(start.max_length, self.top, start.shape.vocab)
 
 
 class PredictedLogprobs(Reader):
-    """`Logprobs` of one request that runs: what the last pass that predicted a position said of its token.
+    """`Logprobs` with the state of one request: the numbers of the last pass that predicted each position.
 
     Args:
-        length: positions of the canvas.
-        top: how many of the most probable tokens are reported of each.
-        vocab: tokens of the model.
+        length: number of positions of the canvas.
+        top: how many of the most probable tokens are reported for each position.
+        vocab: number of tokens of the model.
     """
 
     name = Logprobs.name
@@ -75,36 +75,40 @@ class PredictedLogprobs(Reader):
 
     def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         if predictions.logprobs is not None:
-            chosen = np.where(np.isnan(predictions.logprobs), numbers[0], predictions.logprobs)
-            numbers = np.concatenate([chosen[None], numbers[1:]])
-        self.note(predictions.positions, numbers)
+            token_logprobs = np.where(np.isnan(predictions.logprobs), numbers[0], predictions.logprobs)
+            numbers = np.concatenate([token_logprobs[None], numbers[1:]])
+        self.store(predictions.positions, numbers)
 
     def transferred(self, transfer: Transfer) -> None:
         transfer.logprobs, transfer.top_logprobs = self.of(np.array(transfer.positions, dtype=np.int64))
 
-    def note(self, positions: NDArray[np.int64], numbers: NDArray[np.float32]) -> None:
-        """Take the `numbers` of a pass for `positions` [n]: the first rows are those of `LogProbabilities.of`."""
+    def store(self, positions: NDArray[np.int64], numbers: NDArray[np.float32]) -> None:
+        """Store the `numbers` of `positions` [n]. The first 1 + 2k rows, [1 + 2k, n], are `LogProbabilities.of`."""
         self._rows[positions] = numbers[: self._ranking.width].T
 
     def of(self, positions: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[Top, ...]]:
-        """The log-probability of the token at each position, and the most probable tokens there."""
+        """The log-probability of the token at each of `positions` [n], and the most probable tokens there.
+
+        The second tuple is empty if no most probable tokens are reported.
+        """
         count = self._ranking.count
         rows = np.maximum(self._rows[positions], MIN_LOGPROB)
-        ids, values = rows[:, 1 : 1 + count].astype(np.int64).tolist(), rows[:, 1 + count :].tolist()
+        ids = rows[:, 1 : 1 + count].astype(np.int64).tolist()
+        values = rows[:, 1 + count :].tolist()
         tops = tuple(tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)) if count else ()
         return tuple(rows[:, 0].tolist()), tops
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking(DeviceRead):
-    """The log-probability of each token, then the `top` most probable tokens, then theirs (`LogProbabilities.of`)."""
+    """The numbers of `LogProbabilities.of`: float32 [1 + 2 * count, rows]."""
 
     top: int
     vocab: int
 
     @property
     def count(self) -> int:
-        """How many most probable tokens there are: a vocabulary may hold fewer than are asked for."""
+        """How many most probable tokens are read: `top`, or all but the mask token if the vocabulary has fewer."""
         return min(self.top, self.vocab - 1)
 
     @property
