@@ -219,7 +219,7 @@ def test_a_template_that_takes_no_text_as_arguments_gets_an_object_that_holds_it
         ),
     ):
         tokenizer.use_chat_template(call + written + "{% endfor %}{% endfor %}")
-        messages = tokenizer.with_arguments([broken])
+        messages = tokenizer.fit_arguments([broken])
         assert tokenizer.decode(tokenizer.apply_chat(messages, add_generation_prompt=False)) == text
 
 

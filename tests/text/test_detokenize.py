@@ -37,7 +37,11 @@ WORDS, BYTES = bundled(), bytewise()
 
 
 def pieces(
-    tokenizer: Tokenizer, tokens: list[int], cuts: random.Random, stops: tuple[str, ...] = (), included: bool = False
+    tokenizer: Tokenizer,
+    tokens: list[int],
+    cuts: random.Random,
+    stops: tuple[str, ...] = (),
+    included: bool = False,
 ) -> list[str]:
     """What is said of `tokens`, pushed a few at a time."""
     text = Detokenizer(tokenizer, stops, included)
@@ -92,7 +96,7 @@ def test_what_may_become_a_stop_is_held_back_and_no_more() -> None:
     assert text.push(BYTES.encode("c")) == ""
     assert text.push(BYTES.encode("abc")) == "abc"
     assert text.push(BYTES.encode("d more")) == ""
-    assert text.stopped
+    assert text.stop
     assert text.push(BYTES.encode("even more")) == text.finish() == ""
 
 
@@ -101,5 +105,5 @@ def test_what_may_become_a_stop_is_held_back_and_no_more() -> None:
     [("abc", [], "abc"), ("abc", ["c", "b"], "ab"), ("xabc", ["abc", "ab"], "xab"), ("", ["a"], "")],
 )
 def test_the_first_stop_and_of_those_that_begin_together_the_shortest(text: str, stops: list[str], left: str) -> None:
-    detokenizer = Detokenizer(BYTES, stops, included=True)
+    detokenizer = Detokenizer(BYTES, stops, include_stop=True)
     assert detokenizer.push(BYTES.encode(text)) + detokenizer.finish() == left

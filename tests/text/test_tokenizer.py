@@ -221,10 +221,10 @@ def test_both_readings_at_a_time(either: Tokenizer) -> None:
 def test_quotes_are_what_they_stand_for(parts: list[str]) -> None:
     quoting = Quoting(["<|a|>", "<|ab|>", "x", ""])
     text = "".join(parts)
-    quoted = quoting.quoted(text)
-    assert quoting.plain(quoted) == text
+    quoted = quoting.quote(text)
+    assert quoting.unquote(quoted) == text
     assert quoting.pattern.search(quoted) is None
-    assert quoting.holds_quotes(quoted) == (quoted != text)
+    assert quoting.has_quotes(quoted) == (quoted != text)
 
 
 def test_names_are_found_without_looking_back() -> None:

@@ -370,7 +370,7 @@ class _Builder:
 def _quoted(text: str, tokenizer: Tokenizer) -> str:
     """`text` without names of special tokens, except the placeholders of masks and answers."""
     parts = re.split(f"({re.escape(MASK)}|{re.escape(ANSWER)})", text)
-    return "".join(part if part in (MASK, ANSWER) else tokenizer.quoted(part) for part in parts)
+    return "".join(part if part in (MASK, ANSWER) else tokenizer.quote(part) for part in parts)
 
 
 def _template_turns(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -379,7 +379,7 @@ def _template_turns(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer)
     Calls of tools become texts if the template has no place for them.
     """
     has_tools = "tool" in (tokenizer.chat_template or "")
-    turns: list[dict[str, Any]] = tokenizer.quoted([*messages] if has_tools else without_tools(messages))
+    turns: list[dict[str, Any]] = tokenizer.quote([*messages] if has_tools else without_tools(messages))
     return turns
 
 

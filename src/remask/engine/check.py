@@ -177,7 +177,7 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
     else:
         token_ids |= model_stops
     if not params.stop:
-        return StopRule(token_ids, cut=cut)
+        return StopRule(token_ids, cut_ids=cut)
     if decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
     return StopRule(token_ids, tuple(params.stop), decode, cut)

@@ -41,7 +41,7 @@ class ResponseEnd:
         self._template = template
         self._rule = rule
         self._formed = formed
-        self._stops = rule.every
+        self._stops = rule.stop_ids
         self._scan = rule.scan()
         self._scan_length = template.tail  # leading response tokens that the scan has passed
         # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.

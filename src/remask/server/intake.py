@@ -196,7 +196,7 @@ class Intake:
         has_unwritable_tools = bool(tools) and "tools" not in (self.tokenizer.chat_template or "")
         if (has_unwritable_tools or self._has_unwritable_calls(messages)) and self.tools_by_form:
             return messages_with_tools_as_text(rendered, tools)
-        return self.tokenizer.with_arguments(rendered)
+        return self.tokenizer.fit_arguments(rendered)
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """The requests of a chat, one for each of `n` choices. Raises `ConfigError`, and a 404 for an unknown model."""

@@ -1,4 +1,4 @@
-"""Chat templates: programs of whoever made a checkpoint. They run in processes of their own, with limits."""
+"""Chat templates: programs of a checkpoint's authors, which run in processes of their own, with limits."""
 
 import marshal
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,12 @@ MAX_CHARACTERS = 8 << 20  # of a conversation: twice the longest request body th
 class ChatTemplate:
     """A Jinja template and the processes that render it, one for each thread that renders at the same time.
 
-    A process is started when it is first needed, kept for the next conversation, and replaced where a rendering had to
-    be ended. It ends with this object, or with the process that made it. `variables` are what the template reads beside
-    the conversation, such as the special tokens.
+    Processes are started, reused and ended as `Helpers` says. `variables` are what the template reads besides the
+    conversation, such as the special tokens.
     """
 
     def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
-        job = marshal.dumps({"template": text, "variables": dict(variables), "longest": MAX_CHARACTERS})
+        job = marshal.dumps({"template": text, "variables": dict(variables), "max_length": MAX_CHARACTERS})
         task = "remask.text.template_worker:renderer"
         self._helpers = Helpers(task, job, seconds=MAX_SECONDS, memory=MAX_BYTES)
 
@@ -31,18 +30,18 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation. Safe on any thread; the interpreter's lock is not held meanwhile.
+        """The text of a conversation. Safe on any thread; waits for the process without the interpreter's lock.
 
         `variables` are further ones that the template reads, such as `enable_thinking` and `tools`. Raises
-        `ConfigError` where the template refuses the conversation, fails on it, or goes beyond a limit; or where
-        `variables` hold a name that stands for the conversation.
+        `ConfigError` if the template refuses the conversation, fails on it or exceeds a limit; and if `variables` have
+        a reserved name, or values other than texts, numbers, booleans, lists and objects.
         """
         # A key without a value is left out: templates ask whether a key is there.
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         values = {"messages": chat, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
-        taken = sorted((set(values) - {"tools"}) & set(variables or {}))
-        if taken:
-            raise ConfigError(f"chat_template_kwargs: {taken[0]} is no variable to choose; leave it out")
+        reserved = sorted((set(values) - {"tools"}) & set(variables or {}))
+        if reserved:
+            raise ConfigError(f"chat_template_kwargs: {reserved[0]} is no variable to choose; leave it out")
         values |= variables or {}
         try:
             content = marshal.dumps(values)

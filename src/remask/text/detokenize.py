@@ -9,47 +9,57 @@ from remask.text.tokenizer import Tokenizer
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Where the first of `stops` begins and ends; of those that begin there, the shortest."""
-    return min(((place, place + len(stop)) for stop in stops if (place := text.find(stop)) >= 0), default=None)
+    """The start and end of the first stop in `text`, the shortest of those that start there; None without one."""
+    return min(((start, start + len(stop)) for stop in stops if (start := text.find(stop)) >= 0), default=None)
 
 
 class Detokenizer:
     """Turns tokens into text as they settle, left to right. The joined pieces equal the text of all tokens.
 
-    Holds back a character whose bytes span tokens until it is complete, and text that may become one of `stops`. The
-    text ends before the first stop text, or with it where stops are `included`. Each character is compared with the
-    stops once. `context` holds tokens that stand before the first one.
+    Text is held back while it may change: a character whose bytes span tokens until it is complete, and what may become
+    one of `stops`. The text ends before the first stop text, or behind it with `include_stop`. Each character is
+    compared with the stops once. `context` holds the tokens before the first one.
+
+    Attributes:
+        length: number of decoded characters, held ones included.
+        stop: the stop text that ended the text; None without one so far.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), included: bool = False, context: Sequence[int] = ()
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), include_stop: bool = False, context: Sequence[int] = ()
     ) -> None:
+        self.length = 0
+        self.stop: str | None = None
         self._special_ids = tokenizer.special_ids
         self._decoder = IncrementalDecoder(tokenizer.decode, context)
-        self._stops, self._included = tuple(stops), included
+        self._stops = tuple(stops)
+        self._include_stop = include_stop
         self._tail = ""  # text that may become a stop text
-        self.length = 0  # decoded characters, the tail included
-        self.stopped: str | None = None  # the stop text that ended it
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text that is final with them."""
         # `decode` omits special tokens. Many of them within a character would count as bytes that never make one.
         ordinary = [token for token in tokens if token not in self._special_ids]
-        return self._certain(self._decoder.push(ordinary), final=False)
+        return self._release(self._decoder.push(ordinary), final=False)
 
     def finish(self) -> str:
         """Return the text that was held back. There must be no more tokens."""
-        return self._certain(self._decoder.finish(), final=True)
+        return self._release(self._decoder.finish(), final=True)
 
-    def _certain(self, new: str, *, final: bool) -> str:
-        if self.stopped is not None:
+    def _release(self, new: str, *, final: bool) -> str:
+        """The text that is final with the `new` one: up to a stop, and unless `final` to where one may have begun."""
+        if self.stop is not None:
             return ""
         text = self._tail + new
         self.length += len(new)
-        if (span := _first_stop(text, self._stops)) is not None:
-            self.stopped, self._tail = text[slice(*span)], ""
-            return text[: span[self._included]]
-        end = len(text) - (0 if final else max((_overlap(text, stop) for stop in self._stops), default=0))
+        span = _first_stop(text, self._stops)
+        if span is not None:
+            start, end = span
+            self.stop = text[start:end]
+            self._tail = ""
+            return text[: end if self._include_stop else start]
+        overlap = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
+        end = len(text) - overlap
         self._tail = text[end:]
         return text[:end]
 
@@ -57,13 +67,12 @@ class Detokenizer:
 class ResponseText:
     """Turns the tokens of a response into text as they settle, left to right, by its template.
 
-    Padding, and what stands behind a stop in its hole, is no part of the text. A part ends with a whole character.
-    `context` holds tokens that stand before the response, where its text goes on from theirs.
+    The text has no padding, and of a hole nothing behind a stop. Every part begins with a new character. `context`
+    holds the tokens before the response, if its text continues theirs.
 
     Attributes:
         holes: the text of each hole so far.
-        length: decoded characters of the answer, held ones included.
-        stop: the stop text that ended a hole, if one did.
+        stop: the first stop text that ended a hole; None without one so far.
     """
 
     def __init__(
@@ -71,58 +80,66 @@ class ResponseText:
     ) -> None:
         self.holes = [""] * len(template.holes)
         self.stop: str | None = None
-        self._tokenizer, self._template, self._params = tokenizer, template, params
+        self._tokenizer = tokenizer
+        self._template = template
+        self._params = params
+        self._padding = frozenset(template.padding)
+        self._stop_ids = frozenset(params.stop_token_ids)
         self._parts = _parts(template)
-        self._padding, self._stop_ids = frozenset(template.padding), frozenset(params.stop_token_ids)
-        self._place = self._part = self._before = 0
+        self._part = 0  # index of the part that receives tokens
+        self._place = 0  # place of the next token in the response
+        self._ended_length = 0  # characters of the parts that have ended
         self._context = list(context)
-        self._begin()
+        self._begin_part()
 
     @property
     def length(self) -> int:
-        """See the class."""
-        return self._before + (self._text.length if self._shown else 0)
+        """Number of decoded characters of the answer, held ones included."""
+        return self._ended_length + (self._text.length if self._is_shown else 0)
 
     @property
-    def last(self) -> int | None:
-        """The last token that made text, its context's before the first one; None where there is none."""
+    def last_token(self) -> int | None:
+        """The last token that made text, or that of the context before the first one; None without either."""
         return self._context[-1] if self._context else None
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text of the answer that is final with them."""
-        text, rest = "", list(tokens)
+        text = ""
+        rest = list(tokens)
         while rest:
-            count = self._parts[self._part][0] - self._place
-            text += self._add(self._text.push(self._visible(rest[:count])))
-            self._place += len(rest[:count])
-            rest = rest[count:]
-            if self._place == self._parts[self._part][0]:
+            part_end, _ = self._parts[self._part]
+            part_tokens = rest[: part_end - self._place]
+            rest = rest[len(part_tokens) :]
+            self._place += len(part_tokens)
+            text += self._add(self._text.push(self._visible(part_tokens)))
+            if self._place == part_end:
                 text += self.finish()
-                self._before = self.length
+                self._ended_length = self.length
                 self._part += 1
-                self._begin()
+                self._begin_part()
         return text
 
     def finish(self) -> str:
-        """Return the text of the answer that was held back. There must be no more tokens of this part."""
+        """Return the text of the answer that was held back. The current part must have no more tokens."""
         return self._add(self._text.finish())
 
-    def _begin(self) -> None:
-        """Begin with the next part, or with nothing behind the last one."""
-        self._hole = self._parts[self._part][1] if self._part < len(self._parts) else None
-        params, inside = self._params, self._hole is not None
-        stops = params.stop if inside else ()
-        self._text = Detokenizer(self._tokenizer, stops, params.include_stop_str_in_output, self._context)
-        self._shown = inside or not self._template.fill_only
-        self._stopped = False
+    def _begin_part(self) -> None:
+        """Begin the part at index `_part`; behind the last one an empty fixed part."""
+        self._hole = self._parts[self._part][1] if self._part < len(self._parts) else None  # index; None: fixed part
+        in_hole = self._hole is not None
+        stops = self._params.stop if in_hole else ()
+        self._text = Detokenizer(self._tokenizer, stops, self._params.include_stop_str_in_output, self._context)
+        self._is_shown = in_hole or not self._template.fill_only
+        self._has_stop_token = False
 
     def _visible(self, tokens: Sequence[int]) -> list[int]:
-        """Those of `tokens` of one part that make text."""
+        """Those `tokens` of the current part that make text. Extends the context."""
+        in_hole = self._hole is not None
         visible: list[int] = []
         for token in tokens:
-            if self._hole is None or not (self._stopped or token in self._padding):
+            if not in_hole or not (self._has_stop_token or token in self._padding):
                 visible.append(token)
-            self._stopped |= self._hole is not None and token in self._stop_ids
+            self._has_stop_token |= in_hole and token in self._stop_ids
         special = self._tokenizer.special_ids
         self._context = [*self._context, *(token for token in visible if token not in special)][-MAX_CHAR_TOKENS:]
         return visible
@@ -130,24 +147,24 @@ class ResponseText:
     def _add(self, text: str) -> str:
         if self._hole is not None:
             self.holes[self._hole] += text
-            self.stop = self.stop or self._text.stopped
-        return text if self._shown else ""
+            self.stop = self.stop or self._text.stop
+        return text if self._is_shown else ""
 
 
 def _parts(template: Template) -> list[tuple[int, int | None]]:
-    """Where each part ends, and which hole it is; None for a fixed part."""
+    """The parts of a template: the place behind the part, and the index of its hole, None of a fixed part."""
     parts: list[tuple[int, int | None]] = []
-    place = 0
-    for number, hole in enumerate(template.holes):
-        if hole.start > place:
+    end = 0
+    for index, hole in enumerate(template.holes):
+        if hole.start > end:
             parts.append((hole.start, None))
-        parts.append((hole.stop, number))
-        place = hole.stop
-    return parts if place == len(template) else [*parts, (len(template), None)]
+        parts.append((hole.stop, index))
+        end = hole.stop
+    return parts if end == len(template) else [*parts, (len(template), None)]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0:
         if stop.startswith(text[start:]):

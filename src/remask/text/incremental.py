@@ -1,21 +1,21 @@
-"""Tokens as they come: their text, piece by piece, and where a response ends."""
+"""The text of tokens as they settle, piece by piece, and the end of a response."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer decodes an incomplete character to this
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the text of an incomplete character
 MAX_CHAR_TOKENS = 4  # a character has at most four bytes, and a token at least one
 MAX_PENDING = 16  # tokens that may wait for the end of a character
 
 Decode = Callable[[Sequence[int]], str]
+"""Returns the text of tokens."""
 
 
 class IncrementalDecoder:
-    """Decodes tokens as they come. The joined pieces equal the text of all tokens; what was returned never changes.
+    """Decodes tokens piece by piece. The joined pieces equal the text of all tokens; what was returned never changes.
 
-    `decode` returns the text of tokens. A character whose bytes span tokens is held back until it is complete. Bytes
-    that never make a character are held back for `MAX_PENDING` tokens at most. `context` holds tokens that stand before
-    the first one.
+    A character whose bytes span tokens is held back until it is complete, bytes that never make a character for at most
+    `MAX_PENDING` tokens. `context` holds the tokens before the first one.
     """
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
@@ -28,12 +28,12 @@ class IncrementalDecoder:
         if not tokens:
             return ""
         # Together if they end with a complete character, otherwise one after the other.
-        waiting = len(self._pending)
+        count = len(self._pending)
         self._pending += tokens
         text = self._read()
         if text or len(tokens) == 1:
             return text or self._force()
-        del self._pending[waiting:]
+        del self._pending[count:]
         return "".join(self.push([token]) for token in tokens)
 
     def finish(self) -> str:
@@ -41,28 +41,31 @@ class IncrementalDecoder:
         return self._read(final=True)
 
     def _read(self, *, final: bool = False) -> str:
-        before, text = self._decode(self._context), self._decode(self._context + self._pending)
-        if len(text) <= len(before) or (text.endswith(INCOMPLETE) and not final):
+        context_text = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        if len(text) <= len(context_text) or (text.endswith(INCOMPLETE) and not final):
             return ""
-        self._context, self._pending = self._pending, []
-        return text[len(before) :]
+        self._context = self._pending
+        self._pending = []
+        return text[len(context_text) :]
 
     def _force(self) -> str:
-        """Return the text of all pending tokens but the last few, where too many are pending."""
+        """Return the text of all pending tokens but the last few if `MAX_PENDING` are pending, else nothing."""
         if len(self._pending) < MAX_PENDING:
             return ""
-        before, text = self._decode(self._context), self._decode(self._context + self._pending)
-        cut = len(self._pending) - MAX_CHAR_TOKENS
-        # One of so many neighbouring cuts is no cut through a character.
-        for end in range(cut, cut - MAX_CHAR_TOKENS, -1):
-            decided = self._decode(self._context + self._pending[:end])
-            if text.startswith(decided):
+        context_text = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        last_end = len(self._pending) - MAX_CHAR_TOKENS
+        # Of `MAX_CHAR_TOKENS` neighbouring ends, one at least is not within a character.
+        for end in range(last_end, last_end - MAX_CHAR_TOKENS, -1):
+            leading_text = self._decode(self._context + self._pending[:end])
+            if text.startswith(leading_text):
                 break
-        decided = decided[len(before) :]
-        if decided:
+        piece = leading_text[len(context_text) :]
+        if piece:
             self._context = self._pending[:end]
-        del self._pending[:end]  # without text they are of no use as context
-        return decided
+        del self._pending[:end]  # tokens without text are of no use as context
+        return piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,13 @@ class StopRule:
 
     token_ids: frozenset[int]  # tokens that end it and stay part of it
     texts: tuple[str, ...] = ()  # texts that end it
-    decode: Decode | None = None  # returns the text of tokens. None where no text ends the response.
-    cut: frozenset[int] = frozenset()  # tokens that end it and are no part of it
+    decode: Decode | None = None  # needed if texts end the response
+    cut_ids: frozenset[int] = frozenset()  # tokens that end it and are no part of it
 
     @property
-    def every(self) -> frozenset[int]:
+    def stop_ids(self) -> frozenset[int]:
         """All tokens that end a response."""
-        return self.token_ids | self.cut
+        return self.token_ids | self.cut_ids
 
     def scan(self) -> "StopScan":
         """A scan of a response that has no tokens yet."""
@@ -85,37 +88,37 @@ class StopRule:
 
 
 class StopScan:
-    """Looks for the first stop in a response while its tokens settle. Each token is looked at once.
+    """Finds the first stop of a response while its tokens settle. Each token is read once.
 
     Attributes:
-        end: length of the response that the first stop leaves, a stop token included that stays; None without a stop
-            so far. A stop text ends the response with the token that completes it.
+        end: number of tokens up to the first stop, including a stop token that is not cut and the token that completes
+            a stop text; None without a stop so far.
     """
 
     def __init__(self, rule: StopRule) -> None:
         self.end: int | None = None
         self._rule = rule
-        self._seen = 0
-        self._text = None if rule.decode is None else IncrementalDecoder(rule.decode)
-        self._longest = max(map(len, rule.texts), default=0)
+        self._count = 0  # tokens so far
+        self._decoder = None if rule.decode is None else IncrementalDecoder(rule.decode)
+        self._max_tail = max(map(len, rule.texts), default=1) - 1
         self._tail = ""  # text in which a stop text may have begun
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append settled tokens. Those after a stop are not looked at."""
+        """Append settled tokens. Those after a stop are ignored."""
         for token in tokens:
             if self.end is not None:
                 return
-            self._seen += 1
-            if token in self._rule.token_ids or (self._text is not None and self._completes(self._text, token)):
-                self.end = self._seen
-            elif token in self._rule.cut:
-                self.end = self._seen - 1
+            self._count += 1
+            if token in self._rule.token_ids or self._completes_text(token):
+                self.end = self._count
+            elif token in self._rule.cut_ids:
+                self.end = self._count - 1
 
-    def _completes(self, decoder: IncrementalDecoder, token: int) -> bool:
-        """Whether a stop text ends within the text of `token`."""
-        new = decoder.push([token])
-        if not new:
+    def _completes_text(self, token: int) -> bool:
+        """Whether a stop text ends within the text of `token`. Appends the token to the text."""
+        piece = "" if self._decoder is None else self._decoder.push([token])
+        if not piece:
             return False
-        text = self._tail + new
-        self._tail = text[len(text) - min(len(text), self._longest - 1) :]
+        text = self._tail + piece
+        self._tail = text[max(0, len(text) - self._max_tail) :]
         return any(stop in text for stop in self._rule.texts)

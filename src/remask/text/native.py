@@ -11,16 +11,18 @@ from tokenizers import Tokenizer as Core
 
 
 class NativeTokenizer:
-    """Reads and writes texts as `transformers.PreTrainedTokenizerFast(tokenizer_object=core, ...)` does.
+    """Encodes and decodes as `transformers.PreTrainedTokenizerFast(tokenizer_object=core, ...)` does.
 
     Args:
-        core: it neither cuts nor pads, and holds all special tokens as such.
+        core: a tokenizer without truncation and padding, in which all special tokens are marked as special.
         special: texts of special tokens by their roles, such as `eos_token`.
-        chat_template: Jinja; None: there is none.
+        chat_template: a Jinja template; None if there is none.
     """
 
     def __init__(self, core: Core, special: Mapping[str, str], chat_template: str | None) -> None:
-        self.backend_tokenizer, self.special_tokens_map, self.chat_template = core, dict(special), chat_template
+        self.backend_tokenizer = core
+        self.special_tokens_map = dict(special)
+        self.chat_template = chat_template
         self.all_special_tokens = list(dict.fromkeys(special.values()))
         self.all_special_ids = [core.token_to_id(token) for token in self.all_special_tokens]
 
@@ -29,7 +31,7 @@ class NativeTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Tokens that are found in a text before it is read, by their ids."""
+        """The tokens that are split off before a text is tokenized, by their ids."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def get_chat_template(self) -> str | None:
@@ -39,11 +41,14 @@ class NativeTokenizer:
     def encode(
         self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any
     ) -> list[int]:
-        """Token ids. With `split_special_tokens` names of special tokens are text, in this call and by a state."""
+        """The token ids of `text`. With `split_special_tokens` names of special tokens are ordinary text.
+
+        The flag is a state of `core`, so calls that differ in it must not run at the same time.
+        """
         core = self.backend_tokenizer
         if core.encode_special_tokens != split_special_tokens:
             core.encode_special_tokens = split_special_tokens
-        # `encode` of a single text would hold the interpreter's lock.
+        # `encode_batch` releases the interpreter's lock, `encode` does not.
         (encoding,) = core.encode_batch([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
@@ -52,6 +57,6 @@ class NativeTokenizer:
         return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """The name of a token, or those of several; None where there is no such token."""
-        name = self.backend_tokenizer.id_to_token
-        return name(ids) if isinstance(ids, int) else [name(token) for token in ids]
+        """The name of a token, or a list of those of several; the name is None if there is no such token."""
+        name_of = self.backend_tokenizer.id_to_token
+        return name_of(ids) if isinstance(ids, int) else [name_of(token) for token in ids]

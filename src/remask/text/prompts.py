@@ -1,4 +1,4 @@
-"""The forms in which a prompt may be given, and their conversion to token ids."""
+"""The forms of a prompt, and their conversion to token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
@@ -9,38 +9,39 @@ from remask.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
-_FORMS = ("prompt", "prompt_token_ids")  # of a prompt that is an object, as vLLM takes it
+_FIELDS = ("prompt", "prompt_token_ids")  # of a prompt that is an object, as in vLLM
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many as a list. A list of ints is one prompt, and so is a list of messages."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int | Mapping)):
-        several = not isinstance(prompts, str | Mapping) and _is_form(prompts[0])
-        return list(prompts) if several else [prompts]  # type: ignore[list-item, arg-type]
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int | Mapping) and not _is_prompt_object(prompts[0]):
+        return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation or many as a list. Raises `ConfigError` where something else is given."""
-    several: Any = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
-    several = [several] if several and isinstance(several[0], Mapping) else several
-    for chat in several:
+    """One conversation or many as a list. Raises `ConfigError` on anything else."""
+    chats: Any = messages if isinstance(messages, Sequence) and not isinstance(messages, str) else [messages]
+    chats = [chats] if chats and isinstance(chats[0], Mapping) else chats
+    for chat in chats:
         if isinstance(chat, str) or not isinstance(chat, Sequence) or not chat or not isinstance(chat[0], Mapping):
             raise ConfigError(
                 f"messages: a conversation is a list of objects with role and content, got {shown(chat)}; texts are "
                 "prompts of generate"
             )
-    return list(several)
+    return list(chats)
 
 
-def _is_form(prompt: Any) -> bool:
-    """Whether a prompt is an object, and not a message of a conversation."""
-    return isinstance(prompt, Mapping) and any(name in prompt for name in _FORMS)
+def _is_prompt_object(item: Any) -> bool:
+    """Whether an item of a list is a prompt, and not a message of a conversation."""
+    return isinstance(item, Mapping) and any(name in item for name in _FIELDS)
 
 
-def _of_form(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """What an object holds. Raises `ConfigError` where that is not one prompt."""
-    if len(prompt) != 1 or not _is_form(prompt):
+def _object_content(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The text or token ids of a prompt that is an object. Raises `ConfigError` if it is malformed."""
+    if len(prompt) != 1 or not _is_prompt_object(prompt):
         raise ConfigError(
             "a prompt that is an object has one field, 'prompt' or 'prompt_token_ids', got "
             f"{shown(sorted(map(str, prompt)))}; models read text alone, and other settings are arguments"
@@ -56,8 +57,9 @@ def _of_form(prompt: Mapping[str, Any]) -> str | Sequence[int]:
 
 
 def _are_ids(value: Any) -> TypeGuard[Sequence[int]]:
-    items = value if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
-    return all(isinstance(token, int) and not isinstance(token, bool) for token in items)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
 
 def encode(
@@ -69,15 +71,15 @@ def encode(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> tuple[list[int], int]:
-    """The token ids, and how many leading ones are the shared prefix by default.
+    """The token ids of a prompt, and how many leading ones are its shared prefix by default.
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is
     the term of that name, `variables` are those of the chat template, and the last two say how messages end, as in
-    `Tokenizer.render_chat`. Raises `ConfigError` if text is given and the model folder has no tokenizer, and on an
-    object that is no prompt.
+    `Tokenizer.render_chat`. Raises `ConfigError` on text without a tokenizer, on an object that is no prompt, and on
+    `continue_final_message` without messages.
     """
     if isinstance(prompt, Mapping):
-        prompt = _of_form(prompt)
+        prompt = _object_content(prompt)
     if continue_final_message and (_are_ids(prompt) or isinstance(prompt, str)):
         raise ConfigError("continue_final_message is of conversations; a text or token ids are gone on with anyway")
     if _are_ids(prompt):
@@ -87,13 +89,17 @@ def encode(
     if isinstance(prompt, str):
         return text_tokens(prompt, tokenizer, control_tokens), 0
     messages: list[Any] = list(prompt)
-    control, open_end = control_tokens is True, continue_final_message
+    has_control_tokens = control_tokens is True
     tokens = tokenizer.apply_chat(
-        messages, add_generation_prompt, variables, continue_final_message=open_end, control_tokens=control
+        messages,
+        add_generation_prompt,
+        variables,
+        continue_final_message=continue_final_message,
+        control_tokens=has_control_tokens,
     )
-    return tokens, tokenizer.shared_prefix(messages, tokens, variables, control_tokens=control)
+    return tokens, tokenizer.shared_prefix(messages, tokens, variables, control_tokens=has_control_tokens)
 
 
 def text_tokens(prompt: str, tokenizer: Tokenizer, control_tokens: bool | None) -> list[int]:
-    """Token ids of a plain prompt, in the model's own format: names in it are tokens, unless that is refused."""
+    """Token ids of a plain prompt. Names of special tokens become these tokens unless `control_tokens` is false."""
     return tokenizer.encode_literally(prompt) if control_tokens is False else tokenizer.encode(prompt)

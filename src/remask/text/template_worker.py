@@ -1,7 +1,7 @@
-"""Renders one chat template: a task of helpers (`remask.machine.helper`), which `remask.text.chat_template` asks.
+"""Renders one chat template: a task of helper processes (`remask.machine.helper`) for `remask.text.chat_template`.
 
-What it gets is of Python's `marshal`, which is read fastest: first the template, the variables that all conversations
-share and the greatest length; then one conversation a question. What it answers is the rendered text.
+Its settings are the template, the variables that all conversations share, and the maximal length; a question is one
+conversation, and the answer its rendered text. Input is encoded by `marshal`, which is the fastest to read.
 """
 
 import json
@@ -20,8 +20,8 @@ from jinja2.utils import Namespace
 from remask.machine.helper import Answers, FailedError, RefusedError
 
 
-class _Generation(Extension):
-    """The block `{% generation %}`, in which templates put the assistant's words. It renders as what it holds."""
+class _GenerationBlock(Extension):
+    """The block `{% generation %}`, which templates put around the assistant's words. It renders as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -30,8 +30,8 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-class _Names(Namespace):
-    """The object of `namespace()`, without names that Python itself uses."""
+class _SafeNamespace(Namespace):
+    """The object of `namespace()`. Names with a leading underscore are refused, as Python uses some of them."""
 
     def __init__(*args: Any, **values: Any) -> None:
         Namespace.__init__(*args, **values)
@@ -52,8 +52,8 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime_now(time_format: str) -> str:
+    return datetime.now().strftime(time_format)
 
 
 def _to_json(
@@ -68,19 +68,17 @@ def compile_template(text: str) -> Template:
     Raises `jinja2.TemplateSyntaxError` if the text is not a valid template.
     """
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_now, namespace=_Names)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_SafeNamespace)
     return environment.from_string(text)
 
 
 def render(template: Template, values: Mapping[str, Any], max_length: int) -> str:
-    """The text of a conversation, of at most `max_length` characters.
-
-    Raises `FailedError` on more, and whatever the template raises.
-    """
-    pieces, length = [], 0
+    """The text of a conversation. Raises `FailedError` beyond `max_length` characters, and what the template raises."""
+    pieces = []
+    length = 0
     for piece in template.generate(values):
         length += len(piece)
         if length > max_length:
@@ -90,7 +88,7 @@ def render(template: Template, values: Mapping[str, Any], max_length: int) -> st
 
 
 def renderer(settings: bytes) -> Answers:
-    """What answers conversations with their texts. The template is compiled within the limits of the first one."""
+    """The function that renders conversations. The first one compiles the template, within its limits."""
     job = marshal.loads(settings)
     template: Template | None = None
 
@@ -98,7 +96,7 @@ def renderer(settings: bytes) -> Answers:
         nonlocal template
         try:
             template = template or compile_template(job["template"])
-            text = render(template, {**job["variables"], **marshal.loads(conversation)}, job["longest"])
+            text = render(template, {**job["variables"], **marshal.loads(conversation)}, job["max_length"])
         except TemplateError as error:
             raise RefusedError(str(error)) from error
         except RecursionError as error:

@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary stands for, where they do not depend on the tokens around it."""
+"""The bytes of each token of a vocabulary, for tokenizers whose tokens decode the same beside any other token."""
 
 import json
 import random
@@ -17,7 +17,7 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     `backend` is transformers' tokenizer or a `NativeTokenizer`. Two layouts are supported: bytes as printable
     characters (GPT-2's ByteLevel), and texts with byte tokens `<0x00>` to `<0xFF>` (ByteFallback), in which some
     characters stand for others (Replace), such as Gemma's `▁` for a space. Raises `FormError` on other layouts, and if
-    two tokens decode to another text than one after the other.
+    the text of a pair of tokens, of a sample of pairs, is not that of both tokens joined.
     """
     names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
     steps = decoder_steps(backend)
@@ -29,9 +29,9 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
     elif step_types[-2:] == ["ByteFallback", "Fuse"] and None not in replacements:
         contents = [None if name is None else _from_fallback(name, replacements) for name in names]
     else:
-        raise _unknown(f"its decoder is {', '.join(step_types) or 'none'}")
+        raise _layout_error(f"its decoder is {', '.join(step_types) or 'none'}")
     contents = [None if token in special else content or None for token, content in enumerate(contents)]
-    _check(backend, contents)
+    _check_pairs(backend, contents)
     return contents + [None] * (vocab - len(contents))
 
 
@@ -80,21 +80,23 @@ def _from_fallback(name: str, replacements: Sequence[tuple[str, str] | None] = (
     return bytes([int(name[3:5], 16)]) if _is_byte(name) else name.encode()
 
 
-def _check(backend: Any, contents: Sequence[bytes | None]) -> None:
+def _check_pairs(backend: Any, contents: Sequence[bytes | None]) -> None:
+    """Raise `FormError` if random pairs of tokens do not decode to their joined `contents`, or no token is a text."""
     texts = list[tuple[int, str]]()
     for token, content in enumerate(contents):
         with suppress(UnicodeDecodeError):
-            texts += [] if content is None else [(token, content.decode())]
+            if content is not None:
+                texts.append((token, content.decode()))
     if not texts:
-        raise _unknown("none of its tokens is a text")
+        raise _layout_error("none of its tokens is a text")
     rng = random.Random(0)
     pairs = zip(rng.choices(texts, k=_SAMPLES), rng.choices(texts, k=_SAMPLES), strict=True)
     for (first, text), (second, next_text) in pairs:
         if backend.decode([first, second], clean_up_tokenization_spaces=False) != text + next_text:
-            raise _unknown(f"tokens {first} and {second} together have another text than one after the other")
+            raise _layout_error(f"tokens {first} and {second} together have another text than one after the other")
 
 
-def _unknown(reason: str) -> FormError:
+def _layout_error(reason: str) -> FormError:
     return FormError(
         " need a tokenizer whose tokens have texts of their own, and this model's has not: "
         f"{reason}; leave structured_outputs and response_format out"

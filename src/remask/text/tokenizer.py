@@ -1,4 +1,4 @@
-"""Text to token ids and back, chat templates, and the prefix that conversations share."""
+"""Text to token ids and back, conversations to token ids, and the prefix that requests share."""
 
 import json
 import re
@@ -13,58 +13,61 @@ from remask.text.chat_template import ChatTemplate
 from remask.text.incremental import INCOMPLETE
 from remask.text.token_bytes import decoder_steps, named_bytes, token_bytes
 
-_FIRST = 0x100000  # of private characters
+_FIRST_MARK = 0x100000  # the first private character
 
 
 class Quoting:
-    """Quotes the names of some special tokens.
+    """Quotes the names of special tokens in texts, so that a tokenizer does not read them as these tokens.
 
-    Private characters from `_FIRST` on stand for the names, in their order. The one behind them stands before a private
-    character that a text has itself.
+    A private character, a mark, replaces each name: `_FIRST_MARK` and those after it, in the order of the names. The
+    next one is the escape, which precedes a private character of the text itself.
+
+    Attributes:
+        pattern: matches any of the names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         ordered = sorted(set(names) - {""})
-        self._marks = {name: chr(_FIRST + place) for place, name in enumerate(ordered)}
+        self._marks = {name: chr(_FIRST_MARK + index) for index, name in enumerate(ordered)}
         self._names = {mark: name for name, mark in self._marks.items()}
-        self._escape = chr(_FIRST + len(ordered))
-        private = f"[{chr(_FIRST)}-{self._escape}]"
-        self.pattern = re.compile(_any_of(ordered) if ordered else "(?!)")
+        self._escape = chr(_FIRST_MARK + len(ordered))
+        private = f"[{chr(_FIRST_MARK)}-{self._escape}]"
+        self.pattern = re.compile(_prefix_tree(ordered) if ordered else "(?!)")
         self._quotable = re.compile(f"{self.pattern.pattern}|{private}")
         self._quote = re.compile(f"{self._escape}.|{private}", re.DOTALL)
 
-    def quoted(self, value: Any) -> Any:
-        """A text, or all texts of lists and objects, keys included, with private characters in place of names."""
+    def quote(self, value: Any) -> Any:
+        """Quote a text, or all texts of lists and objects, keys included. Returns other values as they are."""
         if isinstance(value, str):
             return self._quotable.sub(self._mark, value)
         if isinstance(value, Mapping):
-            return {self.quoted(key): self.quoted(item) for key, item in value.items()}
-        return [self.quoted(item) for item in value] if isinstance(value, list | tuple) else value
+            return {self.quote(key): self.quote(item) for key, item in value.items()}
+        return [self.quote(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def holds_quotes(self, text: str) -> bool:
-        """Whether a text holds a private character."""
+    def has_quotes(self, text: str) -> bool:
+        """Whether a text has a mark or an escape."""
         return self._quote.search(text) is not None
 
-    def plain(self, text: str) -> str:
-        """A quoted text as it was."""
+    def unquote(self, text: str) -> str:
+        """The text whose `quote` is `text`."""
         return self._quote.sub(lambda match: self._names.get(match[0], match[0][-1]), text)
 
     def _mark(self, match: re.Match[str]) -> str:
         return self._marks.get(match[0], self._escape + match[0])
 
 
-def _any_of(names: list[str]) -> str:
-    """An expression of the longest of `names` that begins at a place, which looks at no character twice."""
+def _prefix_tree(names: list[str]) -> str:
+    """A regular expression for the longest of `names` at a position, which reads no character twice."""
     if names == [""]:
         return ""
-    rest: dict[str, list[str]] = {}
+    suffixes: dict[str, list[str]] = {}  # by first character
     for name in names:
         if name:
-            rest.setdefault(name[0], []).append(name[1:])
-    branches = "|".join(re.escape(first) + _any_of(others) for first, others in rest.items())
+            suffixes.setdefault(name[0], []).append(name[1:])
+    branches = "|".join(re.escape(first) + _prefix_tree(rest) for first, rest in suffixes.items())
     if "" in names:
         return f"(?:{branches})?"
-    return f"(?:{branches})" if len(rest) > 1 else branches
+    return f"(?:{branches})" if len(suffixes) > 1 else branches
 
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -74,9 +77,7 @@ _PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
-# Stands for the text of a turn that is continued while its template is applied; quoted texts have no use for it.
-_HERE = "\U0010fffd"
-
+_PLACEHOLDER = "\U0010fffd"  # in place of a text while a template is applied; `Quoting` has no such mark
 _THINKING = "enable_thinking"  # of Qwen3's template, whose diffusion models were trained without
 
 Messages = Sequence[Mapping[str, Any]]
@@ -84,21 +85,25 @@ Variables = Mapping[str, Any]
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint, for any number of threads. `decode` leaves out `special_ids` by default."""
+    """The tokenizer of a checkpoint. Safe on any thread.
+
+    Attributes:
+        special_ids: the special tokens, which `decode` omits by default.
+    """
 
     def __init__(self, backend: Any) -> None:
+        """`backend` is transformers' tokenizer or a `NativeTokenizer`."""
         self._backend = backend
-        # The first encoding changes what a checkpoint's settings say of truncation and padding, those after it only
-        # read: from here on any thread may encode and decode.
+        # The first encoding replaces the checkpoint's settings of truncation and padding; further ones change nothing,
+        # so that from here on any thread may encode and decode.
         backend.encode("", verbose=False)
+        self._literal_backend: Any = None  # made by `encode_literally`
         self._template: ChatTemplate | None = None
-        self._takes_texts: bool | None = None  # whether the template takes arguments that are texts
-        self._kinds: frozenset[str] | None = None  # of its decoders, once they were asked for
-        added = backend.added_tokens_decoder.items()
-        self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
-        names = {*backend.all_special_tokens, *(token.content for _, token in added if token.special)}
-        self._quoting = Quoting(names)
-        self._literal: Any = None
+        self._accepts_text_arguments: bool | None = None  # whether the template does; see `fit_arguments`
+        self._decoder_types: frozenset[str] | None = None  # made by `added_bytes`
+        special = {id_: token for id_, token in backend.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset[int]({*backend.all_special_ids, *special})
+        self._quoting = Quoting({*backend.all_special_tokens, *(token.content for token in special.values())})
 
     def __len__(self) -> int:
         return len(self._backend)
@@ -110,7 +115,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The text of the chat template; None where there is none, or are several without a default."""
+        """The text of the chat template; None without one, or with several of which none is the default."""
         template = self._backend.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
@@ -118,43 +123,44 @@ class Tokenizer:
         """Token ids of `text`. Names of special tokens in it become these tokens.
 
         With `add_special_tokens` the tokenizer adds the special tokens that it puts around a text. Raises `ConfigError`
-        where the text holds lone surrogates, which no tokenizer can read.
+        if the text has lone surrogates, which no tokenizer can read.
         """
-        return _ids(self._backend, text, add_special_tokens)
+        return _encode(self._backend, text, add_special_tokens)
 
     def encode_literally(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, but names of special tokens are text as any other."""
-        if self._literal is None:
-            # How a text is read is a state of the native tokenizer, so no one of them can serve both readings at a
-            # time. A copy takes a tenth of a second, and few texts need it. Two threads may make one each.
+        """As `encode`, but names of special tokens are ordinary text."""
+        if self._literal_backend is None:
+            # Whether names are text is a state of the native tokenizer, so one of them cannot do both at a time. A copy
+            # takes a tenth of a second, and few texts need it. Two threads may make one each.
             copy = deepcopy(self._backend)
             copy.encode("", split_special_tokens=True, verbose=False)
-            self._literal = copy
-        return _ids(self._literal, text, add_special_tokens, split_special_tokens=True)
+            self._literal_backend = copy
+        return _encode(self._literal_backend, text, add_special_tokens, split_special_tokens=True)
 
-    def quoted(self, value: Any) -> Any:
-        """A text, or all texts of lists and objects, as `encode_quoted` takes them: names in them are no tokens."""
-        return self._quoting.quoted(value)
+    def quote(self, value: Any) -> Any:
+        """Quote a text, or all texts of lists and objects, such that `encode_quoted` reads names in them as text."""
+        return self._quoting.quote(value)
 
     def encode_quoted(self, text: str) -> list[int]:
-        """Token ids of a text of which some parts are `quoted`; names outside of these become special tokens.
+        """Token ids of a text with parts that were quoted; names outside of these parts become special tokens.
 
-        The tokenizer adds nothing around it. Raises `ConfigError` as `encode`.
+        The tokenizer adds no special tokens around it. Raises `ConfigError` as `encode`.
         """
         quoting = self._quoting
-        if not quoting.holds_quotes(text):
+        if not quoting.has_quotes(text):
             return self.encode(text, add_special_tokens=False)
         _check_unicode(text)
         ids: list[int] = []
-        trusted = at = 0  # where a run begins that holds no quotes, and what stands behind the last special token
-        # Between two special tokens a text is read as a whole, whoever wrote its parts.
+        encoded = 0  # characters whose ids are in `ids`
+        begin = 0  # of the text behind the last special token
+        # Text between two special tokens is encoded as a whole, as a token may span quoted and unquoted parts.
         for start, stop in [*(match.span() for match in quoting.pattern.finditer(text)), (len(text), len(text))]:
-            if quoting.holds_quotes(text[at:start]):
-                ids += self.encode(text[trusted:at], add_special_tokens=False)
-                ids += self.encode_literally(quoting.plain(text[at:start]), add_special_tokens=False)
-                trusted = start
-            at = stop
-        return ids + self.encode(text[trusted:], add_special_tokens=False)
+            if quoting.has_quotes(text[begin:start]):
+                ids += self.encode(text[encoded:begin], add_special_tokens=False)
+                ids += self.encode_literally(quoting.unquote(text[begin:start]), add_special_tokens=False)
+                encoded = start
+            begin = stop
+        return ids + self.encode(text[encoded:], add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Spaces are not cleaned up."""
@@ -172,18 +178,19 @@ class Tokenizer:
         continue_final_message: bool = False,
         control_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of `render_chat`'s text. Raises `ConfigError` as `render_chat` does.
+        """Token ids of the text of `render_chat`. Raises `ConfigError` as `render_chat`.
 
-        The template's special tokens become tokens, and names of special tokens in messages and variables are text;
-        with `control_tokens` they become tokens too.
+        Names of special tokens in the template become tokens. In messages and variables they are text, unless
+        `control_tokens` is set.
         """
         if not control_tokens:
-            _check(messages)
-            messages, variables = self.quoted(messages), self.quoted(variables)
+            _check_messages(messages)
+            messages = self.quote(messages)
+            variables = self.quote(variables)
         text = self.render_chat(
             messages, add_generation_prompt, variables, continue_final_message=continue_final_message
         )
-        # The template writes the special tokens itself.
+        # The template itself writes the special tokens around the text.
         return self.encode(text, add_special_tokens=False) if control_tokens else self.encode_quoted(text)
 
     def render_chat(
@@ -196,15 +203,15 @@ class Tokenizer:
     ) -> str:
         """The text of a conversation by the checkpoint's chat template, with its special tokens.
 
-        `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
-        `add_generation_prompt` begins the assistant's turn at the end; with `continue_final_message` in its place the
-        conversation ends within the assistant's last turn, behind its text as it was given. `variables` are further
-        ones of the template; `enable_thinking` is false unless they say otherwise.
+        `messages` are objects of `role` (system, user, assistant or tool) and `content` (text). The text ends with the
+        beginning of an assistant's turn if `add_generation_prompt`; instead, with `continue_final_message`, it ends
+        within the assistant's last turn, behind that message's content. `variables` are further ones of the template;
+        `enable_thinking` is false unless they set it.
 
-        Raises `ConfigError` where there is no chat template, a message is malformed, or the last turn cannot be
-        continued, and as `ChatTemplate.render`.
+        Raises `ConfigError` if there is no chat template, a message is malformed, or the last turn cannot be continued,
+        and as `ChatTemplate.render`.
         """
-        _check(messages)
+        _check_messages(messages)
         if not self.has_chat_template:
             raise ConfigError(
                 "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
@@ -218,15 +225,15 @@ class Tokenizer:
         if not continue_final_message:
             return template.render(messages, add_generation_prompt, variables)
         _check_continuation(messages[-1], add_generation_prompt)
-        # Templates trim texts and cut them up, so the template gets another text in its place.
-        turns = [*messages[:-1], {**messages[-1], "content": _HERE}]
-        before, mark, _ = template.render(turns, False, variables).rpartition(_HERE)
-        if not mark:
+        # Templates may trim and split a text, so the template gets a placeholder.
+        turns = [*messages[:-1], {**messages[-1], "content": _PLACEHOLDER}]
+        text, placeholder, _ = template.render(turns, False, variables).rpartition(_PLACEHOLDER)
+        if not placeholder:
             raise ConfigError(
                 "continue_final_message: the model's chat template does not write the text of the assistant's last "
                 "turn, so it cannot be continued; leave continue_final_message out"
             )
-        return f"{before}{messages[-1]['content']}"
+        return f"{text}{messages[-1]['content']}"
 
     def shared_prefix(
         self,
@@ -238,18 +245,18 @@ class Tokenizer:
     ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from the messages before the last user turn.
 
-        This is the length of the longest token prefix that the whole conversation and these messages have in common.
-        It is 0 where no message is before the last user turn, where there is no user turn, and where the template
-        refuses a conversation that ends before it. `tokens` are those of `apply_chat(messages)`, if the caller has
-        them. Raises `ConfigError` as `apply_chat`, for the whole conversation.
+        It is 0 if no message is before the last user turn, if there is no user turn, and if the template refuses a
+        conversation that ends before it. `tokens` are those of `apply_chat(messages)`, if the caller has them. Raises
+        `ConfigError` as `apply_chat`, for the whole conversation.
         """
         settings: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
-        whole = self.apply_chat(messages, **settings) if tokens is None else tokens
-        users = [place for place, message in enumerate(messages) if message["role"] == "user"]
-        if not users or users[-1] == 0:
+        if tokens is None:
+            tokens = self.apply_chat(messages, **settings)
+        user_turns = [index for index, message in enumerate(messages) if message["role"] == "user"]
+        if not user_turns or user_turns[-1] == 0:
             return 0
         try:
-            return self.prefix_through(messages, users[-1] - 1, whole, **settings)
+            return self.prefix_through(messages, user_turns[-1] - 1, tokens, **settings)
         except ConfigError:
             return 0
 
@@ -264,70 +271,75 @@ class Tokenizer:
     ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from `messages[0]` to `messages[last]`.
 
-        `tokens` are those of `apply_chat(messages)`, if the caller has them. Raises `ConfigError` as `apply_chat`, for
-        the whole conversation and for one that ends at `messages[last]`.
+        This is the length of the longest common prefix of the tokens of both conversations. `tokens` are those of
+        `apply_chat(messages)`, if the caller has them. Raises `ConfigError` as `apply_chat`, for the whole conversation
+        and for one that ends at `messages[last]`.
         """
         settings: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
-        whole = self.apply_chat(messages, **settings) if tokens is None else tokens
-        part = self.apply_chat(messages[: last + 1], add_generation_prompt=False, **settings)
+        if tokens is None:
+            tokens = self.apply_chat(messages, **settings)
+        prefix = self.apply_chat(messages[: last + 1], add_generation_prompt=False, **settings)
         # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
-        if list(whole[: len(part)]) == part:
-            return len(part)
-        return next(place for place, (one, other) in enumerate(zip_longest(whole, part)) if one != other)
+        if list(tokens[: len(prefix)]) == prefix:
+            return len(prefix)
+        return next(index for index, (one, other) in enumerate(zip_longest(tokens, prefix)) if one != other)
 
     def token_bytes(self, vocab: int) -> list[bytes | None]:
         """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
         return token_bytes(self._backend, self.special_ids, vocab)
 
     def added_bytes(self, token: int, before: int | None) -> bytes | None:
-        """The bytes that a token adds to a text which ends with the token `before`, or is empty where that is None.
+        """The bytes that a token adds to a text that ends with the token `before`; None: the text is empty.
 
-        Joined, those of all tokens are the text, whatever the tokenizer does to spaces. They may be a part of a
-        character. A special token adds none. None where the tokenizer does not tell them.
+        The bytes of all tokens, joined, are the text, whatever the tokenizer does to spaces. They may be a part of a
+        character. A special token adds none. Returns None if the tokenizer does not tell them.
         """
         if token in self.special_ids:
             return b""
-        if self._kinds is None:
-            self._kinds = frozenset(step["type"] for step in decoder_steps(self._backend))
+        if self._decoder_types is None:
+            self._decoder_types = frozenset(step["type"] for step in decoder_steps(self._backend))
         name = self._backend.convert_ids_to_tokens(token)
-        content = None if name is None else named_bytes(name, self._kinds)
+        content = None if name is None else named_bytes(name, self._decoder_types)
         if content is not None:
             return content
-        first = [] if before is None else [before]
-        start, text = self.decode(first), self.decode([*first, token])
-        text = text[len(start) :] if text.startswith(start) else self.decode([token])
-        return None if INCOMPLETE in text else text.encode()
+        context = [] if before is None else [before]
+        context_text = self.decode(context)
+        text = self.decode([*context, token])
+        added_text = text[len(context_text) :] if text.startswith(context_text) else self.decode([token])
+        return None if INCOMPLETE in added_text else added_text.encode()
 
     def use_chat_template(self, template: str) -> None:
-        """Render conversations by `template` (Jinja), in place of the checkpoint's own."""
+        """Render conversations by `template`, a Jinja text, in place of the checkpoint's own."""
         self._backend.chat_template = template
-        self._template = self._takes_texts = None
+        self._template = None
+        self._accepts_text_arguments = None
 
     def use_plain_template(self) -> None:
-        """Render conversations as a paragraph a turn, behind the special tokens that texts begin with."""
-        first = list(takewhile(self.special_ids.__contains__, self.encode("a")))
-        opening = json.dumps(self.decode(first, skip_special_tokens=False))
+        """Render conversations as one paragraph a turn, after the special tokens that `encode` puts before a text."""
+        leading = list(takewhile(self.special_ids.__contains__, self.encode("a")))
+        opening = json.dumps(self.decode(leading, skip_special_tokens=False))
         self.use_chat_template(f"{{{{ {opening} }}}}{_PLAIN_TEMPLATE}")
 
-    def with_arguments(self, messages: Messages) -> Messages:
-        """`messages`, in which arguments of calls that are texts are as the chat template takes them.
+    def fit_arguments(self, messages: Messages) -> Messages:
+        """`messages` whose tool calls have arguments that the chat template can write; the argument is not changed.
 
-        A template that fails on a text, or does not write it, gets an object that holds it.
+        If the template fails on arguments that are a text, or does not write it, an object with the text replaces it.
         """
-        if not any(isinstance(call["function"]["arguments"], str) for call in _calls(messages)):
+        if not any(isinstance(call["function"]["arguments"], str) for call in _tool_calls(messages)):
             return messages
-        if self._takes_texts is None:
-            call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": _HERE}}
+        if self._accepts_text_arguments is None:
+            call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": _PLACEHOLDER}}
             answer = {"role": "assistant", "content": "b", "tool_calls": [call]}
             turns: list[Mapping[str, Any]] = [{"role": "user", "content": "a"}, answer]
             try:
-                self._takes_texts = _HERE in self.render_chat(turns, add_generation_prompt=False)
+                text = self.render_chat(turns, add_generation_prompt=False)
+                self._accepts_text_arguments = _PLACEHOLDER in text
             except ConfigError:
-                self._takes_texts = False
-        if self._takes_texts:
+                self._accepts_text_arguments = False
+        if self._accepts_text_arguments:
             return messages
         copies = deepcopy(list(messages))
-        for call in _calls(copies):
+        for call in _tool_calls(copies):
             function = call["function"]
             if isinstance(function["arguments"], str):
                 function["arguments"] = {"arguments": function["arguments"]}
@@ -341,7 +353,7 @@ class Tokenizer:
         return ChatTemplate(text, self._backend.special_tokens_map)
 
 
-def _ids(backend: Any, text: str, add_special_tokens: bool, **settings: Any) -> list[int]:
+def _encode(backend: Any, text: str, add_special_tokens: bool, **settings: Any) -> list[int]:
     _check_unicode(text)
     ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens, verbose=False, **settings)
     return ids
@@ -355,20 +367,21 @@ def _check_unicode(text: str) -> None:
         raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
 
 
-def _check(messages: Messages) -> None:
+def _check_messages(messages: Messages) -> None:
     """Raise `ConfigError` for the first malformed message."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(
             f"'messages' is {shown(messages)}; it must be a non-empty list of objects of 'role' and 'content'."
         )
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise ConfigError(f"messages[{place}] is {shown(message)}; it must be an object of 'role' and 'content'.")
-        role, content = message.get("role"), message.get("content")
+            raise ConfigError(f"messages[{index}] is {shown(message)}; it must be an object of 'role' and 'content'.")
+        role = message.get("role")
+        content = message.get("content")
         if role not in ROLES:
-            raise ConfigError(f"messages[{place}]: 'role' is {shown(role)}; it must be one of {', '.join(ROLES)}.")
+            raise ConfigError(f"messages[{index}]: 'role' is {shown(role)}; it must be one of {', '.join(ROLES)}.")
         if not isinstance(content, str):
-            raise ConfigError(f"messages[{place}]: 'content' is {shown(content)}; it must be text.")
+            raise ConfigError(f"messages[{index}]: 'content' is {shown(content)}; it must be text.")
 
 
 def _check_continuation(last: Mapping[str, Any], add_generation_prompt: bool) -> None:
@@ -390,6 +403,5 @@ def _check_continuation(last: Mapping[str, Any], add_generation_prompt: bool) ->
         )
 
 
-def _calls(messages: Messages) -> list[Any]:
-    """Return all tool calls of a conversation."""
+def _tool_calls(messages: Messages) -> list[Any]:
     return [call for message in messages for call in message.get("tool_calls") or ()]
