@@ -165,7 +165,7 @@ def test_every_method_takes_the_terms(bundled: LLM) -> None:
     """They reach the request, and what is no term is refused by its name."""
     terms: RequestKeywords = {"priority": 3, "cache_salt": "a", "deadline_s": 60.0, "top_logprobs": 1}
     terms |= {"prefix_length": 0, "suffix": " , abbey ;", "control_tokens": False, "cache": Dense()}
-    request = bundled.session.streamed("go 1", {"max_tokens": 2}, **terms)
+    request = bundled.session.stream_request("go 1", {"max_tokens": 2}, **terms)
     asked = (request.priority, request.cache_salt, request.deadline_s, request.prefix_length, request.find_prefix)
     assert asked == (3, "a", 60.0, 0, False)
     assert request.reader(Logprobs) is not None
@@ -179,7 +179,7 @@ def test_every_method_takes_the_terms(bundled: LLM) -> None:
         bundled.generate("go 1", SAMPLING, suffix="x")
     with pytest.raises(RemaskError, match="canvas and suffix both say"):
         bundled.infill("go 1", [{"mask": 2}], suffix="x")
-    for method in (bundled.generate, bundled.chat, bundled.infill, bundled.session.streamed):
+    for method in (bundled.generate, bundled.chat, bundled.infill, bundled.session.stream_request):
         call: Any = method
         with pytest.raises(UnknownNameError, match=r"Unknown argument 'prioriti'. Did you mean 'priority'"):
             call([{"role": "user", "content": "go"}], [{"mask": 2}], prioriti=1)

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: many prompts at a time from one event loop, each streamed as its text settles."""
+"""`AsyncLLM`: answers many prompts at a time on one event loop, and streams each as its text settles."""
 
 import asyncio
 import itertools
@@ -18,11 +18,11 @@ class AsyncLLM:
     """A model whose engine runs on a thread of its own, within `async with`.
 
     Args:
-        model: what `LLM` takes as its model, or an `LLM`, whose engine only this object may use meanwhile.
-        max_queue: requests that may wait beside those that run; further ones raise `QueueFullError`.
-        settings: keyword arguments of `LLM`, where `model` is none.
+        model: the model of an `LLM`, or an `LLM`, whose engine nothing else may use meanwhile.
+        max_queue: number of requests that may wait besides those that run; further ones raise `QueueFullError`.
+        settings: keyword arguments of the `LLM` to be made.
 
-    Raises what `LLM` raises, and `ConfigError` on settings beside an `LLM`.
+    Raises the errors of `LLM`, and `ConfigError` on settings beside an `LLM`.
     """
 
     def __init__(self, model: str | LLM, *, max_queue: int = 256, **settings: Any) -> None:
@@ -39,7 +39,7 @@ class AsyncLLM:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Cancel what has not ended, and end the thread; processes of an `LLM` that was made here end too."""
+        """Cancel requests that have not ended, end the thread, and close the `LLM` unless it was an argument."""
         await self._engine.stop()
         if self._owns_llm:
             self.llm.close()
@@ -49,15 +49,15 @@ class AsyncLLM:
     ) -> AsyncGenerator[StreamedOutput, None]:
         """Answer one prompt, and yield its text as it settles, left to right, as `LLM.stream` does.
 
-        The last item alone has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`,
-        `QueueFullError`, and `EngineDeadError` where the engine has stopped.
+        Only the last item has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`
+        if the prompt or a setting cannot be used, `QueueFullError`, and `EngineDeadError` if the engine has stopped.
         """
         pending = await asyncio.to_thread(self._check_request, prompt, params, terms)
-        answer = self.llm.session.answer(pending)
+        collector = self.llm.session.collector(pending)
         ticket = self._engine.submit([pending])
         try:
             async for events in ticket:
-                for piece in self.llm.session.pieces(answer, events):
+                for piece in self.llm.session.pieces(collector, events):
                     yield piece
         finally:
             ticket.cancel()
@@ -65,7 +65,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
     ) -> Output:
-        """Answer one prompt; all else is as in `stream`. Prompts that are awaited together are batched together."""
+        """Answer one prompt. Arguments and errors are those of `stream`. Concurrent calls are batched together."""
         output = None
         async for piece in self.stream(prompt, params, **terms):
             output = piece.output or output
@@ -73,5 +73,5 @@ class AsyncLLM:
         return output
 
     def _check_request(self, prompt: Prompt, params: Sampling | None, terms: RequestKeywords) -> PendingRequest:
-        request = self.llm.session.streamed(prompt, params, **terms)
+        request = self.llm.session.stream_request(prompt, params, **terms)
         return self.llm.engine.check(replace(request, id=f"stream-{next(self._numbers)}"))

@@ -54,23 +54,21 @@ class LLM:
             adapter that names its base, `smollm2`, `bundled`, `bundled-tariff`, `bundled-transit`, `bundled-uniform`,
             a name of the shelf (`remask models` lists them), or with `load_format="dummy"` a preset.
         cache: the name of a cache policy, a composition such as `bicache+block-dual`, `FILE.py:CLASS` (a policy in a
-            file, which is run), or a `CachePolicy` object; each call of `generate` may give another. `auto` is what
-            suits the model: `bicache` at the depth that audits earn on masked models, `exact` on block-causal ones, and
-            else `none`. Commands and servers have the same default.
-        cache_config: settings of a policy that is named; an object has its own.
-        depth_table: a file written by `remask profile`, whose depths are read as they are. Without one audits earn the
-            depths of `bicache`: they begin with a table that is shipped and with what earlier starts have kept, or
-            with "none" at 0.
+            file, which is run), or a `CachePolicy` object; each call of `generate` may name another. `auto` suits the
+            model: `bicache` at the depth that audits earn on masked models, `exact` on block-causal ones, else `none`.
+            Commands and servers have the same default.
+        cache_config: settings of a named policy; an object has its own.
+        depth_table: a file written by `remask profile`, whose depths `bicache` uses. Without one audits earn the
+            depths: they begin with a shipped table and the depths that earlier starts have kept, or with "none" at 0.
         engine: limits of the engine.
-        loading: how the model is loaded: the settings of `LoadSettings` by name, such as `dtype`, `device`,
-            `quantization` or `adapter`.
+        loading: settings of `LoadSettings` by name, such as `dtype`, `device`, `quantization` or `adapter`.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
     used.
 
     Attributes:
-        session: what requests are made of, for servers and measurements.
-        refused_adapters: why adapters were left out, by name.
+        session: makes and runs requests, for servers and measurements.
+        refused_adapters: the reason why an adapter is left out, by its name.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class LLM:
         settings = ModelSettings(model, **loading)
         cpu_reading = read_cpu()
         resolved_device = resolve_device(settings.device)
-        # Whatever can be refused without the weights is, as reading these may take minutes.
+        # All that can be refused without the weights is refused first, as reading these may take minutes.
         limits = engine or EngineConfig()
         announce_download(settings, resolved_device, limits)
         found = find_model(settings)
@@ -103,9 +101,10 @@ class LLM:
         if limits.batch_invariant:
             check_ranks(settings.tensor_parallel)
         opened = open_model(found, resolved_device, limits, cpu_reading)
-        loaded, ranks = opened.loaded, opened.ranks
+        loaded = opened.loaded
+        ranks = opened.ranks
         try:
-            # A file that cannot be used fails now, not when a policy first needs it.
+            # An unusable file raises here, not when a policy first needs it.
             table: DepthTable | Literal["none"] | None = None
             if depth_table is not None:
                 table = NO_DEPTHS if depth_table == NO_DEPTHS else DepthTable.load(depth_table, loaded)
@@ -125,28 +124,28 @@ class LLM:
             raise
         if found.adapter is not None:
             log.info("remask: merged adapter %s", found.adapter.facts)
-        for name, own in found.adapters.items():
-            log.info("remask: adapter %r: %s", name, own.facts)
-        for name, why in found.refused.items():
-            log.error("remask: the adapter %r is left out: %s", name, why)
+        for name, adapter in found.adapters.items():
+            log.info("remask: adapter %r: %s", name, adapter.facts)
+        for name, reason in found.refused.items():
+            log.error("remask: the adapter %r is left out: %s", name, reason)
         log.info(
             "remask: model=%s family=%s parameters=%.3g %s device=%s threads=%d (%s) tensor_parallel=%d %s",
             model,
             loaded.config.family,
             loaded.config.parameters,
-            opened.numbers,
+            opened.precision,
             resolved_device,
             opened.threads.number,
             opened.threads.why,
             settings.tensor_parallel,
-            self.session.described,
+            self.session.description,
         )
         log.debug("remask: %s", limits)
 
     def close(self) -> None:
         """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.
 
-        A `with` block does so at its end.
+        The end of a `with` block calls it.
         """
         self.model.ranks.close()
 
@@ -178,7 +177,7 @@ class LLM:
 
     @property
     def depth_table(self) -> DepthTable | None:
-        """The model's depth table: given, kept by `remask profile`, or shipped; None without one."""
+        """The depth table of the model: the argument, one kept by `remask profile`, or a shipped one; None without."""
         return self.session.depth_table_of(None)
 
     def generate(
@@ -193,12 +192,12 @@ class LLM:
         """Answer prompts, batched together, in their order.
 
         A prompt is text, token ids, chat messages, or as in vLLM an object: `{"prompt": ...}` or `{"prompt_token_ids":
-        [...]}`. `params` as `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves
-        the rest to the checkpoint's own defaults, as `Session.params` resolves them. What `readers` of one's own find
-        in each step is in `Output.reads`, by their names. `terms` are those of `remask.request.terms.Terms`, for all of
-        the prompts; `cache` may be an object, too, as in `LLM`. Outputs have what a step wrote with `trace`, and
-        log-probabilities with `top_logprobs`. Raises `ConfigError`, before anything runs, where a prompt or a setting
-        cannot be used.
+        [...]}`. `params`, for all prompts or one for each, are complete as `SamplingParams`; a mapping such as
+        `{"temperature": 0.5}`, or None, leaves the rest to the checkpoint's defaults, as `Session.params` resolves
+        them. The results of `readers` are in `Output.reads`, by their names. `terms` are those of
+        `remask.request.terms.Terms`, for all prompts; `cache` may be an object, too, as in `LLM`. With `trace` outputs
+        have what each step wrote, with `top_logprobs` log-probabilities. Raises `ConfigError`, before anything runs, if
+        a prompt or a setting cannot be used.
         """
         terms_and_policy = self.session.terms(terms, LLM.generate)
         return self._run(self.session.requests(prompts, params, *terms_and_policy, readers=readers), trace)
@@ -238,16 +237,16 @@ class LLM:
     ) -> Generator[StreamedOutput, None, None]:
         """Answer one prompt, and yield its text as it settles, left to right.
 
-        The arguments are those of `generate`. The last item alone has an `output`. A consumer that stops early cancels
-        the request. Many prompts at a time are `AsyncLLM`'s. Raises `ConfigError`, with the first item, where something
-        cannot be used.
+        The arguments are those of `generate`. Only the last item has an `output`. A consumer that stops early cancels
+        the request. For many prompts at a time use `AsyncLLM`. Raises `ConfigError`, when the first item is read, if
+        the prompt or a setting cannot be used or the engine is not idle.
         """
         check_idle(self.engine)
-        request = self.session.streamed(prompt, params, **terms)
-        answer = self.session.answer(self.engine.check(request))
+        request = self.session.stream_request(prompt, params, **terms)
+        collector = self.session.collector(self.engine.check(request))
         with closing(events_of([request], self.engine)) as steps:
             for events in steps:
-                yield from self.session.pieces(answer, events)
+                yield from self.session.pieces(collector, events)
 
     def infill(
         self,
@@ -261,12 +260,13 @@ class LLM:
     ) -> list[Output]:
         """Fill the holes of responses with fixed parts, batched together, in the order of the prompts.
 
-        `canvas` is a list of parts, for all prompts or one for each: `{"text": ...}` and `{"token_ids": [...]}` stand
-        as they are, `{"mask": n}` is a hole of n tokens, and `{"mask": {"min": a, "max": b}}` one of a to b tokens.
-        Its parts say how long a response is, so `params` are mappings without `max_tokens`. Outputs have the text of
-        each hole in `holes`, and all of the response in `text`. All else is as in `generate`.
+        `canvas` is a list of parts, for all prompts or one for each: `{"text": ...}` and `{"token_ids": [...]}` are
+        fixed parts, `{"mask": n}` is a hole of n tokens, and `{"mask": {"min": a, "max": b}}` one of a to b tokens. The
+        parts determine the length of the response, so `params` are mappings without `max_tokens`. Outputs have the text
+        of each hole in `holes`, and all of the response in `text`. All else is as in `generate`.
         """
-        items, terms_and_policy = as_prompts(prompts), self.session.terms(terms, LLM.infill)
+        items = as_prompts(prompts)
+        terms_and_policy = self.session.terms(terms, LLM.infill)
         is_single_canvas = bool(canvas) and isinstance(canvas[0], Mapping | Part)
         canvases: Any = [canvas] * len(items) if is_single_canvas else list(canvas)
         return self._run(
@@ -291,28 +291,27 @@ class LLM:
         cache_config: Mapping[str, Any] | None = None,
         adapter: str | None = None,
     ) -> Decided:
-        """Answer questions over one state by the model's distribution over a few labels each; nothing is generated.
+        """Answer questions about one state by the model's distribution over a few labels each; nothing is generated.
 
-        The fields are those of `docs/decisions.md`: a `state` with questions by their ids, as System One has them, or
-        an `input` with a list of questions, as OpenAI's API has them; the answers of a list have their places in it,
-        from "0", as ids, and a question that shows an image has no answer. `Decisions` in place of the state are all of
-        that. Each question is a canvas of its own, all of
-        them in one batch over the state as their shared prefix, and takes one pass; with labels of several tokens, one
-        for each beginning of a label, in the same batch. `cache`, `cache_config` and `adapter` are as in `generate`.
-        Raises `ConfigError`, before anything runs, where a question cannot be asked.
+        The arguments are the fields of `docs/decisions.md`: a `state` with questions by their ids, as in System One, or
+        an `input` with a list of questions, as in OpenAI's API; the ids are then the indices, from "0". A question that
+        shows an image has no answer. A `Decisions` object as `state` replaces all of these fields.
+
+        Each question is a canvas of its own and takes one pass, in one batch over the state as shared prefix; labels of
+        several tokens take a pass for each beginning of a label, in the same batch. `cache`, `cache_config` and
+        `adapter` are as in `generate`. Raises `ConfigError`, before anything runs, if a question cannot be answered,
+        and `DecisionError` if its pass failed.
         """
         decisions = state
         if not isinstance(decisions, Decisions):
             fields = {"input": input, "together": together, "calibrate": calibrate, "end_turn": end_turn}
             decisions = Decisions(state, questions, **fields)  # type: ignore[arg-type]
         plan = self.session.decisions(decisions)
-        policy = self.session.chosen_policy(cache, cache_config, adapter)
-        numbers = range(len(plan.asks))
-        requests = [plan.request(number, str(number), policy=policy, adapter=adapter) for number in numbers]
+        policy = self.session.policy_of_arguments(cache, cache_config, adapter)
+        requests = [plan.request(i, str(i), policy=policy, adapter=adapter) for i in range(len(plan.asks))]
         outputs = self._run(requests, trace=False)
         error = next((output.error for output in outputs if output.error is not None), None)
         if error is not None:
             raise DecisionError(f"a question could not be read: {error}")
-        return Decided(
-            plan.answers([output.reads[Reading.name] for output in outputs]), Usage.total([o.usage for o in outputs])
-        )
+        answers = plan.answers([output.reads[Reading.name] for output in outputs])
+        return Decided(answers, Usage.total([output.usage for output in outputs]))

@@ -1,4 +1,4 @@
-"""Loads a model: in which numbers, with how many threads and in how many processes it computes, and why."""
+"""Loads a model, and chooses the precision, the number of threads and the processes that compute it."""
 
 import logging
 from contextlib import suppress
@@ -27,60 +27,63 @@ from remask.sampling.whole_canvas import CANVAS, STEPS
 
 log = logging.getLogger(__name__)
 
-ANNOUNCED = 1e14
-"""Operations of an answer, on a CPU, from which on they are announced: a quarter of an hour at 100 GFLOP/s."""
+ANNOUNCED_WORK = 1e14
+"""FLOPs of one answer on a CPU from which on a warning tells them: a quarter of an hour at 100 GFLOP/s."""
 _FORCE = "Nothing was downloaded; --force goes on (force=True)"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A model that has been loaded, and how that was chosen.
+class OpenModel:
+    """A model that has been loaded.
 
     Attributes:
-        ranks: the processes that it is spread over.
-        threads: those of each process.
-        numbers: in which numbers it computes, and why: the first half of the start-up line.
+        ranks: the processes that hold its parts.
+        threads: the number of threads of each process, and the reason.
+        precision: dtype and quantization with the reasons, the first half of the start-up line.
     """
 
     loaded: LoadedModel
     ranks: Ranks
     threads: Threads
-    numbers: str
+    precision: str
 
 
 def open_model(
     found: FoundModel, device: torch.device, limits: EngineConfig | None = None, since: CpuReading | None = None
-) -> Opened:
-    """Load what was `found` on `device`. What can be refused without the weights is, as reading them may take minutes.
+) -> OpenModel:
+    """Load the weights of a model on `device`, in further processes if it has `tensor_parallel`.
 
-    `limits` are those of its engine. The number of threads follows from what other processes have done `since` then.
-    Raises `ConfigError` and `CheckpointError`.
+    `limits` are those of its engine. By default the number of threads leaves out cores that other processes have used
+    since the reading `since`. Raises `ConfigError`, before weights are read, if the settings or the memory do not allow
+    the model, and `CheckpointError` if files cannot be used.
     """
     if device.type == "cpu":
         _announce_work(found.config)
     ranks = found.settings.tensor_parallel
-    usual = found.default_names.get("quantization")
-    numbers = _numbers(found.settings, found.config, device, limits or EngineConfig(), found.quantization, usual)
-    if numbers.chosen is not None:
-        log.warning("%s: %s", found.settings.model, numbers.chosen)
-    dtype, quantization = numbers.dtype, numbers.quantization
+    default = found.default_names.get("quantization")
+    precision = _resolve_precision(
+        found.settings, found.config, device, limits or EngineConfig(), found.quantization, default
+    )
+    if precision.notice is not None:
+        log.warning("%s: %s", found.settings.model, precision.notice)
+    dtype, quantization = precision.dtype, precision.quantization
     size = weight_bytes(found.config, dtype, ranks, quantization)
-    what = f"{gigabytes(size)} of weights as {quantization or _name(dtype)}"
-    less = "int8 or --quantization int4" if device.type == "cpu" else "fp8 or a higher --tensor-parallel"
-    with allocating(what, f"--quantization {less}, or a smaller model", device):
+    weights = f"{gigabytes(size)} of weights as {quantization or _name(dtype)}"
+    smaller = "int8 or --quantization int4" if device.type == "cpu" else "fp8 or a higher --tensor-parallel"
+    with allocating(weights, f"--quantization {smaller}, or a smaller model", device):
         if ranks == 1:
             loaded = found.load(dtype, device, quantization=quantization)
-            return Opened(loaded, Ranks(), _set_threads(found, device, since), numbers.words)
+            return OpenModel(loaded, Ranks(), _set_threads(found, device, since), precision.description)
         threads = _set_threads(found, device, since)
-        loaded, several = lead.start(found, dtype, device, threads.number, quantization)
-    return Opened(loaded, several, threads, numbers.words)
+        loaded, processes = lead.start(found, dtype, device, threads.number, quantization)
+    return OpenModel(loaded, processes, threads, precision.description)
 
 
 def announce_download(settings: ModelSettings, device: torch.device | None, limits: EngineConfig | None = None) -> None:
-    """Say what loading a model of the shelf will download, and in which numbers it will compute on `device`.
+    """Log what loading a model of the shelf will download, and the precision in which `device` will compute it.
 
-    None: it is not computed. Nothing is said, and the hub is not asked, where it is on this disk. Raises `ConfigError`
-    where it fits neither the memory nor the disk, unless `settings.force`.
+    `device` is None if it will not be computed. Does nothing, without a request to the hub, if the model is on this
+    disk. Raises `ConfigError` if it does not fit into the memory or the disk, unless `settings.force`.
     """
     row = None if settings.load_format == "dummy" else shelf_entry(settings.model)
     if row is None or hub.on_disk(row.hub, row.revision) is not None:
@@ -88,11 +91,11 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
     computed = ""
     if device is not None:
         try:
-            numbers = _numbers(settings, row.config, device, limits or EngineConfig())
+            precision = _resolve_precision(settings, row.config, device, limits or EngineConfig())
         except ConfigError as error:
             raise ConfigError(f"{row.name}: {error}. {_FORCE}") from error
         fits = "is forced" if settings.force else "fits"
-        computed = f"; it {fits} on {device} as {numbers.quantization or _name(numbers.dtype)}"
+        computed = f"; it {fits} on {device} as {precision.quantization or _name(precision.dtype)}"
     folder, free = hub.cache_disk()
     size = weight_bytes(row.config, torch.bfloat16)
     if size > free and not settings.force:
@@ -104,12 +107,12 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
 
 
 def _announce_work(config: ModelConfig) -> None:
-    """Warn of what an answer takes, where a model denoises its whole canvas whatever an answer's length is."""
+    """Log a warning of the work of an answer, if the model denoises a whole canvas for any answer and it takes long."""
     if not config.whole_canvas:
         return
     rows = min(CANVAS, config.max_length)
     work = 2 * config.active_parameters * rows * STEPS
-    if work > ANNOUNCED:
+    if work > ANNOUNCED_WORK:
         log.warning(
             "each answer denoises a canvas of %d positions, and in %d steps this is %.1f PFLOP, %.0f hours at 100 "
             "GFLOP/s; its K and V are %s beside the weights. Fewer steps_per_block take less, and so does a "
@@ -119,54 +122,57 @@ def _announce_work(config: ModelConfig) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
-    """In which numbers a model computes.
+class _Precision:
+    """The number formats in which a model computes.
 
     Attributes:
-        dtype: of hidden states, and of what is not quantized.
-        quantization: what its matrices are quantized to; None: they are of the dtype.
-        words: both, with the reasons.
-        chosen: what is told where matrices are quantized because of the memory alone; None: they are not.
+        dtype: of hidden states, and of weights that are not quantized.
+        quantization: of the matrices; None if they have the dtype.
+        description: both, with the reasons.
+        notice: a warning for users if only a lack of memory led to the quantization, else None.
     """
 
     dtype: torch.dtype
     quantization: Quantization | None
-    words: str
-    chosen: str | None = None
+    description: str
+    notice: str | None = None
 
 
-def _numbers(
+def _resolve_precision(
     settings: ModelSettings,
     config: ModelConfig,
     device: torch.device,
     limits: EngineConfig,
     stored: Quantization | None = None,
-    usual: str | None = None,
-) -> _Numbers:
-    """The dtype, and how matrices are kept.
+    default: str | None = None,
+) -> _Precision:
+    """The dtype and the quantization of a model on `device`.
 
-    Files may have `stored` a kind, and may name a `usual` one. Where neither files nor settings say anything of
-    precision, it is the widest that fits. Raises `ConfigError` where the weights do not fit.
+    The files may have a quantization, `stored`, and may name a `default` one. If neither they nor the settings say
+    anything about precision, it is the widest that fits. Raises `ConfigError` if the weights do not fit.
     """
-    ranks, room, on_cpu = settings.tensor_parallel, room_on(device, limits.gpu_memory_utilization), device.type == "cpu"
+    ranks = settings.tensor_parallel
+    room = room_on(device, limits.gpu_memory_utilization)
+    on_cpu = device.type == "cpu"
     dtype, dtype_reason = resolve_dtype(settings.dtype, device, config.parameters)
     is_automatic = (
-        settings.dtype == AUTO and settings.quantization is None and stored is None and not (usual and on_cpu)
+        settings.dtype == AUTO and settings.quantization is None and stored is None and not (default and on_cpu)
     )
-    fit, chosen = None, None
+    fit = None
+    notice = None
     if is_automatic and room is not None and device.type in ("cpu", "cuda"):
         fit = fit_on(config, dtype, device, room, limits, ranks)
     if fit is not None and fit.quantization is not None:
         quantization: Quantization | None = fit.quantization
         quantization_reason = f"auto: {_name(dtype)} has no room"
-        chosen = (
+        notice = (
             f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
             f"{gigabytes(max(0, room.room if room else 0))} that are left: the matrices are {quantization}, with room "
             f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
         )
     else:
         quantization, quantization_reason = resolve_quantization(
-            settings.quantization, stored, config, dtype, device, room, ranks, usual
+            settings.quantization, stored, config, dtype, device, room, ranks, default
         )
     for rank in range(ranks):
         check_quantization(quantization, Shard(rank, ranks).part(config), device)
@@ -180,8 +186,8 @@ def _numbers(
                 fit.required, 0
             )
     kernel = kernel_description(quantization, device)
-    words = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
-    return _Numbers(dtype, quantization, words, chosen)
+    description = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
+    return _Precision(dtype, quantization, description, notice)
 
 
 def fit_on(
@@ -192,7 +198,7 @@ def fit_on(
     limits: EngineConfig,
     ranks: int = 1,
 ) -> Fit:
-    """The widest form that fits into `room` on `device`, a CPU or CUDA device; see `widest_fit`."""
+    """The widest precision that fits into `room` on `device`, a CPU or a CUDA device; see `widest_fit`."""
     if device.type == "cpu":
         return widest_fit(config, dtype, room, limits, ranks)
     kinds = list[Quantization]()
@@ -209,7 +215,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def room_on(device: torch.device, utilization: float | None) -> DeviceMemory | None:
-    """Return the memory that weights may use on `device`; None if the system does not tell it."""
+    """The memory of `device`, of which programs may use the part `utilization`; None if the system does not tell it."""
     if device.type == "cuda":
         free, total = free_memory(device)
         return DeviceMemory(total, free, utilization or DEFAULT_UTILIZATION)
@@ -219,12 +225,13 @@ def room_on(device: torch.device, utilization: float | None) -> DeviceMemory | N
 
 def _set_threads(found: FoundModel, device: torch.device, since: CpuReading | None) -> Threads:
     """Set the number of threads of this process, and return it with the reason."""
-    thread_count, processes = found.settings.threads, found.settings.tensor_parallel
+    thread_count = found.settings.threads
+    processes = found.settings.tensor_parallel
     if thread_count is None and device.type != "cpu":
         return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
     threads = resolve_threads(thread_count, found.config.parameters // processes, found.settings.spare_cores, since)
-    share = max(1, physical_cores() // processes)
-    if thread_count is None and processes > 1 and threads.number > share:
-        threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
+    max_threads = max(1, physical_cores() // processes)
+    if thread_count is None and processes > 1 and threads.number > max_threads:
+        threads = Threads(max_threads, f"{physical_cores()} cores for {processes} processes")
     set_threads(threads)
     return threads

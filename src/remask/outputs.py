@@ -1,4 +1,4 @@
-"""What a request comes to: its response as tokens and text, and how it ended."""
+"""The outputs of requests: the response as tokens and text, and how it ended."""
 
 import logging
 from collections.abc import Mapping
@@ -18,34 +18,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The response to one prompt. `text` is None without a tokenizer; `trace` and `logprobs` where not requested.
-
-    `holes` are the texts of a canvas' holes; None where there is no canvas. `token_ids` hold padding, texts do not.
-    """
+    """The response to one prompt."""
 
     id: str
-    token_ids: tuple[int, ...]
-    text: str | None
+    token_ids: tuple[int, ...]  # of the answer, padding of holes included
+    text: str | None  # of the answer, without padding; None without a tokenizer
     finish_reason: FinishReason
     usage: Usage
-    trace: tuple[Transfer, ...] | None
-    first_settled_s: float | None
-    elapsed_s: float
+    trace: tuple[Transfer, ...] | None  # None if not requested
+    first_settled_s: float | None  # see `Result`
+    elapsed_s: float  # see `Result`
     error: str | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    holes: tuple[str, ...] | None = None
-    reads: Mapping[str, Any] = field(default_factory=dict)  # what its readers have found, see `Result`
+    logprobs: tuple[TokenLogprob, ...] | None = None  # None if not requested
+    holes: tuple[str, ...] | None = None  # the texts of a canvas' holes; None without a canvas
+    reads: Mapping[str, Any] = field(default_factory=dict)  # results of its readers; see `Result`
 
     @classmethod
     def of(cls, request: Request, result: Result, tokenizer: Tokenizer | None, *, trace: bool) -> "Output":
-        """The output of a `request` that has ended."""
-        text, holes, error, template = None, None, result.error, request.response
+        """The output of a `request` that has ended. If its tokens cannot be decoded, the output has an error."""
+        text = None
+        holes = None
+        error = result.error
+        template = request.response
         if tokenizer is not None:
             try:
                 response = ResponseText(tokenizer, template, request.params, request.context)
                 text = response.push(result.token_ids) + response.finish()
                 holes = None if request.template is None else tuple(response.holes)
-            # A tokenizer is anybody's code: what it raises for one answer loses no other.
+            # Tokenizers of checkpoints may raise anything, which must not lose the outputs of other requests.
             except Exception as failure:
                 log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)
                 error = f"its tokens could not be decoded: {failure}"
@@ -69,7 +69,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class StreamedOutput:
-    """What a step added to an answer: new text and its tokens. The last one has the whole `output`."""
+    """What a step added to an answer: the text `delta` and its tokens. The last one has the whole `output`."""
 
     delta: str
     token_ids: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class StreamedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Decisions by the ids of their questions, and the work of all of them."""
+    """Decisions by the ids of their questions, and the work of all questions together."""
 
     answers: Mapping[str, Decision]
     usage: Usage

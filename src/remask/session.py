@@ -1,4 +1,4 @@
-"""What requests to one model are made of and run on: parameters, policies, forms and depth tables, in one place."""
+"""`Session`: makes requests to one model, of parameters, policies, forms and depth tables, and runs them."""
 
 import logging
 import threading
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 NO_DEPTHS: Final = "none"
-"""In place of a depth table: tables that are shipped or kept are not used."""
+"""In place of a depth table: neither a shipped nor a kept one is used."""
 NO_TABLE = (
     "no depth table of %r is at hand and audits earn none, so cache auto is %s, and shared prefixes are computed with "
     "each request. Leave audits on, or measure a table with 'remask profile --model %s --output FILE', from prompts "
@@ -58,22 +58,24 @@ class RequestKeywords(TermKeywords, total=False):
 
 
 class Session:
-    """What every front shares, `LLM`, `AsyncLLM`, commands, servers and measurements: requests to one model.
+    """Makes and runs requests to one model, for `LLM`, `AsyncLLM`, commands, servers and measurements.
 
     Args:
         loaded: the model's files.
-        model: the same, to be computed.
+        model: the same model, to be computed.
         config: limits of the engine.
-        cache: the default policy, as `LLM` takes it; `auto` is resolved.
-        settings: its settings.
-        auto: nobody asked for `cache`, so a policy that needs a depth table gives way where none is at hand.
-        depth_table: the table that was given; without one it is looked for. NO_DEPTHS: none is looked for, and audits
-            begin anew.
-        progress: tell on stderr how far answers have come.
+        cache: the default policy, as `LLM` takes it, but not "auto".
+        settings: settings of that policy.
+        auto: the user chose no cache, so without a depth table `bicache` is replaced by its inner policy.
+        depth_table: a table of the user. None: a kept or shipped one is used, if any; NO_DEPTHS: none is used, and
+            audits begin without depths.
+        progress: whether `run` shows a progress bar on stderr.
+
+    Raises `ConfigError` if audits are set for a cache that is exact.
 
     Attributes:
         engine: the engine of `run`.
-        cache: the default policy; what was chosen is a name.
+        cache: the default policy of the model without an adapter.
     """
 
     def __init__(
@@ -88,13 +90,17 @@ class Session:
         depth_table: DepthTable | Literal["none"] | None,
         progress: bool,
     ) -> None:
-        self.loaded, self.model, self.engine_config, self.progress = loaded, model, config, progress
-        self.cache, self.cache_config = cache, settings
-        self._best = cache if auto else None
-        self._given = depth_table if isinstance(depth_table, DepthTable) else None
-        self._looks = depth_table != NO_DEPTHS
-        self._tables: dict[str | None, DepthTable | None] = {}  # by adapter
-        self._auto: dict[str | None, str] = {}  # what the best cache comes to, by adapter
+        self.loaded = loaded
+        self.model = model
+        self.engine_config = config
+        self.progress = progress
+        self.cache = cache
+        self.cache_config = settings
+        self._auto_cache = cache if auto else None
+        self._auto_cache_by_adapter: dict[str | None, str] = {}
+        self._user_table = depth_table if isinstance(depth_table, DepthTable) else None
+        self._finds_depths = depth_table != NO_DEPTHS
+        self._found_tables: dict[str | None, DepthTable | None] = {}  # by adapter
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
         self.cache, policy_settings = self.default_cache()
@@ -105,10 +111,10 @@ class Session:
                 "such a cache, as bicache"
             )
         self.engine = self.new_engine()
-        if self._looks and self.earns:
-            depths, fingerprint = self.engine.auditor.depths, loaded.fingerprint
-            load_earned(depths, fingerprint)
-            depths.changed = lambda: keep_earned(depths, fingerprint)
+        if self._finds_depths and self.earns_depths:
+            depths = self.engine.auditor.depths
+            load_earned(depths, loaded.fingerprint)
+            depths.changed = lambda: keep_earned(depths, loaded.fingerprint)
 
     @property
     def cache_name(self) -> str:
@@ -116,10 +122,11 @@ class Session:
         return self.cache if isinstance(self.cache, str) else name_of(self.cache)
 
     @property
-    def described(self) -> str:
-        """How it computes, and with how much memory: the second half of the start-up line."""
-        engine, choice = self.engine, self.engine.choice
-        overlap, graphs = ("on" if on else "off" for on in (choice.overlap, choice.graphs))
+    def description(self) -> str:
+        """How the engine computes, and with how much memory: the second half of the start-up line."""
+        engine = self.engine
+        choice = engine.choice
+        overlap, graphs = ("on" if enabled else "off" for enabled in (choice.overlap, choice.graphs))
         settings = self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or "")
         return (
             f"attention={choice.executor.name} ({choice.executor.why}) overlap={overlap} graphs={graphs} "
@@ -137,44 +144,43 @@ class Session:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        """Sampling parameters of requests that leave them out, as the checkpoint gives them."""
+        """The checkpoint's defaults of sampling parameters."""
         return self.loaded.sampling
 
     def params(
         self,
-        own: Mapping[str, Any] | None = None,
+        requested: Mapping[str, Any] | None = None,
         defaults: Mapping[str, Any] | None = None,
         *,
         prompt_tokens: int = 0,
         template: Template | None = None,
     ) -> SamplingParams:
-        """The sampling parameters of a request: its `own`, then `defaults`, then the checkpoint's.
+        """The sampling parameters of a request: the `requested` ones, then `defaults`, then the checkpoint's.
 
-        What a request sets is taken as it is. What it leaves open gives way to it, and to a prompt of `prompt_tokens`:
-        a default length to the room beside the prompt, a default block length and number of steps to the length. What
-        nobody sets is the family's choice. With a `template`, whose length `max_tokens` is, default blocks need not
-        divide it. Every front uses this: `generate`, the commands, the server. Raises `ConfigError` on values that are
-        not allowed.
+        Requested values are never changed. Defaults are adapted to them and to a prompt of `prompt_tokens`, as
+        `fit_defaults` says: a default length to the room beside the prompt, a default block length and number of steps
+        to the length. `template` is that of the response. Raises `ConfigError` on values that are not allowed.
         """
-        check_sampling(own or {})
-        usual = self.sampling if defaults is None else self.overlaid(defaults)
-        shape, room = self.loaded.config, self.engine.max_model_len - prompt_tokens
-        return fit_defaults(usual, own or {}, room, template, **self._blocks, modes=shape.causal_prefix)
+        check_sampling(requested or {})
+        base = self.sampling if defaults is None else self.merged_defaults(defaults)
+        room = self.engine.max_model_len - prompt_tokens
+        modes = self.loaded.config.causal_prefix
+        return fit_defaults(base, requested or {}, room, template, **self._block_rules, modes=modes)
 
-    def overlaid(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """`defaults` and, for the rest, the checkpoint's as far as they fit them. Raises `ConfigError`."""
-        return overlay_defaults(self.sampling, defaults, **self._blocks)
+    def merged_defaults(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """`defaults`, and the checkpoint's for all other parameters, as far as they fit. Raises `ConfigError`."""
+        return overlay_defaults(self.sampling, defaults, **self._block_rules)
 
     @property
-    def _blocks(self) -> dict[str, bool]:
-        """How the model's responses are cut into blocks, as `fit` takes it."""
+    def _block_rules(self) -> dict[str, bool]:
+        """The arguments of `fit_defaults` that say how responses of the model are cut into blocks."""
         shape = self.loaded.config
         masked = shape.kind == "masked"
         ragged = masked and shape.sampling.schedule == "linear"
         return {"growing": shape.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, beginning: str = "") -> Constraint | None:
-        """Return the reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
+        """The reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
 
         Forms are compiled once. Responses continue the text `beginning`. Safe on any thread. Raises `ConfigError` if
         the form cannot be compiled, the model's tokens cannot spell it, or nothing of the form begins with that text.
@@ -182,18 +188,19 @@ class Session:
         if form is None:
             return None
         parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
-        return self._forms().compile(parsed, beginning)
+        return self._load_structures().compile(parsed, beginning)
 
     @property
-    def takes_forms(self) -> bool:
-        """Whether the model's answers can have a form at all."""
+    def supports_forms(self) -> bool:
+        """Whether answers of the model can have a form."""
         try:
-            self._forms()
+            self._load_structures()
         except ConfigError:
             return False
         return self.loaded.config.kind != "uniform"
 
-    def _forms(self) -> Structures:
+    def _load_structures(self) -> Structures:
+        """The compiler of forms, made once. Raises `ConfigError` if the model's answers can have no form."""
         if self.model.ranks.several:
             raise FormError(" read the whole vocabulary in one process; leave tensor_parallel out")
         with self._structures_lock:
@@ -206,18 +213,18 @@ class Session:
         return form is not None and (self._structures is None or not self._structures.is_cached(form))
 
     def depth_table_of(self, adapter: str | None) -> DepthTable | None:
-        """The depth table of requests with this adapter, or with none: given, kept or shipped; None without one.
+        """The user's, kept or shipped depth table of the model with this adapter, or with none; None without a table.
 
         Raises `UnknownNameError` on an unknown adapter.
         """
-        if self._given is not None or not self._looks:
-            return self._given
-        if adapter not in self._tables:
-            self._tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
-        return self._tables[adapter]
+        if self._user_table is not None or not self._finds_depths:
+            return self._user_table
+        if adapter not in self._found_tables:
+            self._found_tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
+        return self._found_tables[adapter]
 
     def fingerprint_of(self, adapter: str | None) -> str:
-        """Return the identity of the model with this adapter, or none. Raises `UnknownNameError` on an unknown one."""
+        """The identity of the model with this adapter, or with none. Raises `UnknownNameError` on an unknown one."""
         loaded = self.loaded
         if adapter is None:
             return loaded.fingerprint
@@ -226,7 +233,7 @@ class Session:
         return f"{loaded.fingerprint}-{loaded.adapters[adapter].fingerprint}"
 
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
-        """Return a new engine on the same weights, with its own K/V pages and prefix store."""
+        """A new engine on the same weights, with its own K/V pages and prefix store."""
         decode = self.tokenizer.decode if self.tokenizer is not None else None
         return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
 
@@ -240,39 +247,39 @@ class Session:
     ) -> CachePolicy:
         """The cache policy that `spec` names, or the object itself.
 
-        What `depths` returns, by default those of the `adapter`, is asked for only where it is needed. Raises
+        `depths` is called only if the policy needs a depth; by default it returns the `depths` of the `adapter`. Raises
         `ConfigError` on names and settings that cannot be used, and on settings beside an object.
         """
         return parse(spec, settings, depths or (lambda: self.depths(adapter)))
 
     @property
-    def earns(self) -> bool:
-        """Whether audits earn depths."""
+    def earns_depths(self) -> bool:
+        """Whether audits prove the depths of the model."""
         return self.engine_config.earns and self.loaded.config.kind == "masked"
 
     def depths(self, adapter: str | None) -> DepthLookup | Earned:
-        """The depth of requests with this adapter, or with none, that give none: a given table, or what audits earn.
+        """The default depths of requests with this adapter, or with none: those of the user's table, or earned ones.
 
-        A table that is shipped or was kept is where they begin. Raises `ConfigError` where audits earn nothing and
-        there is no table.
+        Earned depths begin with a kept or shipped table. Raises `ConfigError` if audits earn none and there is no
+        table.
         """
-        if self._given is not None:
-            return self._given.lookup
+        if self._user_table is not None:
+            return self._user_table.lookup
         table = self.depth_table_of(adapter)
-        known = None if table is None else table.lookup
-        if self.earns:
-            return Earned(known)
-        if known is None:
+        lookup = None if table is None else table.lookup
+        if self.earns_depths:
+            return Earned(lookup)
+        if lookup is None:
             raise ConfigError(
                 f"there is no depth table of {self.loaded.name!r}, and audits earn none here: give a number of layers, "
                 'as cache_config {"depth": 2}, name a table with --depth-table, or leave audits on'
             )
-        return known
+        return lookup
 
     def terms(self, keywords: RequestKeywords, method: Callable[..., Any]) -> tuple[Terms, CachePolicy]:
-        """The terms that are keywords of `method`, and the cache policy that they name.
+        """The terms of a call of `method` with these `keywords`, and the cache policy that they name.
 
-        Raises `UnknownNameError` on other keywords, and `ConfigError` on values that cannot be used.
+        Raises `UnknownNameError` on keywords that are no terms, and `ConfigError` on values that cannot be used.
         """
         values: dict[str, Any] = dict(keywords)
         known = {*RequestKeywords.__optional_keys__, *signature(method).parameters} - {"self", "terms"}
@@ -280,29 +287,35 @@ class Session:
             if name not in known:
                 raise UnknownNameError("argument", name, known)
         cache = values.pop("cache", None)
-        if isinstance(form := values.get("structured_outputs"), Mapping):
+        form = values.get("structured_outputs")
+        if isinstance(form, Mapping):
             values["structured_outputs"] = StructuredOutputs.from_mapping(form)
         terms = Terms.from_mapping(values)
-        return terms, self.chosen_policy(cache, terms.cache_config, terms.adapter)
+        return terms, self.policy_of_arguments(cache, terms.cache_config, terms.adapter)
 
-    def streamed(self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]) -> Request:
-        """Return the request of `LLM.stream`. Safe on any thread. Raises `ConfigError` on a bad prompt or setting."""
-        (request,) = self.requests([prompt], params, *self.terms(terms, self.streamed))
+    def stream_request(
+        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
+    ) -> Request:
+        """The request of `LLM.stream`. Safe on any thread. Raises `ConfigError` on a bad prompt or setting."""
+        (request,) = self.requests([prompt], params, *self.terms(terms, self.stream_request))
         return request
 
-    def answer(self, pending: PendingRequest) -> ResponseCollector:
-        """Return the collector of a request's text as it settles. Raises `ConfigError` without a tokenizer."""
+    def collector(self, pending: PendingRequest) -> ResponseCollector:
+        """A collector of a request's text as it settles. Raises `ConfigError` without a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
-        shape, blocks = self.loaded.config, pending.decoding.block_ranges
+        shape = self.loaded.config
+        blocks = pending.decoding.block_ranges
         return ResponseCollector(
             0, pending.request, self.tokenizer, shape.stop_ids, blocks=blocks, rewrites=shape.rewrites
         )
 
-    def pieces(self, answer: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
-        """Return what the `events` of one step add to an answer: one item, or none if they add nothing."""
-        delta = answer.apply(events)
-        output = None if delta.result is None else Output.of(answer.request, delta.result, self.tokenizer, trace=False)
+    def pieces(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
+        """What the `events` of one step add to an answer: one item, or none if they add nothing."""
+        delta = collector.apply(events)
+        output = None
+        if delta.result is not None:
+            output = Output.of(collector.request, delta.result, self.tokenizer, trace=False)
         if not (delta.text or delta.tokens or output):
             return []
         return [StreamedOutput(delta.text, tuple(delta.tokens), output)]
@@ -310,81 +323,86 @@ class Session:
     def response(
         self,
         terms: Terms,
-        own: Sampling,
+        sampling: Sampling,
         prompt_tokens: int,
         *,
         defaults: Mapping[str, Any] | None = None,
-        command: Mapping[str, Any] | None = None,
-        around: tuple[str, str] | None = None,
+        command_sampling: Mapping[str, Any] | None = None,
+        affixes: tuple[str, str] | None = None,
     ) -> tuple[SamplingParams, Template | None]:
-        """The sampling parameters of a request, as `params` resolves them, and its template, if it has one.
+        """The sampling parameters and the template of a response; the template is None if all of it is one hole.
 
-        `own` ones that are `SamplingParams` are complete. `terms` hold its canvas or its suffix. What it leaves out
-        and the `command` sets is taken as it is, too; but the parts of a canvas say its length. `around` are texts
-        before and behind the response that are part of it and not shown. Raises `ConfigError` where these and the
-        parameters contradict each other.
+        `sampling` as `SamplingParams` is complete. From a mapping `params` resolves the parameters, with `defaults`;
+        parameters of the `command_sampling` that the mapping lacks count as requested, too. The canvas or suffix of
+        `terms` and the `affixes` are those of `response_of`. Raises `ConfigError` if they and the parameters contradict
+        each other.
         """
-        if isinstance(own, SamplingParams):
+        if isinstance(sampling, SamplingParams):
             if terms.canvas is not None or terms.suffix is not None:
                 raise ConfigError(
                     "params: a response with fixed parts takes a mapping, such as {'temperature': 0.5}, which leaves "
                     "the rest to it; SamplingParams are complete"
                 )
-            return own, None
-        if self.loaded.config.causal_prefix:
-            command = restrict_to_mode(command or {}, own.get("mode"))
+            return sampling, None
+        shape = self.loaded.config
+        base = command_sampling or {}
+        if shape.causal_prefix:
+            base = restrict_to_mode(base, sampling.get("mode"))
 
-        def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
-            return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)
+        def resolve(requested: Mapping[str, Any], fixed_tokens: int, template: Template | None) -> SamplingParams:
+            return self.params({**base, **requested}, defaults, prompt_tokens=fixed_tokens, template=template)
 
-        stops, longest = self.loaded.config.stop_ids, self.engine.max_model_len
-        return response_of(terms, own, prompt_tokens, self.tokenizer, stops, resolve, longest, around)
+        max_length = self.engine.max_model_len
+        return response_of(terms, sampling, prompt_tokens, self.tokenizer, shape.stop_ids, resolve, max_length, affixes)
 
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
-        """Return the cache and its settings of requests that name no cache; `settings` replace the session's.
+        """The cache of requests that name none, and its settings; `settings` replace the session's.
 
         Raises `UnknownNameError` on an unknown adapter.
         """
-        given, best = self.cache_config if settings is None else settings, self._best
-        if not isinstance(best, str):
-            return self.cache, given
-        outer, _, inner = best.partition("+")
-        if given or outer != "bicache":
-            return best, given
-        if adapter not in self._auto:
-            reads = self.earns or self.depth_table_of(adapter) is not None
-            self._auto[adapter] = best if reads else inner or "none"
-            if self._auto[adapter] != best:
+        if settings is None:
+            settings = self.cache_config
+        cache = self._auto_cache
+        if not isinstance(cache, str):
+            return self.cache, settings
+        outer, _, inner = cache.partition("+")
+        if settings or outer != "bicache":
+            return cache, settings
+        if adapter not in self._auto_cache_by_adapter:
+            has_depths = self.earns_depths or self.depth_table_of(adapter) is not None
+            if not has_depths:
+                cache = inner or "none"
                 name = self.loaded.name if adapter is None else f"{self.loaded.name} with {adapter}"
-                log.info(NO_TABLE, name, self._auto[adapter], self.loaded.name)
-        return self._auto[adapter], given
+                log.info(NO_TABLE, name, cache, self.loaded.name)
+            self._auto_cache_by_adapter[adapter] = cache
+        return self._auto_cache_by_adapter[adapter], settings
 
-    def chosen_policy(
+    def policy_of_arguments(
         self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None, adapter: str | None
     ) -> CachePolicy:
-        """Return the policy of Python arguments, which may name a file or no cache. Raises `ConfigError`."""
+        """The policy that Python arguments name; they may name a file or no cache. Raises `ConfigError`."""
         if cache is None:
             return self.policy(*self.default_cache(adapter, settings or None), adapter=adapter)
         return self.policy(*from_file(cache, settings), adapter=adapter)
 
     def policy_of(self, terms: Terms) -> CachePolicy:
-        """Return the policy of a request in JSON, which may not name a file. Raises `ConfigError`."""
+        """The policy that a request in JSON names; it may not name a file. Raises `ConfigError`."""
         if terms.cache is None:
             return self.policy(*self.default_cache(terms.adapter, terms.cache_config), adapter=terms.adapter)
         return self.policy(terms.cache, terms.cache_config, adapter=terms.adapter)
 
-    def decisions(self, asked: Decisions, most: int | None = None) -> DecisionPlan:
-        """The passes that answer decisions, and what follows from them. Safe on any thread.
+    def decisions(self, decisions: Decisions, max_canvases: int | None = None) -> DecisionPlan:
+        """The plan of the passes that answer `decisions`. Safe on any thread.
 
-        Raises `ConfigError` where a question cannot be asked, and where they take more than `most` canvases.
+        Raises `ConfigError` if a question cannot be answered, and if they need more than `max_canvases`.
         """
         config = self.loaded.config
         Reading.check_kind(config.kind, config.family)
         if self.tokenizer is None:
             raise ConfigError("decisions need a tokenizer, and this model folder has none")
-        return DecisionPlan.of(asked, self.tokenizer, config.mask_id, most)
+        return DecisionPlan.of(decisions, self.tokenizer, config.mask_id, max_canvases)
 
     def requests(
         self,
@@ -399,19 +417,21 @@ class Session:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[Request]:
-        """Requests for `run`, as `generate` and `infill` make them; their ids are their numbers, from "0".
+        """The requests of `generate`, `chat` and `infill`; their ids are their numbers, from "0".
 
-        The `terms` are those of all of them, in which `canvases`, one for each, stand. `variables` are those of the
-        chat template, and conversations end as in `chat`. Raises `ConfigError`.
+        All have the same `terms` and `policy`, by default the default ones; `params` are for all or one for each, and
+        `canvases` are one for each. `variables` are those of the chat template, and conversations end as in `chat`.
+        Raises `ConfigError` if a prompt or a setting cannot be used.
         """
-        items, terms = as_prompts(prompts), terms or Terms()
+        items = as_prompts(prompts)
+        terms = terms or Terms()
         sampling = list(params) if isinstance(params, Sequence) else [params] * len(items)
         for name, values in (("canvas", canvases), ("params", sampling)):
             if values is not None and len(values) != len(items):
                 raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(values)}")
         policy = policy or self.policy(*self.default_cache(terms.adapter), adapter=terms.adapter)
         requests = []
-        for index, (prompt, own) in enumerate(zip(items, sampling, strict=True)):
+        for index, (prompt, prompt_sampling) in enumerate(zip(items, sampling, strict=True)):
             tokens, shared = encode(
                 prompt,
                 self.tokenizer,
@@ -423,8 +443,10 @@ class Session:
             if canvases is not None:
                 parts: Any = canvases[index]
                 terms = replace(terms, canvas=parts)
-            begun: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
-            request = self.request(str(index), tokens, shared, own or {}, terms, policy, beginning=begun)
+            beginning: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
+            request = self.request(
+                str(index), tokens, shared, prompt_sampling or {}, terms, policy, beginning=beginning
+            )
             requests.append(request.with_readers(*readers))
         return requests
 
@@ -433,18 +455,19 @@ class Session:
         name: str,
         tokens: Sequence[int],
         shared: int,
-        own: Sampling,
+        sampling: Sampling,
         terms: Terms,
         policy: CachePolicy,
         *,
-        command: Mapping[str, Any] | None = None,
+        command_sampling: Mapping[str, Any] | None = None,
         beginning: str = "",
     ) -> Request:
-        """The request of a prompt of `tokens`, `shared` of which are its prefix by default, as `response` resolves it.
+        """The request of a prompt of `tokens`, of which `shared` leading ones are the shared prefix by default.
 
-        The answer goes on from a text that is `beginning`. Raises `ConfigError`.
+        `response` resolves `sampling` and `command_sampling`. The answer continues the text `beginning`, with which the
+        prompt ends. Raises `ConfigError` as `response` and `constraint`.
         """
-        params, template = self.response(terms, own, len(tokens), command=command)
+        params, template = self.response(terms, sampling, len(tokens), command_sampling=command_sampling)
         constraint = self.constraint(terms.structured_outputs, beginning)
         return request_of(
             name,
@@ -474,12 +497,12 @@ class Session:
         Args:
             trace: add the transfers of each step to the outputs.
             engine: runs the requests; None: the session's own.
-            progress: show a progress bar on stderr; None: as the session was told.
+            progress: whether to show a progress bar on stderr; None: as the session does.
 
         Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
         """
         show_progress = self.progress if progress is None else progress
-        by_id = {request.id: request for request in requests}
+        requests_by_id = {request.id: request for request in requests}
         stepper = closing(events_of(requests, engine or self.engine))
         step_count = 0
         token_count = 0
@@ -491,11 +514,11 @@ class Session:
                 for event in events:
                     if event.result is not None:
                         bar.update()
-                        yield Output.of(by_id[event.id], event.result, self.tokenizer, trace=trace)
+                        yield Output.of(requests_by_id[event.id], event.result, self.tokenizer, trace=trace)
 
 
 def check_idle(engine: Engine) -> None:
-    """Raise `ConfigError` if `engine` has requests already."""
+    """Raise `ConfigError` if `engine` has requests."""
     if engine.busy:
         raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
 
@@ -519,7 +542,7 @@ def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Eve
 
 
 def _step(engine: Engine) -> list[Event]:
-    """Run one step of `engine` and return its events; none after a failed step, from which the engine recovers."""
+    """Run one step and return its events. An error of the step is given to `Engine.recover`; no events then."""
     try:
         return engine.step()
     except Exception as error:

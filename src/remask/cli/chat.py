@@ -196,7 +196,7 @@ def _generate(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Answer:
 
     began = time.perf_counter()
     (request,) = llm.session.requests([turns], sampling, **template_ending(turns))
-    collector = llm.session.answer(llm.engine.check(request))
+    collector = llm.session.collector(llm.engine.check(request))
     for events in events_of([request], llm.engine):
         for piece in llm.session.pieces(collector, events):
             output = piece.output

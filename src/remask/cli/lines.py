@@ -40,7 +40,7 @@ def build_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: 
     tokens, shared = _encode_prompt(llm, kinds[0], values[kinds[0]], terms.control_tokens)
     parameters = {name: values[name] for name in declared(SamplingParams) if values.get(name) is not None}
     policy = llm.session.policy_of(terms)
-    return llm.session.request(request_id, tokens, shared, parameters, terms, policy, command=sampling)
+    return llm.session.request(request_id, tokens, shared, parameters, terms, policy, command_sampling=sampling)
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:

@@ -118,7 +118,7 @@ def _log_settings(args: argparse.Namespace, url: str, llm: LLM, config: ServerCo
         "threads": torch.get_num_threads(),
         "cache": llm.session.cache_name,
         "cache_config": llm.session.cache_config,
-        "sampling": llm.session.overlaid(config.sampling),
+        "sampling": llm.session.merged_defaults(config.sampling),
         "max_model_len": llm.engine.max_model_len,
         "engine": asdict(llm.session.engine_config),
         "seed": config.seed,

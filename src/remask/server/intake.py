@@ -180,7 +180,7 @@ class Intake:
     @cached_property
     def tools_by_form(self) -> bool:
         """Whether models whose chat template has no tools may choose calls by the form of their answer."""
-        return self.config.tools_by_form and self.session.takes_forms
+        return self.config.tools_by_form and self.session.supports_forms
 
     def _has_unwritable_calls(self, messages: Sequence[Message]) -> bool:
         """Whether the messages hold calls of tools or their results, and the chat template has no place for them."""
@@ -291,7 +291,7 @@ class Intake:
         requests: list[Request] = []
         for tokens, shared in prompts:
             params, template = session.response(
-                terms, sampling, len(tokens), defaults=self.config.sampling, around=affixes
+                terms, sampling, len(tokens), defaults=self.config.sampling, affixes=affixes
             )
             for choice in range(body.choices):
                 name = f"{request_id}-{next(self.numbers)}"

@@ -197,7 +197,7 @@ async def get_model_info(request: Request) -> Response:
         "cache_config": llm.session.cache_config,
         "store_budget_tokens": llm.engine.memory.store_budget,
         "has_chat_template": service.intake.tokenizer.has_chat_template,
-        "sampling": llm.session.overlaid(service.config.sampling),
+        "sampling": llm.session.merged_defaults(service.config.sampling),
     }
     return json_response(info)
 

@@ -152,7 +152,7 @@ def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> Example:
         "answer": question.answer or None,
         "canvas": question.canvas,
         "decision": question.decision,
-        "sampling": llm.session.overlaid(defaults),
+        "sampling": llm.session.merged_defaults(defaults),
         "policies": specs,
         "pair": _policies_to_compare(llm, specs),
         "cache": llm.session.cache_name,
