@@ -1,6 +1,6 @@
-"""The depths that a model begins with: a table that `remask profile` kept, a shipped one, or what audits have earned.
+"""The depths that a model begins with: of a table that `remask profile` kept, of a shipped one, or earned by audits.
 
-What is kept stands in the folder `depth` of the cache folder.
+Kept tables and earned depths are files in the folder `depth` of the cache folder.
 """
 
 import json
@@ -22,7 +22,7 @@ EARNED_VERSION = 1
 
 
 def find_table(model: LoadedModel) -> DepthTable | None:
-    """The table that was kept of `model`, else a shipped one; None without one: its depths are earned."""
+    """The kept table of `model`, else its shipped one; None if there is neither."""
     table = kept_table(model)
     if table is not None:
         log.debug("depth table in %s (remove it to be without): %s", table_file(model), table.source)
@@ -41,12 +41,12 @@ def shipped_table(model: LoadedModel) -> DepthTable | None:
 
 
 def table_file(model: LoadedModel) -> Path:
-    """Where the table of `model` is kept."""
+    """The file of the kept table of `model`, which need not exist."""
     return cache_folder() / "depth" / f"{model.fingerprint}.json"
 
 
 def kept_table(model: LoadedModel) -> DepthTable | None:
-    """The table that was kept of `model`; None without one. A file that cannot be used is named in a warning."""
+    """The kept table of `model`; None if there is none, or if it cannot be used, of which a warning is logged."""
     file = table_file(model)
     if not file.exists():
         return None
@@ -58,7 +58,7 @@ def kept_table(model: LoadedModel) -> DepthTable | None:
 
 
 def keep_table(table: DepthTable, model: LoadedModel) -> Path:
-    """Keep a table for all further starts of `model`, and return its file. Raises `TableError` where it cannot."""
+    """Keep a table for later starts of `model`, and return its file. Raises `TableError` if it cannot be written."""
     file = table_file(model)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,12 +69,12 @@ def keep_table(table: DepthTable, model: LoadedModel) -> Path:
 
 
 def earned_file(fingerprint: str) -> Path:
-    """Where the depths are kept that audits of a model have earned."""
+    """The file of the depths that audits of a model have earned."""
     return cache_folder() / "depth" / f"earned-{fingerprint}.json"
 
 
 def load_earned(depths: EarnedDepths, fingerprint: str) -> None:
-    """Let `depths` begin with those that were kept of the model. A file that cannot be used is named in a warning."""
+    """Replace the records of `depths` by the kept ones, if any. Logs a warning of a file that cannot be used."""
     file = earned_file(fingerprint)
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def load_earned(depths: EarnedDepths, fingerprint: str) -> None:
 
 
 def keep_earned(depths: EarnedDepths, fingerprint: str) -> None:
-    """Keep `depths` for the next start. Where they cannot be written a warning says so."""
+    """Keep `depths` for the next start. Logs a warning if they cannot be written."""
     file = earned_file(fingerprint)
     raw = {"version": EARNED_VERSION, "date": time.strftime("%Y-%m-%d"), **depths.to_json()}
     try:

@@ -1,4 +1,4 @@
-"""`measure`: the depth table of a model, by how far first predictions of requests move at each depth of reuse."""
+"""`measure`: makes the depth table of a model, by how far first predictions move at each depth of reuse."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -28,25 +28,27 @@ class Subject(Protocol):
 def measure(
     session: Subject, requests: Sequence[Request], source: str, bound: float = BOUND, progress: bool = False
 ) -> DepthTable:
-    """Audit `requests` until nothing is open, and return the depths that they prove by prefix ratio.
+    """Audit `requests` at the depths that are undecided, and return the proven depths by prefix ratio.
 
-    Requests of `BUCKET` percent of the ratio are judged together, by `Record`. `source` says what they are. Raises
-    `ConfigError`, before anything runs, where the model is not a masked one, and where a request cannot run, has no
-    shared prefix, or asks for guidance.
+    Prefix ratios are rounded down to `BUCKET` percent; a `Record` judges all requests of one ratio. `source` describes
+    the requests for people, and `bound` is in nats. Raises `ConfigError`, before anything runs, if the model is not a
+    masked one, or if a request cannot run, has no shared prefix, or asks for guidance.
     """
-    buckets, count, shape = dict[int, Record](), 0, session.loaded.config
+    buckets = dict[int, Record]()
+    count = 0
+    shape = session.loaded.config
     layers = shape.layers
-    audited = [first_pass(session, request) for request in requests]
-    pairs = zip(requests, audited, strict=True)
-    for request, pass_input in Progress("measuring", len(audited), "requests", enabled=progress).track(pairs):
+    pass_inputs = [first_pass(session, request) for request in requests]
+    pairs = zip(requests, pass_inputs, strict=True)
+    for request, pass_input in Progress("measuring", len(requests), "requests", enabled=progress).track(pairs):
         length = prefix_of(session, request)
         ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(layers, bound))
         depths = record.audit_depths(prefix)
         if depths:
-            moved = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
-            record.add([Audit(prefix, depth, nats) for depth, nats in moved])
+            divergences = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
+            record.add([Audit(prefix, depth, nats) for depth, nats in divergences])
             count += 1
     return DepthTable(
         model=session.loaded.name,
@@ -62,7 +64,7 @@ def measure(
 
 
 def first_pass(session: Subject, request: Request) -> PassInput:
-    """What the first pass of a request sees. Raises `ConfigError` where it cannot be audited (see `measure`)."""
+    """The input of the first pass of a request. Raises `ConfigError` if it cannot be audited (see `measure`)."""
     shape = session.loaded.config
     if shape.kind != "masked":
         raise ConfigError(
@@ -80,16 +82,16 @@ def first_pass(session: Subject, request: Request) -> PassInput:
 
 
 def prefix_of(session: Subject, request: Request) -> int:
-    """Tokens of a request's shared prefix that can be leased: rows which predict the response must stay live."""
+    """Number of tokens of a request's prefix that can be read from the store: rows that predict must stay live."""
     return min(request.prefix_length, len(request.prompt_token_ids) - session.loaded.config.shift)
 
 
 def moved_by_depth(
     passes: AuditPasses, pass_input: PassInput, prefix: int, depths: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
-    """How far first predictions move where they move most, depth by depth: pairs of a depth and nats.
+    """Yield each depth with how far first predictions move from those of the exact pass, in nats where they move most.
 
-    Raises `ConfigError` where memory has no room for the canvas.
+    Raises `ConfigError` if the pool has no room for the canvas.
     """
     exact = passes.run_exact(pass_input, rounded=False)
     for depth in depths:
@@ -109,20 +111,22 @@ def _prefixes(record: Record) -> set[int]:
     return {audit.prefix for audit in record.audits}
 
 
-def _proven(record: Record) -> int:
-    """The depth that several prefixes have proven, else the one that each of the few that there are has proven."""
+def _proven_depth(record: Record) -> int:
+    """The depth that prefixes have proven together, else the least of those that they have proven alone."""
     return record.proven_depth(None) or min(map(record.proven_depth, _prefixes(record)), default=0)
 
 
 def _entries(buckets: dict[int, Record]) -> dict[int, int]:
-    """Proven depths by ratio, those alone that are deeper than all before.
+    """Proven depths by ratio, without those that are not deeper than one of a smaller ratio.
 
-    A depth that some ratio contradicts holds for no ratio below it, as a table is read upwards.
+    A depth that a ratio contradicts holds for no smaller ratio, as an entry of a table holds for all larger ratios.
     """
-    deepest, depths = max((record.layers for record in buckets.values()), default=0), {}
+    max_depth = max((record.layers for record in buckets.values()), default=0)
+    depths = {}
     for ratio, record in sorted(buckets.items(), reverse=True):
-        deepest = min(deepest, _proven(record) or record.depth(_NO_PREFIX, record.layers))
-        depths[ratio] = min(deepest, _proven(record))
+        proven = _proven_depth(record)
+        max_depth = min(max_depth, proven or record.depth(_NO_PREFIX, record.layers))
+        depths[ratio] = min(max_depth, proven)
     entries: dict[int, int] = {}
     for ratio, depth in sorted(depths.items()):
         if depth > max(entries.values(), default=0):
@@ -131,10 +135,11 @@ def _entries(buckets: dict[int, Record]) -> dict[int, int]:
 
 
 def _nats(record: Record) -> dict[int, Nats]:
-    """Nats by depth, over prefixes; over the requests of the only one."""
+    """Nats by depth, over the means of prefixes, or over the requests if all have one prefix."""
     prefixes = _prefixes(record)
-    of = None if len(prefixes) > 1 else next(iter(prefixes), None)
-    return {depth: _interval(estimate) for depth, estimate in record.estimates(of).items() if estimate.count > 1}
+    only_prefix = None if len(prefixes) > 1 else next(iter(prefixes), None)
+    estimates = record.estimates(only_prefix)
+    return {depth: _interval(estimate) for depth, estimate in estimates.items() if estimate.count > 1}
 
 
 def _interval(estimate: Estimate) -> Nats:

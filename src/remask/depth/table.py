@@ -1,4 +1,4 @@
-"""`DepthTable`: how many leading layers of one model may read a shared prefix, per prefix ratio; and its file."""
+"""`DepthTable`: how many leading layers of a model may read a shared prefix, by prefix ratio; and its file."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Nats: TypeAlias = tuple[float, float, float]  # a mean with the two ends of its 
 
 @dataclass(frozen=True, slots=True)
 class DepthTable:
-    """What audits of requests have shown of one model."""
+    """The depths of one model that audits of requests have proven."""
 
     model: str  # name of the model, for people; `fingerprint` is what identifies it
     fingerprint: str  # identity of the model
@@ -28,23 +28,23 @@ class DepthTable:
     layers: int  # of the model
     bound: float  # nats up to which first predictions count as unmoved
     samples: int  # requests that were audited
-    source: str  # what they were
+    source: str  # a description of these requests, for people
     entries: Mapping[int, int]  # prefix ratio in percent -> depth in layers, increasing in both
-    # Prefix ratio in percent -> depth -> how far first predictions moved where they moved most
+    # Prefix ratio in percent -> depth -> divergence of first predictions at the position that moved most
     nats: Mapping[int, Mapping[int, Nats]]
 
     @property
     def lookup(self) -> DepthLookup:
-        """The table as policies use it."""
+        """The depths by prefix ratio, for policies."""
         return DepthLookup(self.entries)
 
     @property
     def identity(self) -> str:
-        """Equal for tables that give the same depths."""
+        """A hash of the depths: equal for tables with the same `entries`."""
         return xxhash.xxh64(json.dumps(sorted(self.entries.items())).encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write the table as JSON. Raises `TableError` where the file cannot be written; an earlier one stays then."""
+        """Write the table as JSON. Raises `TableError` if the file cannot be written, and leaves an existing one."""
         value = {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
         text = json.dumps(value, indent=1, default=dict)
         # One line a depth: readable, and a diff of two tables shows which depths changed.
@@ -53,10 +53,7 @@ class DepthTable:
 
     @classmethod
     def load(cls, path: str | Path, model: LoadedModel | None = None) -> "DepthTable":
-        """Read a table, and check that it is of `model` where one is given.
-
-        Raises `TableError` where the file is missing or malformed, or the table is of another model.
-        """
+        """Read a table. Raises `TableError` if the file is missing or malformed, or if it is not of the `model`."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -77,20 +74,21 @@ class DepthTable:
         return table
 
 
-_TEXT, _COUNT, _NATS = Text(LARGEST), Whole(0), Real(0, LARGEST)
-_PLAIN: Mapping[str, Values] = {
+_TEXT = Text(LARGEST)
+_NATS = Real(0, LARGEST)
+_SCALARS: Mapping[str, Values] = {
     "model": _TEXT,
     "fingerprint": _TEXT,
     "family": _TEXT,
     "layers": Whole(1),
     "bound": _NATS,
-    "samples": _COUNT,
+    "samples": Whole(0),
     "source": _TEXT,
 }
 
 
 def _parse(raw: Any) -> DepthTable:
-    """The table that decoded JSON holds. Raises `KeyError`, `TypeError` or `ValueError` where it holds none."""
+    """The table of decoded JSON. Raises `KeyError`, `TypeError` or `ValueError` if it is malformed."""
     if not isinstance(raw, dict):
         raise TypeError("it is not a JSON object")
     if raw["version"] == 2:
@@ -100,32 +98,32 @@ def _parse(raw: Any) -> DepthTable:
         )
     if raw["version"] != VERSION or isinstance(raw["version"], bool):
         raise ValueError(f"version is {raw['version']!r}, this program reads {VERSION}")
-    for name, values in _PLAIN.items():
+    for name, values in _SCALARS.items():
         values.check(name, raw[name])
     layers = raw["layers"]
-    entries = _by_number("entries", raw["entries"], "ratios in percent", Whole(0, layers))
-    DepthLookup(entries)
+    entries = _parse_items("entries", raw["entries"], "ratios in percent", Whole(0, layers))
+    DepthLookup(entries)  # raises `ConfigError` on ratios above 100 and on depths that decrease
     nats = {}
     for ratio, depths in _integer_keys("nats", raw["nats"], "ratios in percent").items():
         name = f"nats.{ratio}"
-        nats[ratio] = _by_number(name, depths, "depths", ListOf(_NATS, "numbers", 3))
+        nats[ratio] = _parse_items(name, depths, "depths", ListOf(_NATS, "numbers", 3))
         for depth, (mean, low, high) in nats[ratio].items():
             Whole(1, layers).check(f"a depth of {name}", depth)
             if not low <= mean <= high:
                 raise ValueError(f"{name}.{depth} must be a mean and its interval, got {[mean, low, high]}")
-    return DepthTable(**{name: raw[name] for name in _PLAIN}, entries=entries, nats=nats)
+    return DepthTable(**{name: raw[name] for name in _SCALARS}, entries=entries, nats=nats)
 
 
-def _integer_keys(name: str, raw: Any, what: str) -> dict[int, Any]:
-    """An object whose keys are whole numbers."""
+def _integer_keys(name: str, raw: Any, key_noun: str) -> dict[int, Any]:
+    """The object `raw` with its keys as integers. Raises `TypeError` if it is no object or has other keys."""
     if not isinstance(raw, dict) or not all(key.isdecimal() for key in raw):
-        raise TypeError(f"{name} must be an object with {what} as keys, got {raw!r}")
+        raise TypeError(f"{name} must be an object with {key_noun} as keys, got {raw!r}")
     return {int(key): value for key, value in raw.items()}
 
 
-def _by_number(name: str, raw: Any, what: str, values: Values) -> dict[int, Any]:
-    """What stands in an object by number, each in `values`; lists become tuples."""
-    values_by_number = _integer_keys(name, raw, what)
-    for key, value in values_by_number.items():
-        values.check(f"{name}.{key}", value)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values_by_number.items()}
+def _parse_items(name: str, raw: Any, key_noun: str, values: Values) -> dict[int, Any]:
+    """The items of an object by integer key, lists as tuples. Raises `ValueError` on one that is not in `values`."""
+    items = _integer_keys(name, raw, key_noun)
+    for key, item in items.items():
+        values.check(f"{name}.{key}", item)
+    return {key: tuple(item) if isinstance(item, list) else item for key, item in items.items()}
