@@ -7,7 +7,7 @@ import pytest
 
 from remask.checks import BUNDLED_MODELS, SMOLLM2
 from remask.llm import LLM
-from remask.tasks.cards import OFFERED, card
+from remask.tasks.cards import QUESTION_COUNT, card
 
 
 def parts(canvas: str) -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def test_the_questions_of_a_card_are_answered_right(name: str) -> None:
     known = card(name)
     assert known is not None
     questions = known.questions
-    assert len({question.question for question in questions}) == OFFERED
+    assert len({question.question for question in questions}) == QUESTION_COUNT
     prompts: list[Any] = [known.messages(each) for each in questions]
     # A uniform model begins with noise, which the seed draws.
     seeds = range(3) if llm.loaded.config.kind == "uniform" else range(1)

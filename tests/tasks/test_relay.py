@@ -60,7 +60,7 @@ def test_a_second_leg_is_in_the_other_season() -> None:
         assert request.reference == answer(system["content"], user["content"])
         alone = relay.reference_response(request.prompt, RelayQuestion(request.question.season, request.question.start))
         assert request.reference.split()[:LEG] == alone.split()[:LEG]
-        assert request.question.then not in (None, request.question.season)
+        assert request.question.second_season not in (None, request.question.season)
 
 
 def test_the_season_changes_the_route() -> None:

@@ -62,15 +62,15 @@ def test_a_name_orders_once() -> None:
 def test_one_system_prompt_is_asked_about_under_several_plans() -> None:
     requests = tariff.make_workload(40, 1, 0)
     assert len({request.messages[0]["content"] for request in requests}) == 1
-    assert {request.question.plan for request in requests} == {plan for plan, _ in requests[0].prompt.asked}
-    assert len(requests[0].prompt.asked) == TariffSettings().plans
+    assert {request.question.plan for request in requests} == {plan for plan, _ in requests[0].prompt.prices}
+    assert len(requests[0].prompt.prices) == TariffSettings().plans
 
 
 def test_settings_come_from_json() -> None:
     text = '{"orders": 16, "asked": 2, "kinds": ["lookup", "plan"], "plans": 1}'
     settings = TariffSettings.from_mapping(json.loads(text))
     assert settings == TariffSettings(16, 2, ("lookup", "plan"), 1)
-    assert {len(request.question.asked) for request in tariff.make_workload(6, 2, 0, settings)} == {2}
+    assert {len(request.question.items) for request in tariff.make_workload(6, 2, 0, settings)} == {2}
 
 
 def test_what_has_no_single_answer_is_refused() -> None:

@@ -1,1 +1,1 @@
-"""Tasks that the bundled models are trained for, and what their settings may be."""
+"""Tasks that the bundled models are trained for, with their settings and questions."""

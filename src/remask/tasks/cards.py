@@ -1,4 +1,4 @@
-"""What the bundled models can answer: a sentence, and questions with their right answers, for whoever talks to them."""
+"""Cards of the bundled models: for people, a sentence on what a model can answer, and questions with right answers."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -9,35 +9,33 @@ from typing import Any, Final
 
 from remask.tasks import page, relay, tariff, transit
 
-OFFERED: Final = 3  # questions that a card shows
-_SHARED: Final = 20  # seed of the system prompt, which all questions of a model have in common
+QUESTION_COUNT: Final = 3  # questions that a card shows
+_PROMPT_SEED: Final = 20  # of the system prompt, which all questions of a model share
 
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """A question and its only right answer, and the same as an answer with holes and as a decision."""
+    """A question in three forms: with its answer, as an answer with holes, and as a decision."""
 
     question: str  # the user's turn
-    answer: str  # the right answer; empty where there are many
-    canvas: str  # the answer with holes; `[[n]]` is one of n tokens
-    # A question of `POST /v1/decisions` whose right choice is the first name or stop to be found; None for a uniform
-    # model, which takes none
-    decision: Mapping[str, Any] | None
+    answer: str  # the only right answer; empty if there are many
+    canvas: str  # the answer with holes; `[[n]]` is a hole of n tokens
+    decision: Mapping[str, Any] | None  # a question of `POST /v1/decisions`; None if the model takes none
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What one model can answer."""
+    """The card of one model."""
 
-    answers: str  # a sentence that says it
-    system: str  # the system prompt that all questions are about; empty where there is none
-    draw: Callable[[int], Exercise]  # the question of a number, from 0 on
-    alone: bool = True  # the model knows one question at a time, of the forms of these; else conversations may go on
+    answers: str  # a sentence on what the model can answer
+    system: str  # the system prompt of all questions; empty without one
+    draw: Callable[[int], Exercise]  # returns the question of a number, from 0 on
+    alone: bool = True  # the model answers single questions of the forms of these; else conversations may go on
 
     @property
     def questions(self) -> tuple[Exercise, ...]:
-        """The first `OFFERED` questions."""
-        return tuple(map(self.draw, range(OFFERED)))
+        """The questions that the card shows."""
+        return tuple(map(self.draw, range(QUESTION_COUNT)))
 
     def messages(self, question: Exercise) -> list[dict[str, str]]:
         """The conversation that asks `question`."""
@@ -51,18 +49,18 @@ class Card:
 
 
 def card(model: str) -> Card | None:
-    """The card of the model that is loaded under this name; None for all but bundled models."""
+    """The card of the bundled model of this name; None for other names."""
     return _CARDS[model]() if model in _CARDS else None
 
 
 def _tariff() -> Card:
-    prompt = tariff.draw_prompt(random.Random(_SHARED), tariff.TariffSettings())
+    prompt = tariff.draw_prompt(random.Random(_PROMPT_SEED), tariff.TariffSettings())
 
     def draw(number: int) -> Exercise:
         kind = tariff.KINDS[number % len(tariff.KINDS)]
         question = tariff.draw_question(random.Random(number), prompt, kind)
-        names = tariff.names(prompt, question)
-        first, *others = question.asked
+        names = tariff.expected_names(prompt, question)
+        first, *others = question.items
         return Exercise(
             question.text,
             tariff.reference_response(prompt, question),
@@ -80,8 +78,8 @@ def _tariff() -> Card:
 
 
 def _relay(*, first: int = 0, decides: bool = True) -> Card:
-    """`first` is the number of the question that stands for 0."""
-    prompt = relay.draw_prompt(random.Random(_SHARED), relay.RelaySettings())
+    """The card of a model of the relay task. Question 0 is drawn with the seed `first`."""
+    prompt = relay.draw_prompt(random.Random(_PROMPT_SEED), relay.RelaySettings())
 
     def draw(number: int) -> Exercise:
         question = relay.draw_question(random.Random(first + number), prompt)
@@ -103,7 +101,7 @@ def _relay(*, first: int = 0, decides: bool = True) -> Card:
 
 
 def _transit() -> Card:
-    prompt = transit.draw_prompt(random.Random(_SHARED))
+    prompt = transit.draw_prompt(random.Random(_PROMPT_SEED))
 
     def draw(number: int) -> Exercise:
         question = transit.draw_question(random.Random(number), prompt)
@@ -125,7 +123,7 @@ def _transit() -> Card:
 
 
 def _decision(question: str, names: Sequence[str], template: str) -> dict[str, Any]:
-    """Which of `names` stands at `{answer}`. The model knows no letters for alternatives, and is shown none."""
+    """The decision which of `names` is at `{answer}`. Options are not shown, as the model knows no letters for them."""
     return {
         "instructions": question,
         "criteria": sorted(names),
@@ -136,7 +134,7 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
 
 
 def _smollm2() -> Card:
-    """Return the card about the page of `remask demo`, with questions of the demo."""
+    """The card with the page and questions of `remask demo`."""
     questions = page.demo_questions()
 
     def draw(number: int) -> Exercise:
@@ -158,8 +156,7 @@ _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
         "bundled": _relay,
         "bundled-tariff": _tariff,
         "bundled-transit": _transit,
-        # The first question from which on as many as a card shows are answered right from each of 40 noises. One
-        # route in a hundred is not.
+        # From question 4 on, as many as a card shows are answered right from each of 40 noises.
         "bundled-uniform": partial(_relay, first=4, decides=False),
     }
 )

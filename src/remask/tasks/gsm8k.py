@@ -22,7 +22,7 @@ RULES: Final = (
     f"{SEPARATOR} and the answer as a plain number, without units."
 )
 EXAMPLES: Final = 8  # worked examples in every system prompt, at most
-MAX_PROMPTS: Final = 12  # of a workload: half of the questions are left to be asked
+MAX_PROMPTS: Final = 12  # of a workload; their examples take about half of the questions
 SAMPLING: Final = {"max_tokens": 256, "steps": 128}  # of an answer, as in the BiCache paper
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -42,13 +42,12 @@ class MathQuestion:
 
     messages: tuple[Message, ...]
     answer: str
-    reference: str
-    """The worked answer, in the form that the system prompt asks for."""
+    reference: str  # the worked answer, in the form that the system prompt asks for
 
 
 @cache
 def conversations() -> tuple[tuple[Message, Message], ...]:
-    """The shipped questions and worked answers, as a user's and an assistant's message each."""
+    """The shipped questions and worked answers: pairs of a user's and an assistant's message."""
     lines = (files("remask.tasks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(tuple(json.loads(line)["messages"]) for line in lines)
 
@@ -56,23 +55,23 @@ def conversations() -> tuple[tuple[Message, Message], ...]:
 def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES) -> list[MathQuestion]:
     """Draw `requests` questions over `prompts` system prompts with `shots` worked examples each, dealt out evenly.
 
-    A worked example of one prompt is not a question under any prompt, nor is one that more shots would show, so the
-    questions are the same under any number of them. They repeat after all others were used.
+    No question is a worked example of `EXAMPLES` shots, so they are the same under any number of `shots`. They repeat
+    after all have been used.
     """
     rng = random.Random(seed)
     order = rng.sample(conversations(), len(conversations()))
     examples, rest = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
-    systems = [_system(examples[i * EXAMPLES :][:shots]) for i in range(prompts)]
-    drawn = []
-    for number in range(requests):
-        user, worked = rest[number % len(rest)]
-        steps, answer = _split(worked)
-        drawn.append(MathQuestion((systems[number % prompts], user), answer, f"{steps} {answer}"))
-    return drawn
+    systems = [_system(examples[index * EXAMPLES :][:shots]) for index in range(prompts)]
+    questions = []
+    for index in range(requests):
+        user, solution = rest[index % len(rest)]
+        steps, answer = _split(solution)
+        questions.append(MathQuestion((systems[index % prompts], user), answer, f"{steps} {answer}"))
+    return questions
 
 
 def is_solved(answer: str, text: str) -> bool:
-    """Whether the last number in `text` is `answer`, apart from thousands separators."""
+    """Whether the last number in `text` is `answer`. Thousands separators are ignored."""
     numbers: list[str] = _NUMBER.findall(text)
     return bool(numbers) and numbers[-1].replace(",", "") == answer.replace(",", "")
 
@@ -84,16 +83,16 @@ def keeps_format(text: str) -> bool:
 
 
 def _system(examples: list[tuple[Message, Message]]) -> Message:
-    shown = [f"Question: {user['content']}\n{' '.join(_split(worked))}" for user, worked in examples]
-    return {"role": "system", "content": "\n\n".join([RULES, *shown])}
+    texts = [f"Question: {user['content']}\n{' '.join(_split(solution))}" for user, solution in examples]
+    return {"role": "system", "content": "\n\n".join([RULES, *texts])}
 
 
-def final_number(worked: str) -> str:
+def final_number(solution: str) -> str:
     """The number after the last `####` of a worked answer, without its thousands separators: "1,080" is "1080"."""
-    return worked.rpartition("####")[2].strip().replace(",", "")
+    return solution.rpartition("####")[2].strip().replace(",", "")
 
 
-def _split(worked: Message) -> tuple[str, str]:
+def _split(solution: Message) -> tuple[str, str]:
     """Split a worked answer into its steps, which end with the separator, and its final number."""
-    steps = worked["content"].rpartition("####")[0]
-    return f"{steps.strip()}\n{SEPARATOR}", final_number(worked["content"])
+    steps = solution["content"].rpartition("####")[0]
+    return f"{steps.strip()}\n{SEPARATOR}", final_number(solution["content"])

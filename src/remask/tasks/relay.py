@@ -31,7 +31,7 @@ from typing import ClassVar, Final, TypeAlias
 from remask.checks.fields import check, declare
 from remask.checks.values import Whole
 from remask.errors import ConfigError
-from remask.tasks.workload import TaskRequest, TaskSettings, deal
+from remask.tasks.workload import TaskRequest, TaskSettings, deal, draw_groups
 
 SEASONS: Final = ("spring", "summer", "autumn", "winter")
 # fmt: off
@@ -82,12 +82,10 @@ class RelaySettings(TaskSettings):
 
 @dataclass(frozen=True, slots=True)
 class RelayPrompt:
-    """A system prompt. `rows` are `(good, destination)` in the order of the text.
+    """A system prompt."""
 
-    `starts` gives, season by season, the towns from which a route does not come back within `HOPS` hops.
-    """
-
-    rows: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, str], ...]  # pairs of a good and its destination, in the order of the text
+    # Pairs of a season and the towns from which a route does not come back within `HOPS` hops
     starts: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
@@ -96,7 +94,7 @@ class RelayPrompt:
         return f"{OPENING} {'; '.join(f'{good} {town}' for good, town in self.rows)}."
 
     def hops(self, season: str) -> Mapping[str, str]:
-        """Where one hop leads from each town. Raises `ConfigError` where a town ships several of the goods."""
+        """The town to which one hop leads, by town. Raises `ConfigError` if a town ships several of the goods."""
         hops: dict[str, str] = {}
         for good, town in self.rows:
             origin = shipper(season, good)
@@ -108,44 +106,38 @@ class RelayPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RelayQuestion:
-    """Where goods get to from the town `start` in `season`, and in the season `then` from half of the way on."""
+    """The question for the route from the town `start`."""
 
     season: str
     start: str
-    then: str | None = None
+    second_season: str | None = None  # of the second leg; None if the route has one leg
 
     @property
     def text(self) -> str:
         """The content of the user message."""
-        return f"In {self.season if self.then is None else f'{self.season}, {self.then}'}: route from {self.start}?"
+        seasons = self.season if self.second_season is None else f"{self.season}, {self.second_season}"
+        return f"In {seasons}: route from {self.start}?"
 
     def season_of(self, hop: int) -> str:
         """The season of a hop, counted from 0."""
-        return self.season if self.then is None or hop < LEG else self.then
+        return self.season if self.second_season is None or hop < LEG else self.second_season
 
 
 RelayRequest: TypeAlias = TaskRequest[RelayPrompt, RelayQuestion]
 
 
 @cache
-def shippers() -> Mapping[tuple[str, str], str]:
-    """Who ships every good in every season: `(season, good)` to a town."""
-    rng = random.Random(1)
-    goods = len(GOODS) // len(TOWNS)  # of a town
-    return {
-        (season, good): TOWNS[place // goods]
-        for season in SEASONS
-        for place, good in enumerate(rng.sample(GOODS, len(GOODS)))
-    }
+def _shippers() -> Mapping[tuple[str, str], int]:
+    return draw_groups(SEASONS, GOODS, len(TOWNS))
 
 
 def shipper(season: str, good: str) -> str:
     """The town that ships `good` in `season`."""
-    return shippers()[season, good]
+    return TOWNS[_shippers()[season, good]]
 
 
 def draw_prompt(rng: random.Random, settings: RelaySettings) -> RelayPrompt:
-    """Draw goods and destinations that can be asked about in some of the seasons.
+    """Draw a system prompt for `settings.seasons` seasons.
 
     In each of these seasons the same towns ship one of the goods each, and receive one each. At least half of the towns
     are starts in every season.
@@ -157,19 +149,19 @@ def draw_prompt(rng: random.Random, settings: RelaySettings) -> RelayPrompt:
         rng.shuffle(towns)
         prompt = RelayPrompt(tuple(zip(goods, towns, strict=True)), ())
         starts = tuple((season, _starts(prompt.hops(season))) for season in seasons)
-        if all(2 * len(towns_of) >= settings.rows for _, towns_of in starts):
+        if all(2 * len(season_starts) >= settings.rows for _, season_starts in starts):
             return RelayPrompt(prompt.rows, starts)
 
 
 def draw_question(rng: random.Random, prompt: RelayPrompt, legs: int = 1) -> RelayQuestion:
     """Draw a season of `prompt`, and one of its starts. A second leg is in the other season."""
     season, starts = rng.choice(prompt.starts)
-    others = [other for other, _ in prompt.starts if other != season]
-    return RelayQuestion(season, rng.choice(starts), others[0] if legs > 1 else None)
+    other_seasons = [other for other, _ in prompt.starts if other != season]
+    return RelayQuestion(season, rng.choice(starts), other_seasons[0] if legs > 1 else None)
 
 
 def route(prompt: RelayPrompt, question: RelayQuestion) -> list[str]:
-    """The `HOPS` towns behind the start. Raises `ConfigError` where the route ends before them."""
+    """The `HOPS` towns after the start. Raises `ConfigError` if the route ends before."""
     hops = {season: prompt.hops(season) for season in (question.season, question.season_of(HOPS))}
     towns = [question.start]
     for hop in range(HOPS):
@@ -186,25 +178,25 @@ def reference_response(prompt: RelayPrompt, question: RelayQuestion) -> str:
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Whether `text` has the words of `answer`, the reference response. One wrong town makes it wrong."""
+    """Whether the words of `text` are those of `answer`, the reference response."""
     return text.split() == answer.split()
 
 
 def right_hops(text: str, answer: str) -> float:
-    """The share of the towns of `answer`, the reference response, that stand at their place in `text`."""
+    """The part of the towns of `answer`, the reference response, that `text` has at the same index."""
     expected = answer.split()
-    return sum(one == other for one, other in zip(expected, text.split(), strict=False)) / len(expected)
+    return sum(town == word for town, word in zip(expected, text.split(), strict=False)) / len(expected)
 
 
 def make_workload(requests: int, prompts: int, seed: int, settings: RelaySettings | None = None) -> list[RelayRequest]:
     """Draw `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
     settings = settings or RelaySettings()
 
-    def ask(rng: random.Random, prompt: RelayPrompt, _: None) -> RelayQuestion:
+    def draw(rng: random.Random, prompt: RelayPrompt, _: None) -> RelayQuestion:
         return draw_question(rng, prompt, settings.legs)
 
-    dealt = deal(random.Random(seed), requests, prompts, partial(draw_prompt, settings=settings), ask)
-    return [TaskRequest(*parts, reference_response(*parts[1:])) for parts in dealt]
+    workload = deal(random.Random(seed), requests, prompts, partial(draw_prompt, settings=settings), draw)
+    return [TaskRequest(i, prompt, question, reference_response(prompt, question)) for i, prompt, question in workload]
 
 
 def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
@@ -212,10 +204,11 @@ def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
     first, last = seasons[0], seasons[-1]
     while True:
         good_of = _match_goods(rng, first, last)
-        # Towns that swap goods between the seasons: what one of them ships in the first, the next ships in the last.
+        # Goods of loops of towns: a good that one town ships in the first season, the next town ships in the last.
         groups: list[list[str]] = []
         while good_of:
-            town, group = next(iter(good_of)), []
+            town = next(iter(good_of))
+            group: list[str] = []
             while town in good_of:
                 good = good_of.pop(town)
                 group.append(good)
@@ -232,36 +225,38 @@ def _goods(rng: random.Random, seasons: list[str], rows: int) -> list[str]:
 
 
 def _match_goods(rng: random.Random, first: str, last: str) -> dict[str, str]:
-    """Draw a good for every town that it ships in season `first`, such that every town ships one of them in `last`.
+    """Draw a good of every town in season `first`, such that every town ships one of these goods in season `last`.
 
-    A perfect matching of towns with towns whose edges are goods, by augmenting paths. There is one, as every town has
+    A perfect matching of towns with towns, whose edges are goods, by augmenting paths. It exists, as every town has
     equally many goods in both seasons.
     """
-    good_by_town: dict[str, str] = {}  # the good that a town ships in `last`
+    good_by_town: dict[str, str] = {}  # by the town that ships it in `last`
 
-    def place(town: str, seen: set[str]) -> bool:
+    def match(town: str, visited: set[str]) -> bool:
         goods = [good for good in GOODS if shipper(first, good) == town]
         for good in rng.sample(goods, len(goods)):
             other = shipper(last, good)
-            if other not in seen:
-                seen.add(other)
-                if other not in good_by_town or place(shipper(first, good_by_town[other]), seen):
+            if other not in visited:
+                visited.add(other)
+                if other not in good_by_town or match(shipper(first, good_by_town[other]), visited):
                     good_by_town[other] = good
                     return True
         return False
 
     for town in rng.sample(TOWNS, len(TOWNS)):
-        place(town, set())
+        match(town, set())
     return {shipper(first, good): good for good in good_by_town.values()}
 
 
 def _starts(hops: Mapping[str, str]) -> tuple[str, ...]:
-    """The towns of the loops of more than `HOPS` hops, in alphabetical order."""
+    """The towns on loops of more than `HOPS` hops, in alphabetical order."""
     starts = []
     for start in hops:
-        town, length = hops[start], 1
+        town = hops[start]
+        length = 1
         while town != start:
-            town, length = hops[town], length + 1
+            town = hops[town]
+            length += 1
         if length > HOPS:
             starts.append(start)
     return tuple(sorted(starts))

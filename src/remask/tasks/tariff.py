@@ -21,7 +21,7 @@ draws come from a `random.Random`, so a seed fixes a workload.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import ClassVar, Final, TypeAlias
@@ -29,7 +29,7 @@ from typing import ClassVar, Final, TypeAlias
 from remask.checks.fields import check, declare
 from remask.checks.values import Choice, ListOf, Whole
 from remask.errors import ConfigError
-from remask.tasks.workload import TaskRequest, TaskSettings, deal
+from remask.tasks.workload import TaskRequest, TaskSettings, deal, draw_groups
 
 PLANS: Final = ("basic", "silver", "gold", "family", "student", "night")
 PRICES: Final = 8  # prices go from 1 to this number, and under every plan equally many titles have each
@@ -51,7 +51,7 @@ NAMES: Final = (
 # fmt: on
 
 KINDS: Final = ("plan", "lookup")
-MAX_ASKED: Final = 4  # prices or titles that one question asks for
+MAX_ITEMS: Final = 4  # prices or titles that one question asks for
 MAX_PLANS: Final = 3  # under which a system prompt can be asked about
 ORDERS: Final = "Orders:"  # opens every system prompt
 SAMPLING: Final = {"max_tokens": 8, "steps": 8, "block_length": 8}
@@ -61,8 +61,8 @@ SAMPLING: Final = {"max_tokens": 8, "steps": 8, "block_length": 8}
 class TariffSettings(TaskSettings):
     """How hard a workload is."""
 
-    orders: int = declare(40, Whole(MAX_ASKED, len(NAMES)), "Orders of a system prompt.")
-    asked: int = declare(MAX_ASKED, Whole(1, MAX_ASKED), "Prices or titles that one question asks for.")
+    orders: int = declare(40, Whole(MAX_ITEMS, len(NAMES)), "Orders of a system prompt.")
+    asked: int = declare(MAX_ITEMS, Whole(1, MAX_ITEMS), "Prices or titles that one question asks for.")
     kinds: tuple[str, ...] = declare(
         ("plan",), ListOf(Choice(KINDS), "kinds", len(KINDS)), "Kinds of questions, dealt out evenly."
     )
@@ -75,22 +75,19 @@ class TariffSettings(TaskSettings):
         object.__setattr__(self, "kinds", tuple(dict.fromkeys(self.kinds)))
         if not self.kinds:
             raise ConfigError(f"kinds names no kind of question; it names one or more of {', '.join(KINDS)}")
-        if self.orders < self.plans * MAX_ASKED:
+        if self.orders < self.plans * MAX_ITEMS:
             raise ConfigError(
                 f"orders is {self.orders}; with plans={self.plans} a system prompt has at least "
-                f"{self.plans * MAX_ASKED}. Raise orders or lower plans"
+                f"{self.plans * MAX_ITEMS}. Raise orders or lower plans"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class TariffPrompt:
-    """A system prompt. `orders` are `(title, name)` in the order of the text; `asked` gives prices by plan.
+    """A system prompt."""
 
-    Every price in `asked` has exactly one payer under its plan.
-    """
-
-    orders: tuple[tuple[str, str], ...]
-    asked: tuple[tuple[str, tuple[int, ...]], ...]
+    orders: tuple[tuple[str, str], ...]  # pairs of a title and a name, in the order of the text
+    prices: tuple[tuple[str, tuple[int, ...]], ...]  # pairs of a plan and the prices that have one payer under it
 
     @property
     def text(self) -> str:
@@ -104,25 +101,27 @@ class TariffPrompt:
         return tuple(title for title, count in counts.items() if count == 1)
 
     def payer(self, plan: str, cost: int) -> str:
-        """The only one who pays `cost` under `plan`. Raises `ConfigError` where nobody or more than one does."""
-        return self._only(f"pays {cost} under plan {plan}", [n for t, n in self.orders if price(plan, t) == cost])
+        """The only name that pays `cost` under `plan`. Raises `ConfigError` if none or several do."""
+        names = [name for title, name in self.orders if price(plan, title) == cost]
+        return _single_name(f"pays {cost} under plan {plan}", names)
 
     def buyer(self, title: str) -> str:
-        """The only one who ordered `title`. Raises `ConfigError` where nobody or more than one did."""
-        return self._only(f"ordered {title}", [name for ordered, name in self.orders if ordered == title])
+        """The only name that ordered `title`. Raises `ConfigError` if none or several did."""
+        return _single_name(f"ordered {title}", [name for other, name in self.orders if other == title])
 
-    def _only(self, what: str, names: Sequence[str]) -> str:
-        if len(names) != 1:
-            raise ConfigError(f"{len(names) or 'no'} names fit 'who {what}'; a question has exactly one answer.")
-        return names[0]
+
+def _single_name(predicate: str, names: Sequence[str]) -> str:
+    if len(names) != 1:
+        raise ConfigError(f"{len(names) or 'no'} names fit 'who {predicate}'; a question has exactly one answer.")
+    return names[0]
 
 
 @dataclass(frozen=True, slots=True)
 class TariffQuestion:
-    """A question of one of the `KINDS`. `plan` is None and `asked` are titles where it is a look-up, else prices."""
+    """A question of one of the `KINDS`."""
 
-    plan: str | None
-    asked: tuple[str, ...]
+    plan: str | None  # None for a look-up
+    items: tuple[str, ...]  # titles of a look-up, else prices
 
     @property
     def kind(self) -> str:
@@ -133,79 +132,73 @@ class TariffQuestion:
     def text(self) -> str:
         """The content of the user message."""
         start = "Who ordered" if self.plan is None else f"Plan {self.plan}: who pays"
-        return f"{start} {', '.join(self.asked)}?"
+        return f"{start} {', '.join(self.items)}?"
 
 
 TariffRequest: TypeAlias = TaskRequest[TariffPrompt, TariffQuestion]
 
 
 @cache
-def price_list() -> dict[tuple[str, str], int]:
-    """The price of every title under every plan: `(plan, title)` to a number from 1 to `PRICES`."""
-    rng = random.Random(1)
-    titles = len(TITLES) // PRICES  # of one price
-    return {
-        (plan, title): 1 + place // titles
-        for plan in PLANS
-        for place, title in enumerate(rng.sample(TITLES, len(TITLES)))
-    }
+def _price_groups() -> Mapping[tuple[str, str], int]:
+    return draw_groups(PLANS, TITLES, PRICES)
 
 
 def price(plan: str, title: str) -> int:
-    """What `title` costs under `plan`."""
-    return price_list()[plan, title]
+    """The price of `title` under `plan`, from 1 to `PRICES`."""
+    return 1 + _price_groups()[plan, title]
 
 
 def draw_prompt(rng: random.Random, settings: TariffSettings) -> TariffPrompt:
-    """Draw orders that can be asked about under some of the plans.
+    """Draw a system prompt for `settings.plans` plans.
 
-    Under each of these plans `MAX_ASKED` prices, drawn by lot, have one payer each. All other orders cost something
-    else under all of these plans; their titles may occur several times.
+    Under each of these plans `MAX_ITEMS` prices, drawn by lot, have one payer each. All other orders have other prices
+    under all of these plans; their titles may occur several times.
     """
     while True:
         plans = rng.sample(PLANS, settings.plans)
-        asked = {plan: rng.sample(range(1, PRICES + 1), MAX_ASKED) for plan in plans}
-        payers, rest = _titles(asked)
-        if rest and all(payers.values()):
+        prices = {plan: rng.sample(range(1, PRICES + 1), MAX_ITEMS) for plan in plans}
+        titles_by_price, other_titles = _split_titles(prices)
+        if other_titles and all(titles_by_price.values()):
             break
-    single = [rng.choice(titles) for titles in payers.values()]
-    titles = single + [rng.choice(rest) for _ in range(settings.orders - len(single))]
+    single_titles = [rng.choice(titles) for titles in titles_by_price.values()]
+    titles = single_titles + [rng.choice(other_titles) for _ in range(settings.orders - len(single_titles))]
     rng.shuffle(titles)
     orders = zip(titles, rng.sample(NAMES, settings.orders), strict=True)
-    return TariffPrompt(tuple(orders), tuple((plan, tuple(prices)) for plan, prices in asked.items()))
+    return TariffPrompt(tuple(orders), tuple((plan, tuple(plan_prices)) for plan, plan_prices in prices.items()))
 
 
-def draw_question(rng: random.Random, prompt: TariffPrompt, kind: str, asked: int = MAX_ASKED) -> TariffQuestion:
-    """Draw a question of this kind about `asked` prices or titles, in random order."""
+def draw_question(rng: random.Random, prompt: TariffPrompt, kind: str, count: int = MAX_ITEMS) -> TariffQuestion:
+    """Draw a question of this `kind` about `count` prices or titles, in random order. Raises `ConfigError`."""
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}; a question is one of {', '.join(KINDS)}.")
     if kind == "lookup":
-        return TariffQuestion(None, tuple(rng.sample(prompt.titles, asked)))
-    plan, prices = rng.choice(prompt.asked)
-    return TariffQuestion(plan, tuple(str(cost) for cost in rng.sample(prices, asked)))
+        return TariffQuestion(None, tuple(rng.sample(prompt.titles, count)))
+    plan, prices = rng.choice(prompt.prices)
+    return TariffQuestion(plan, tuple(str(cost) for cost in rng.sample(prices, count)))
 
 
 def reference_response(prompt: TariffPrompt, question: TariffQuestion) -> str:
-    """The right response: what was asked for, each followed by the name."""
-    return " ".join(f"{item} {name}" for item, name in zip(question.asked, names(prompt, question), strict=True))
+    """The right response: each item of the question, followed by the name."""
+    names = expected_names(prompt, question)
+    return " ".join(f"{item} {name}" for item, name in zip(question.items, names, strict=True))
 
 
-def names(prompt: TariffPrompt, question: TariffQuestion) -> list[str]:
-    """The right names, in the order of the question."""
+def expected_names(prompt: TariffPrompt, question: TariffQuestion) -> list[str]:
+    """The right names, in the order of the question's items."""
     if question.plan is None:
-        return [prompt.buyer(title) for title in question.asked]
-    return [prompt.payer(question.plan, int(cost)) for cost in question.asked]
+        return [prompt.buyer(title) for title in question.items]
+    return [prompt.payer(question.plan, int(cost)) for cost in question.items]
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Whether `text` has the words of `answer`, the reference response. One wrong name makes it wrong."""
+    """Whether the words of `text` are those of `answer`, the reference response."""
     return text.split() == answer.split()
 
 
 def right_names(text: str, answer: str) -> float:
-    """The share of the names of `answer`, the reference response, that stand at their place in `text`."""
-    expected, actual = answer.split()[1::2], text.split()[1::2]
-    return sum(one == other for one, other in zip(expected, actual, strict=False)) / len(expected)
+    """The part of the names of `answer`, the reference response, that `text` has at the same index."""
+    expected = answer.split()[1::2]
+    return sum(name == word for name, word in zip(expected, text.split()[1::2], strict=False)) / len(expected)
 
 
 def make_workload(
@@ -214,22 +207,26 @@ def make_workload(
     """Draw `requests` questions over `prompts` different system prompts, as `deal` does; a seed fixes them."""
     settings = settings or TariffSettings()
 
-    def ask(rng: random.Random, prompt: TariffPrompt, kind: str) -> TariffQuestion:
+    def draw(rng: random.Random, prompt: TariffPrompt, kind: str) -> TariffQuestion:
         return draw_question(rng, prompt, kind, settings.asked)
 
-    draw = partial(draw_prompt, settings=settings)
-    dealt = deal(random.Random(seed), requests, prompts, draw, ask, settings.kinds)
-    return [TaskRequest(*parts, reference_response(*parts[1:])) for parts in dealt]
+    draw_system = partial(draw_prompt, settings=settings)
+    workload = deal(random.Random(seed), requests, prompts, draw_system, draw, settings.kinds)
+    return [TaskRequest(i, prompt, question, reference_response(prompt, question)) for i, prompt, question in workload]
 
 
-def _titles(asked: dict[str, list[int]]) -> tuple[dict[tuple[str, int], list[str]], list[str]]:
-    """Titles that make one plan's asked price and no other plan's, by plan and price; and titles that make none."""
-    payers: dict[tuple[str, int], list[str]] = {(plan, cost): [] for plan, costs in asked.items() for cost in costs}
-    rest = []
+def _split_titles(prices: dict[str, list[int]]) -> tuple[dict[tuple[str, int], list[str]], list[str]]:
+    """Split the titles by the `prices` of each plan.
+
+    Returns by plan and price the titles that have this price, and under the other plans none of theirs; and the titles
+    that have none of the prices under any plan.
+    """
+    titles: dict[tuple[str, int], list[str]] = {(plan, cost): [] for plan, costs in prices.items() for cost in costs}
+    other_titles = []
     for title in TITLES:
-        costly = [(plan, price(plan, title)) for plan, costs in asked.items() if price(plan, title) in costs]
-        if len(costly) == 1:
-            payers[costly[0]].append(title)
-        elif not costly:
-            rest.append(title)
-    return payers, rest
+        matches = [(plan, price(plan, title)) for plan, costs in prices.items() if price(plan, title) in costs]
+        if len(matches) == 1:
+            titles[matches[0]].append(title)
+        elif not matches:
+            other_titles.append(title)
+    return titles, other_titles

@@ -8,9 +8,9 @@ sentence or two each, in random order::
     user       When does the bakery open?
     assistant  The bakery opens at 8.
 
-Questions are of four kinds. `find` asks one thing about a shop that it names. `street` asks the same of the shop in a
-street, so that the shop has to be found first and is named nowhere but on the page. `record` asks for all that the page
-says of a shop, as JSON. `count` asks which shops are shut on a day, and wants all of them in the order of the page.
+Questions are of four kinds. `find` asks for one fact about a shop by its name. `street` asks for one about the shop in
+a street, which is named nowhere but on the page, so that it has to be found first. `record` asks for all facts about a
+shop, as JSON. `count` asks for the shops that are shut on a day, in the order of the page.
 
 Pages are drawn afresh, so nothing can be learned by heart. Many questions are about one page, which makes the task a
 workload for caching a prefix across requests. All draws come from a `random.Random`, so a seed fixes a workload.
@@ -64,7 +64,7 @@ class TownSettings(TaskSettings):
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """What the page says of a shop. Hours are whole, of 24."""
+    """The facts about a shop. Hours are whole numbers, of 24."""
 
     name: str
     street: str
@@ -74,13 +74,13 @@ class Shop:
 
     @property
     def text(self) -> str:
-        """Its two sentences."""
+        """The shop's two sentences on the page."""
         hours = f"It opens at {self.opens} and closes at {self.closes}, and it is shut on {self.shut}."
         return f"The {self.name} is in {self.street}. {hours}"
 
     @property
     def record(self) -> str:
-        """The same as JSON."""
+        """The facts as JSON, without the name."""
         return json.dumps({"street": self.street, "opens": self.opens, "closes": self.closes, "shut": self.shut})
 
 
@@ -88,12 +88,12 @@ class Shop:
 class TownRequest:
     """One question about a page, with its right answer."""
 
-    page: int  # the page's number in the workload
+    page: int  # index of the page in the workload
     system: str  # the page
     kind: str  # one of `KINDS`
     question: str  # the user's turn
     answer: str  # the right response
-    asked: str  # what of the response must be right, where it is less than all of it: a street, an hour or a day
+    asked: str  # the part of the response that must be right, such as a street, an hour or a day
 
     @property
     def messages(self) -> list[Message]:
@@ -111,12 +111,12 @@ def draw_page(rng: random.Random, shops: int = DEFAULT_SHOPS) -> list[Shop]:
 
 
 def page_text(shops: list[Shop]) -> str:
-    """The system prompt."""
+    """The system prompt: the rules and the page."""
     return " ".join([RULES, *(shop.text for shop in shops)])
 
 
 def draw_question(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str, str, str]:
-    """A question of that kind, its answer, and what of it must be right."""
+    """A question of this kind, its answer, and the part of the answer that must be right."""
     shop = rng.choice(shops)
     if kind == "record":
         return f"What does the page say of the {shop.name}? Give JSON.", shop.record, shop.record
@@ -142,16 +142,16 @@ def make_workload(requests: int, pages: int, seed: int, settings: TownSettings |
     """Draw `requests` questions over `pages` pages, as `deal` does; a seed fixes them."""
     settings = settings or TownSettings()
     draw = partial(draw_page, shops=settings.shops)
-    dealt = deal(random.Random(seed), requests, pages, draw, _draw_kind, KINDS)
-    return [TownRequest(page, page_text(shops), *question) for page, shops, question in dealt]
+    workload = deal(random.Random(seed), requests, pages, draw, _draw_with_kind, KINDS)
+    return [TownRequest(page, page_text(shops), *question) for page, shops, question in workload]
 
 
-def _draw_kind(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str, str, str, str]:
+def _draw_with_kind(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str, str, str, str]:
     return kind, *draw_question(rng, shops, kind)
 
 
 def is_correct(request: TownRequest, text: str) -> bool:
-    """Whether the response says what was asked: the last street, hour or day in it, all shops, or the whole record."""
+    """Whether a response has the right fact at its end or as its subject, all shops in order, or the whole record."""
     if request.kind == "record":
         try:
             return bool(json.loads(text) == json.loads(request.answer))
@@ -159,5 +159,5 @@ def is_correct(request: TownRequest, text: str) -> bool:
             return False
     if request.kind == "count":
         return text.strip().rstrip(".").rpartition(": ")[2] == request.asked
-    asked = re.escape(request.asked)
-    return re.search(rf"(?<!\w){asked}[.]?\s*$|^The {asked} is in ", text) is not None
+    fact = re.escape(request.asked)
+    return re.search(rf"(?<!\w){fact}[.]?\s*$|^The {fact} is in ", text) is not None

@@ -57,7 +57,7 @@ class TransitSettings(TaskSettings):
 
 @dataclass(frozen=True, slots=True)
 class TransitPrompt:
-    """A system prompt: one loop line, given as its table of rows ``(stop, next stop)`` in the order of the text."""
+    """A system prompt: the table of one loop line, pairs of a stop and the next stop in the order of the text."""
 
     rows: tuple[tuple[str, str], ...]
 
@@ -92,14 +92,14 @@ class TransitRequest(TaskRequest[TransitPrompt, TransitQuestion]):
 
 def format_rows(rows: Sequence[tuple[str, str]]) -> str:
     """The rows as text, ``x > y ;`` each."""
-    return " ".join(f"{stop} > {after} ;" for stop, after in rows)
+    return " ".join(f"{stop} > {next_stop} ;" for stop, next_stop in rows)
 
 
 def draw_prompt(rng: random.Random, rows: int = DEFAULT_ROWS) -> TransitPrompt:
-    """Draw a line of `rows` stops (a random loop over a random choice of names) and shuffle its table.
+    """Draw a line of `rows` stops, a random loop over a random choice of names, and shuffle its table.
 
     A loop of more than `MAX_HOPS` stops never returns to the start within one question, so every answer differs from
-    the stop that the question names.
+    the start. Raises `ConfigError` if the number of rows is not allowed.
     """
     if not MAX_HOPS < rows <= len(STOPS):
         raise ConfigError(f"rows is {rows}; a line has {MAX_HOPS + 1} to {len(STOPS)} stops.")
@@ -110,7 +110,7 @@ def draw_prompt(rng: random.Random, rows: int = DEFAULT_ROWS) -> TransitPrompt:
 
 
 def draw_question(rng: random.Random, prompt: TransitPrompt, hops: int | None = None) -> TransitQuestion:
-    """Draw a stop of the line to start from, and a number of hops from 1 to `MAX_HOPS` unless `hops` is given."""
+    """Draw a start on the line, and a number of hops from 1 to `MAX_HOPS` if `hops` is None. Raises `ConfigError`."""
     if hops is not None and not 1 <= hops <= MAX_HOPS:
         raise ConfigError(f"hops is {hops}; a question asks for 1 to {MAX_HOPS} hops.")
     start, _ = rng.choice(prompt.rows)
@@ -118,7 +118,7 @@ def draw_question(rng: random.Random, prompt: TransitPrompt, hops: int | None = 
 
 
 def route(prompt: TransitPrompt, question: TransitQuestion) -> list[str]:
-    """The stops of the ride, from the start to the answer."""
+    """The stops of the ride, from the start to the answer. Raises `ConfigError` if the line has no such start."""
     next_stop = dict(prompt.rows)
     if question.start not in next_stop:
         raise ConfigError(f"start is {question.start!r}, which is no stop of this line.")
@@ -159,5 +159,7 @@ def keeps_format(text: str) -> bool:
 def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_ROWS) -> list[TransitRequest]:
     """Draw `requests` questions over `prompts` different lines, as `deal` does; a seed fixes them."""
     hops = range(1, MAX_HOPS + 1)
-    dealt = deal(random.Random(seed), requests, prompts, partial(draw_prompt, rows=rows), draw_question, hops)
-    return [TransitRequest(*parts, reference_response(*parts[1:])) for parts in dealt]
+    workload = deal(random.Random(seed), requests, prompts, partial(draw_prompt, rows=rows), draw_question, hops)
+    return [
+        TransitRequest(i, prompt, question, reference_response(prompt, question)) for i, prompt, question in workload
+    ]

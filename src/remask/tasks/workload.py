@@ -1,4 +1,4 @@
-"""What the tasks share: messages, settings, requests, and how a workload is dealt out."""
+"""The common parts of tasks: messages, settings, requests, and the drawing of workloads."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from remask.checks.fields import check, parse
 from remask.errors import ConfigError
 
-_DRAWS = 32  # for each question that has been asked
+_MAX_DRAWS = 32  # of a new question, for each earlier one
 
 Message = dict[str, str]  # of a chat: `role` and `content`
 
@@ -25,7 +25,7 @@ Question = TypeVar("Question", bound=_Text)
 
 
 class TaskSettings:
-    """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+    """Base of the settings of a task. Raises `ConfigError` when made with a value that is not allowed."""
 
     __slots__ = ()
     task: ClassVar[str]
@@ -50,7 +50,7 @@ class TaskRequest(Generic[SystemPrompt, Question]):
 
     @property
     def messages(self) -> list[Message]:
-        """The chat messages to send; all before the last one is shared by all requests about this system prompt."""
+        """The chat messages to send; all requests about this system prompt share those before the last one."""
         return messages(self.prompt, self.question)
 
 
@@ -67,42 +67,50 @@ def deal(
     draw_question: Callable[[random.Random, P, Any], Q],
     kinds: Sequence[Any] = (),
 ) -> list[tuple[int, P, Q]]:
-    """Draw `requests` questions over `prompts` different system prompts, shuffled, with their prompts' numbers.
+    """Draw `requests` questions over `prompts` different system prompts, as shuffled (index, prompt, question).
 
-    No question is asked twice about one system prompt before all of its kind have been: one that a model misses would
-    count twice. Others are drawn in the place of repeated ones, and the rest stays as it is drawn.
-    System prompts and `kinds` of questions are dealt out evenly (every count differs from the others by at most one),
-    so that a small workload is no easier or harder than a large one by chance of the draw. Raises `ConfigError` where
-    there are no requests, or fewer than prompts.
+    System prompts and `kinds` of questions are dealt out evenly: their counts differ by at most one, so that a small
+    workload is no easier or harder than a large one by chance. No question about a system prompt repeats before all of
+    its kind have occurred, as one that a model misses would count twice; another one replaces it. Other draws do not
+    depend on replacements. Raises `ConfigError` if there are no requests, or fewer than prompts.
     """
     check_sizes(requests, prompts)
-    drawn = [draw_prompt(rng) for _ in range(prompts)]
-    order = [kinds[number % len(kinds)] if kinds else None for number in range(requests)]
-    if kinds:  # shuffled apart from the prompts: both cycle through the requests and would otherwise be tied together
-        rng.shuffle(order)
+    system_prompts = [draw_prompt(rng) for _ in range(prompts)]
+    request_kinds = [kinds[number % len(kinds)] if kinds else None for number in range(requests)]
+    if kinds:  # else each prompt would get some of the kinds only, as both cycle through the requests
+        rng.shuffle(request_kinds)
     workload = []
     earlier: dict[tuple[int, Any], list[Q]] = {}
-    for number, kind in enumerate(order):
+    for number, kind in enumerate(request_kinds):
         index = number % prompts
-        question, others = draw_question(rng, drawn[index], kind), earlier.setdefault((index, kind), [])
-        if question in others:
-            apart = random.Random()
-            apart.setstate(rng.getstate())
-            # If one is left, a draw of this many finds it in all likelihood: at worst one of the next number of them.
-            more = (draw_question(apart, drawn[index], kind) for _ in range(_DRAWS * (len(others) + 1)))
-            another = next((new for new in more if new not in others), None)
-            if another is None:
-                others.clear()
+        prompt = system_prompts[index]
+        question = draw_question(rng, prompt, kind)
+        earlier_questions = earlier.setdefault((index, kind), [])
+        if question in earlier_questions:
+            other_rng = random.Random()
+            other_rng.setstate(rng.getstate())
+            # With so many draws a question that has not occurred is found in all likelihood.
+            draws = (draw_question(other_rng, prompt, kind) for _ in range(_MAX_DRAWS * (len(earlier_questions) + 1)))
+            replacement = next((draw for draw in draws if draw not in earlier_questions), None)
+            if replacement is None:
+                earlier_questions.clear()
             else:
-                question = another
-        others.append(question)
-        workload.append((index, drawn[index], question))
+                question = replacement
+        earlier_questions.append(question)
+        workload.append((index, prompt, question))
     rng.shuffle(workload)
     return workload
 
 
+def draw_groups(keys: Sequence[str], items: Sequence[str], groups: int) -> dict[tuple[str, str], int]:
+    """The fixed random group, from 0, of each item under each key. The groups of a key have equally many items."""
+    rng = random.Random(1)
+    size = len(items) // groups
+    return {(key, item): index // size for key in keys for index, item in enumerate(rng.sample(items, len(items)))}
+
+
 def check_sizes(requests: int, prompts: int) -> None:
-    """Raise `ConfigError` where a workload would have no request, or fewer than it has system prompts."""
+    """Raise `ConfigError` if a workload would have no request, or fewer than it has system prompts."""
     if requests < 1:
         raise ConfigError(f"requests is {requests}; a workload has at least 1.")
     if not 1 <= prompts <= requests:
