@@ -17,19 +17,20 @@ class ConfigError(RemaskError, ValueError):
 
 
 class CanvasLengthError(ConfigError):
-    """Prompt and response make a longer canvas than there may be.
+    """Prompt and response make a canvas that is too long.
 
     Attributes:
-        prompt, response: tokens of each.
+        prompt, response: their numbers of tokens.
     """
 
     def __init__(self, message: str, prompt: int, response: int) -> None:
         super().__init__(message)
-        self.prompt, self.response = prompt, response
+        self.prompt = prompt
+        self.response = response
 
 
 class FormError(ConfigError):
-    """An answer cannot have the form that is asked for. `problem` is what stands behind the name of the field."""
+    """An answer cannot have the requested form. The message is the name of the field, followed by `problem`."""
 
     field = "structured_outputs"
 
@@ -41,14 +42,14 @@ class FormError(ConfigError):
         return self.field + self.problem
 
 
-LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version that has what `LEFT` names
+LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version with the names of `LEFT`
 _RULE: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
 _CACHES: Final = "install remask-caches, which provides it (pip install remask-caches, in a checkout ./caches)"
 _OF_SIMILARITY: Final = (
     *("tau", "ratios", "samples", "max-samples", "official", "joint", "needed-layers", "canvas", "response"),
     *("over-layers", "over-requests", "at-boundary", "plot"),
 )
-_THAT: Final = "use that version"
+_USE_TAG: Final = "use that version"
 _OF_NOISE: Final = ("mc-levels", "mc-schedule", "mc-sampler", "canvas-length")
 LEFT: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
@@ -60,7 +61,7 @@ LEFT: Final[Mapping[str, str]] = {
     "remask_humaneval": "use lm-eval's own task, 'humaneval'",
     "remask_mbpp": "use lm-eval's own task, 'mbpp'",
     "bench serve": "use guidellm or 'vllm bench serve', as docs/load.md shows",
-    **dict.fromkeys((f"analyze {name}" for name in ("decoding", "drift", "features", "routing", "steps")), _THAT),
+    **dict.fromkeys((f"analyze {name}" for name in ("decoding", "drift", "features", "routing", "steps")), _USE_TAG),
     **dict.fromkeys(("analyze first-predictions", "analyze leakage"), "use 'remask profile --input FILE'"),
     "analyze memory": "use 'remask inspect store', or that version",
     "analyze reuse": "use 'remask bench --caches none,reuse,bicache', or that version",
@@ -69,42 +70,43 @@ LEFT: Final[Mapping[str, str]] = {
     **dict.fromkeys((f"profile --{name}" for name in _OF_SIMILARITY), _RULE),
     **dict.fromkeys(("profile ops --bars", "profile ops --beside"), "use '--json', or that version"),
     "likelihood of uniform models": "use 'remask eval gen-ppl', or that version",
-    **dict.fromkeys((f"eval {one} --{name}" for one in ("likelihood", "tasks") for name in _OF_NOISE), _THAT),
-    **dict.fromkeys(("gpu-bounds", "paper-shapes", "speed host"), _THAT),
+    **dict.fromkeys((f"eval {task} --{name}" for task in ("likelihood", "tasks") for name in _OF_NOISE), _USE_TAG),
+    **dict.fromkeys(("gpu-bounds", "paper-shapes", "speed host"), _USE_TAG),
 }
-"""What has left: fields, policies, commands and their options by name, each with what to use in its place."""
+"""Fields, policies, commands and options that have left, by name, each with its replacement."""
 
 
 class UnknownNameError(ConfigError):
-    """A name that stands for nothing. The message suggests the nearest and lists what exists; of many, the nearest.
+    """A name of some `kind` is not one of the `known` ones. `within` is the path that precedes the name.
 
-    Of a name that has left it says what to use instead.
+    The message suggests the most similar name and lists all, or suggests several if there are many. Of a name that has
+    left it tells the replacement.
     """
 
-    LISTED = 16  # names in one line, at most
-    NEAREST = 3
+    MAX_LISTED = 16  # names
+    SUGGESTIONS = 3
 
     def __init__(self, kind: str, name: str, known: Iterable[str], within: str = "") -> None:
-        self.kind, self.name = kind, within + name  # `within` is the path to it
+        self.kind = kind
+        self.name = within + name
         if name in LEFT:
             super().__init__(f"The {kind} {self.name!r} left after {LAST_FULL}: {LEFT[name]}.")
             return
         names = sorted(known)
-        if len(names) > self.LISTED:
-            near = difflib.get_close_matches(name, names, n=self.NEAREST) or difflib.get_close_matches(
-                name, names, n=self.NEAREST, cutoff=0.0
-            )
-            *others, last = map(repr, near)
+        if len(names) > self.MAX_LISTED:
+            similar = difflib.get_close_matches(name, names, n=self.SUGGESTIONS)
+            similar = similar or difflib.get_close_matches(name, names, n=self.SUGGESTIONS, cutoff=0.0)
+            *others, last = map(repr, similar)
             question = f"{', '.join(others)} or {last}" if others else last
             super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {question}?")
             return
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
         super().__init__(f"Unknown {kind} {self.name!r}.{hint} Available: {', '.join(names) or 'none'}.")
 
 
 class PluginError(ConfigError):
-    """Another package provides something that remask cannot use, or a name that is taken; the message names it."""
+    """Another package, which the message names, provides something unusable or a name that exists already."""
 
 
 class CheckpointError(RemaskError):
@@ -112,19 +114,19 @@ class CheckpointError(RemaskError):
 
 
 class PlanError(RemaskError):
-    """A plan reads what was never written, or contradicts itself: a defect of a policy, never of a user."""
+    """A plan reads K/V that were never written, or contradicts itself: a defect of a policy, not of a request."""
 
 
 class ConstraintError(RemaskError):
-    """Settled tokens are no beginning of any answer of the form that was asked for: a defect, never of a user."""
+    """Settled tokens begin no answer of the requested form: a defect of remask, not of a request."""
 
 
 class DecisionError(RemaskError):
-    """A question of a decision could not be read, as the pass that was to do so failed."""
+    """A question of a decision has no answer, as its pass failed."""
 
 
 class IntegrityError(RemaskError):
-    """Pages, leases or slots are not conserved: a defect of the engine, never of a user."""
+    """Pages, leases or slots are not conserved: a defect of the engine, not of a request."""
 
 
 class TableError(RemaskError):
@@ -144,11 +146,11 @@ class DeployError(RemaskError):
 
 
 class RankLostError(RemaskError):
-    """A process that computes a part of the model has ended, or is out of step: nothing more can be computed."""
+    """A process with a part of the model has ended or is out of step, so nothing more can be computed."""
 
 
 class QueueFullError(RemaskError):
-    """As many requests are accepted as may wait: try again later."""
+    """The maximal number of requests waits; try again later."""
 
 
 class DrainingError(RemaskError):
@@ -156,4 +158,4 @@ class DrainingError(RemaskError):
 
 
 class EngineDeadError(RemaskError):
-    """The engine's loop has stopped for good, by a defect that its log names."""
+    """The engine's loop has stopped for good, by an error that its log has."""

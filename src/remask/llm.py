@@ -90,17 +90,17 @@ class LLM:
         # All that can be refused without the weights is refused first, as reading these may take minutes.
         limits = engine or EngineConfig()
         announce_download(settings, resolved_device, limits)
-        found = find_model(settings)
-        if settings.progress and found.config.parameters >= _ANNOUNCED_PARAMETERS:
+        checkpoint = find_model(settings)
+        if settings.progress and checkpoint.config.parameters >= _ANNOUNCED_PARAMETERS:
             print(f"remask: loading {model}", file=sys.stderr, flush=True)
-        self.refused_adapters = found.refused
-        cache_name = found.default_names.get("cache", _BEST_CACHE[found.config.kind]) if cache == AUTO else cache
-        policy, policy_settings = from_file(cache_name, cache_config)
+        self.refused_adapters = checkpoint.refused
+        default_cache = checkpoint.default_names.get("cache", _BEST_CACHE[checkpoint.config.kind])
+        policy, policy_settings = from_file(default_cache if cache == AUTO else cache, cache_config)
         parse(policy, policy_settings, lambda: DepthLookup({}))
-        Shard(0, settings.tensor_parallel).check(found.config)
+        Shard(0, settings.tensor_parallel).check(checkpoint.config)
         if limits.batch_invariant:
             check_ranks(settings.tensor_parallel)
-        opened = open_model(found, resolved_device, limits, cpu_reading)
+        opened = open_model(checkpoint, resolved_device, limits, cpu_reading)
         loaded = opened.loaded
         ranks = opened.ranks
         try:
@@ -122,11 +122,11 @@ class LLM:
         except BaseException:
             ranks.close()
             raise
-        if found.adapter is not None:
-            log.info("remask: merged adapter %s", found.adapter.facts)
-        for name, adapter in found.adapters.items():
+        if checkpoint.adapter is not None:
+            log.info("remask: merged adapter %s", checkpoint.adapter.facts)
+        for name, adapter in checkpoint.adapters.items():
             log.info("remask: adapter %r: %s", name, adapter.facts)
-        for name, reason in found.refused.items():
+        for name, reason in checkpoint.refused.items():
             log.error("remask: the adapter %r is left out: %s", name, reason)
         log.info(
             "remask: model=%s family=%s parameters=%.3g %s device=%s threads=%d (%s) tensor_parallel=%d %s",

@@ -49,33 +49,33 @@ class OpenModel:
 
 
 def open_model(
-    found: FoundModel, device: torch.device, limits: EngineConfig | None = None, since: CpuReading | None = None
+    model: FoundModel, device: torch.device, limits: EngineConfig | None = None, reading: CpuReading | None = None
 ) -> OpenModel:
     """Load the weights of a model on `device`, in further processes if it has `tensor_parallel`.
 
     `limits` are those of its engine. By default the number of threads leaves out cores that other processes have used
-    since the reading `since`. Raises `ConfigError`, before weights are read, if the settings or the memory do not allow
-    the model, and `CheckpointError` if files cannot be used.
+    since `reading`. Raises `ConfigError`, before weights are read, if the settings or the memory do not allow the
+    model, and `CheckpointError` if files cannot be used.
     """
     if device.type == "cpu":
-        _announce_work(found.config)
-    ranks = found.settings.tensor_parallel
-    default = found.default_names.get("quantization")
+        _announce_work(model.config)
+    ranks = model.settings.tensor_parallel
+    default = model.default_names.get("quantization")
     precision = _resolve_precision(
-        found.settings, found.config, device, limits or EngineConfig(), found.quantization, default
+        model.settings, model.config, device, limits or EngineConfig(), model.quantization, default
     )
     if precision.notice is not None:
-        log.warning("%s: %s", found.settings.model, precision.notice)
+        log.warning("%s: %s", model.settings.model, precision.notice)
     dtype, quantization = precision.dtype, precision.quantization
-    size = weight_bytes(found.config, dtype, ranks, quantization)
+    size = weight_bytes(model.config, dtype, ranks, quantization)
     weights = f"{gigabytes(size)} of weights as {quantization or _name(dtype)}"
     smaller = "int8 or --quantization int4" if device.type == "cpu" else "fp8 or a higher --tensor-parallel"
     with allocating(weights, f"--quantization {smaller}, or a smaller model", device):
         if ranks == 1:
-            loaded = found.load(dtype, device, quantization=quantization)
-            return OpenModel(loaded, Ranks(), _set_threads(found, device, since), precision.description)
-        threads = _set_threads(found, device, since)
-        loaded, processes = lead.start(found, dtype, device, threads.number, quantization)
+            loaded = model.load(dtype, device, quantization=quantization)
+            return OpenModel(loaded, Ranks(), _set_threads(model, device, reading), precision.description)
+        threads = _set_threads(model, device, reading)
+        loaded, processes = lead.start(model, dtype, device, threads.number, quantization)
     return OpenModel(loaded, processes, threads, precision.description)
 
 
@@ -223,13 +223,13 @@ def room_on(device: torch.device, utilization: float | None) -> DeviceMemory | N
     return None if machine_memory is None else DeviceMemory(*machine_memory, 1.0)
 
 
-def _set_threads(found: FoundModel, device: torch.device, since: CpuReading | None) -> Threads:
+def _set_threads(model: FoundModel, device: torch.device, reading: CpuReading | None) -> Threads:
     """Set the number of threads of this process, and return it with the reason."""
-    thread_count = found.settings.threads
-    processes = found.settings.tensor_parallel
+    thread_count = model.settings.threads
+    processes = model.settings.tensor_parallel
     if thread_count is None and device.type != "cpu":
         return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
-    threads = resolve_threads(thread_count, found.config.parameters // processes, found.settings.spare_cores, since)
+    threads = resolve_threads(thread_count, model.config.parameters // processes, model.settings.spare_cores, reading)
     max_threads = max(1, physical_cores() // processes)
     if thread_count is None and processes > 1 and threads.number > max_threads:
         threads = Threads(max_threads, f"{physical_cores()} cores for {processes} processes")

@@ -306,16 +306,14 @@ class Session:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         shape = self.loaded.config
         blocks = pending.decoding.block_ranges
-        return ResponseCollector(
-            0, pending.request, self.tokenizer, shape.stop_ids, blocks=blocks, rewrites=shape.rewrites
-        )
+        stops = shape.stop_ids
+        return ResponseCollector(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=shape.rewrites)
 
     def pieces(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
         """What the `events` of one step add to an answer: one item, or none if they add nothing."""
         delta = collector.apply(events)
-        output = None
-        if delta.result is not None:
-            output = Output.of(collector.request, delta.result, self.tokenizer, trace=False)
+        result = delta.result
+        output = None if result is None else Output.of(collector.request, result, self.tokenizer, trace=False)
         if not (delta.text or delta.tokens or output):
             return []
         return [StreamedOutput(delta.text, tuple(delta.tokens), output)]
@@ -431,7 +429,7 @@ class Session:
                 raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(values)}")
         policy = policy or self.policy(*self.default_cache(terms.adapter), adapter=terms.adapter)
         requests = []
-        for index, (prompt, prompt_sampling) in enumerate(zip(items, sampling, strict=True)):
+        for index, (prompt, requested) in enumerate(zip(items, sampling, strict=True)):
             tokens, shared = encode(
                 prompt,
                 self.tokenizer,
@@ -444,9 +442,7 @@ class Session:
                 parts: Any = canvases[index]
                 terms = replace(terms, canvas=parts)
             beginning: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
-            request = self.request(
-                str(index), tokens, shared, prompt_sampling or {}, terms, policy, beginning=beginning
-            )
+            request = self.request(str(index), tokens, shared, requested or {}, terms, policy, beginning=beginning)
             requests.append(request.with_readers(*readers))
         return requests
 

@@ -37,14 +37,13 @@ def measure(
     buckets = dict[int, Record]()
     count = 0
     shape = session.loaded.config
-    layers = shape.layers
     pass_inputs = [first_pass(session, request) for request in requests]
     pairs = zip(requests, pass_inputs, strict=True)
     for request, pass_input in Progress("measuring", len(requests), "requests", enabled=progress).track(pairs):
         length = prefix_of(session, request)
         ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
-        record = buckets.setdefault(ratio, Record(layers, bound))
+        record = buckets.setdefault(ratio, Record(shape.layers, bound))
         depths = record.audit_depths(prefix)
         if depths:
             divergences = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
@@ -54,7 +53,7 @@ def measure(
         model=session.loaded.name,
         fingerprint=session.loaded.fingerprint,
         family=shape.family,
-        layers=layers,
+        layers=shape.layers,
         bound=bound,
         samples=count,
         source=source,

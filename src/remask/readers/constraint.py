@@ -138,17 +138,15 @@ class ConstrainedHole(Reader):
 
     def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         """See `Reader`. Predictions in the scope and the block become those of the best path; others stay."""
-        canvas = self._canvas
         scope = self._scope
         positions = predictions.positions
-        count = self._read.table.count
-        scores, tokens, confidences, logprobs = numbers.reshape(4, count, -1)
+        scores, tokens, confidences, logprobs = numbers.reshape(4, self._read.table.count, -1)
         begin, stop = max(self._block.start, scope.start), min(self._block.stop, scope.stop)
         if begin >= stop:
             return
-        state = self._automaton.state_after(canvas.tokens[scope.start : begin])
-        fixed = np.where(canvas.noisy[begin:stop], FREE, canvas.tokens[begin:stop])
-        class_scores = np.zeros((stop - begin, count), dtype=np.float32)
+        state = self._automaton.state_after(self._canvas.tokens[scope.start : begin])
+        fixed = np.where(self._canvas.noisy[begin:stop], FREE, self._canvas.tokens[begin:stop])
+        class_scores = np.zeros((stop - begin, len(scores)), dtype=np.float32)
         inside = np.flatnonzero((positions >= begin) & (positions < stop))
         class_scores[positions[inside] - begin] = scores[:, inside].T
         path = self._automaton.best_path(state, class_scores, fixed, scope.stop - stop)

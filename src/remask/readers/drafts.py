@@ -34,6 +34,5 @@ class Drafts(Reader):
             self._passes.clear()
 
     def events(self, request_id: str) -> Sequence[Event]:
-        draft = self._draft
-        self._draft = None
+        draft, self._draft = self._draft, None
         return () if draft is None else (Event(request_id, draft=draft),)

@@ -65,8 +65,7 @@ class Guidance(Reader):
     def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
         if self._pending is not None:
             self._positions = predictions.positions
-            self._residual = self._pending
-            self._pending = None
+            self._residual, self._pending = self._pending, None
 
 
 @dataclass(frozen=True, slots=True)

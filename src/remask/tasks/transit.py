@@ -160,6 +160,4 @@ def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_RO
     """Draw `requests` questions over `prompts` different lines, as `deal` does; a seed fixes them."""
     hops = range(1, MAX_HOPS + 1)
     workload = deal(random.Random(seed), requests, prompts, partial(draw_prompt, rows=rows), draw_question, hops)
-    return [
-        TransitRequest(i, prompt, question, reference_response(prompt, question)) for i, prompt, question in workload
-    ]
+    return [TransitRequest(i, line, question, reference_response(line, question)) for i, line, question in workload]

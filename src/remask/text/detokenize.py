@@ -83,7 +83,6 @@ class ResponseText:
         self._tokenizer = tokenizer
         self._template = template
         self._params = params
-        self._padding = frozenset(template.padding)
         self._stop_ids = frozenset(params.stop_token_ids)
         self._parts = _parts(template)
         self._part = 0  # index of the part that receives tokens
@@ -137,7 +136,7 @@ class ResponseText:
         in_hole = self._hole is not None
         visible: list[int] = []
         for token in tokens:
-            if not in_hole or not (self._has_stop_token or token in self._padding):
+            if not in_hole or not (self._has_stop_token or token in self._template.padding):
                 visible.append(token)
             self._has_stop_token |= in_hole and token in self._stop_ids
         special = self._tokenizer.special_ids

@@ -34,10 +34,6 @@ class NativeTokenizer:
         """The tokens that are split off before a text is tokenized, by their ids."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
-    def get_chat_template(self) -> str | None:
-        """The chat template."""
-        return self.chat_template
-
     def encode(
         self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any
     ) -> list[int]:

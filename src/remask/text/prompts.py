@@ -88,16 +88,12 @@ def encode(
         raise ConfigError("this model folder has no tokenizer, so prompts must be token ids (prompt_token_ids)")
     if isinstance(prompt, str):
         return text_tokens(prompt, tokenizer, control_tokens), 0
-    messages: list[Any] = list(prompt)
-    has_control_tokens = control_tokens is True
+    chat: list[Any] = list(prompt)
+    control = control_tokens is True
     tokens = tokenizer.apply_chat(
-        messages,
-        add_generation_prompt,
-        variables,
-        continue_final_message=continue_final_message,
-        control_tokens=has_control_tokens,
+        chat, add_generation_prompt, variables, continue_final_message=continue_final_message, control_tokens=control
     )
-    return tokens, tokenizer.shared_prefix(messages, tokens, variables, control_tokens=has_control_tokens)
+    return tokens, tokenizer.shared_prefix(chat, tokens, variables, control_tokens=control)
 
 
 def text_tokens(prompt: str, tokenizer: Tokenizer, control_tokens: bool | None) -> list[int]:

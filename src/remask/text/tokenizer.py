@@ -346,10 +346,10 @@ class Tokenizer:
         return copies
 
     def _chat_template(self) -> ChatTemplate:
-        try:
-            text = self._backend.get_chat_template()
-        except ValueError as error:
-            raise ConfigError(f"The model's tokenizer has several chat templates and no default: {error}") from error
+        text = self.chat_template
+        if text is None:
+            names = ", ".join(self._backend.chat_template)
+            raise ConfigError(f"The model's tokenizer has several chat templates and no default: {names}")
         return ChatTemplate(text, self._backend.special_tokens_map)
 
 
