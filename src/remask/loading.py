@@ -28,7 +28,7 @@ from remask.sampling.whole_canvas import CANVAS, STEPS
 log = logging.getLogger(__name__)
 
 ANNOUNCED_WORK = 1e14
-"""FLOPs of one answer on a CPU from which on a warning tells them: a quarter of an hour at 100 GFLOP/s."""
+"""FLOPs of one answer on a CPU, above which a warning is logged: a quarter of an hour at 100 GFLOP/s."""
 _FORCE = "Nothing was downloaded; --force goes on (force=True)"
 
 
@@ -107,7 +107,7 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
 
 
 def _announce_work(config: ModelConfig) -> None:
-    """Log a warning of the work of an answer, if the model denoises a whole canvas for any answer and it takes long."""
+    """Log a warning of the work of an answer if it is large, on models that denoise a whole canvas for any answer."""
     if not config.whole_canvas:
         return
     rows = min(CANVAS, config.max_length)
@@ -152,7 +152,7 @@ def _resolve_precision(
     anything about precision, it is the widest that fits. Raises `ConfigError` if the weights do not fit.
     """
     ranks = settings.tensor_parallel
-    room = room_on(device, limits.gpu_memory_utilization)
+    device_memory = memory_of(device, limits.gpu_memory_utilization)
     on_cpu = device.type == "cpu"
     dtype, dtype_reason = resolve_dtype(settings.dtype, device, config.parameters)
     is_automatic = (
@@ -160,29 +160,29 @@ def _resolve_precision(
     )
     fit = None
     notice = None
-    if is_automatic and room is not None and device.type in ("cpu", "cuda"):
-        fit = fit_on(config, dtype, device, room, limits, ranks)
-    if fit is not None and fit.quantization is not None:
+    if is_automatic and device_memory is not None and device.type in ("cpu", "cuda"):
+        fit = fit_on(config, dtype, device, device_memory, limits, ranks)
+    if device_memory is not None and fit is not None and fit.quantization is not None:
         quantization: Quantization | None = fit.quantization
         quantization_reason = f"auto: {_name(dtype)} has no room"
         notice = (
             f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
-            f"{gigabytes(max(0, room.room if room else 0))} that are left: the matrices are {quantization}, with room "
+            f"{gigabytes(max(0, device_memory.room))} that are left: the matrices are {quantization}, with room "
             f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
         )
     else:
         quantization, quantization_reason = resolve_quantization(
-            settings.quantization, stored, config, dtype, device, room, ranks, default
+            settings.quantization, stored, config, dtype, device, device_memory, ranks, default
         )
     for rank in range(ranks):
         check_quantization(quantization, Shard(rank, ranks).part(config), device)
-    if room is not None and not settings.force:
+    if device_memory is not None and not settings.force:
         native = not on_cpu or bool(BFLOAT16 & instructions())
         check_weights_fit(
-            config, dtype, room, ranks, apart=device.type == "cuda", quantization=quantization, bfloat16=native
+            config, dtype, device_memory, ranks, apart=device.type == "cuda", quantization=quantization, bfloat16=native
         )
         if on_cpu and fit is not None and not fit.length:
-            raise CpuMemory.before_loading(config, dtype, quantization, room.room, ranks).shortage_error(
+            raise CpuMemory.before_loading(config, dtype, quantization, device_memory.room, ranks).shortage_error(
                 fit.required, 0
             )
     kernel = kernel_description(quantization, device)
@@ -194,19 +194,19 @@ def fit_on(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    room: DeviceMemory,
+    device_memory: DeviceMemory,
     limits: EngineConfig,
     ranks: int = 1,
 ) -> Fit:
-    """The widest precision that fits into `room` on `device`, a CPU or a CUDA device; see `widest_fit`."""
+    """The widest precision that fits into `device_memory` on `device`, a CPU or a CUDA device; see `widest_fit`."""
     if device.type == "cpu":
-        return widest_fit(config, dtype, room, limits, ranks)
+        return widest_fit(config, dtype, device_memory, limits, ranks)
     kinds = list[Quantization]()
     with suppress(ConfigError):
         check_quantization("fp8", Shard(0, ranks).part(config), device)
         kinds.append("fp8")
     return widest_fit(
-        config, dtype, room, limits, ranks, kinds, resolve_executor("auto", config, device).attention(config)
+        config, dtype, device_memory, limits, ranks, kinds, resolve_executor("auto", config, device).attention(config)
     )
 
 
@@ -214,7 +214,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def room_on(device: torch.device, utilization: float | None) -> DeviceMemory | None:
+def memory_of(device: torch.device, utilization: float | None) -> DeviceMemory | None:
     """The memory of `device`, of which programs may use the part `utilization`; None if the system does not tell it."""
     if device.type == "cuda":
         free, total = free_memory(device)

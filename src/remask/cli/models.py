@@ -182,13 +182,13 @@ def _line_here(row: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
         # Imported here, as PyTorch takes seconds.
         import torch
 
-        from remask.loading import fit_on, room_on
+        from remask.loading import fit_on, memory_of
         from remask.machine.device import resolve_device, resolve_dtype
 
         device, limits = resolve_device(AUTO), EngineConfig()
         if device.type == "cuda":
             dtype, _ = resolve_dtype(AUTO, device, row.config.parameters)
-            gpu_memory = room_on(device, None)
+            gpu_memory = memory_of(device, None)
             assert gpu_memory is not None
             gpu_name = torch.cuda.get_device_name(device).lower()
             sheet = next((model for model in DATA_SHEETS if model in gpu_name), None)

@@ -46,12 +46,12 @@ class Detokenizer:
         """Return the text that was held back. There must be no more tokens."""
         return self._release(self._decoder.finish(), final=True)
 
-    def _release(self, new: str, *, final: bool) -> str:
-        """The text that is final with the `new` one: up to a stop, and unless `final` to where one may have begun."""
+    def _release(self, piece: str, *, final: bool) -> str:
+        """Append a decoded piece. Returns the text before a stop, or unless `final` before what may become one."""
         if self.stop is not None:
             return ""
-        text = self._tail + new
-        self.length += len(new)
+        text = self._tail + piece
+        self.length += len(piece)
         span = _first_stop(text, self._stops)
         if span is not None:
             start, end = span
@@ -124,7 +124,7 @@ class ResponseText:
 
     def _begin_part(self) -> None:
         """Begin the part at index `_part`; behind the last one an empty fixed part."""
-        self._hole = self._parts[self._part][1] if self._part < len(self._parts) else None  # index; None: fixed part
+        self._hole = self._parts[self._part][1] if self._part < len(self._parts) else None  # index of the part's hole
         in_hole = self._hole is not None
         stops = self._params.stop if in_hole else ()
         self._text = Detokenizer(self._tokenizer, stops, self._params.include_stop_str_in_output, self._context)

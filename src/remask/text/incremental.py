@@ -41,6 +41,7 @@ class IncrementalDecoder:
         return self._read(final=True)
 
     def _read(self, *, final: bool = False) -> str:
+        """Return the text of all pending tokens if it ends with a complete character or is `final`, else nothing."""
         context_text = self._decode(self._context)
         text = self._decode(self._context + self._pending)
         if len(text) <= len(context_text) or (text.endswith(INCOMPLETE) and not final):
