@@ -14,7 +14,7 @@ from remask.plan.canvas import OPEN, Hole, Template
 from remask.policies import Dense
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit_defaults
-from remask.text.incremental import MAX_PENDING, IncrementalDecoder, StopRule
+from remask.text.incremental import MAX_PENDING, IncrementalDecoder, StopRule, StopScan
 from tests.engine import kinds
 from tests.engine.support import (
     EOS,
@@ -133,7 +133,7 @@ def test_the_first_stop_is_found_however_tokens_settle(
     tokens: list[int], texts: list[str], ids: set[int], data: st.DataObject
 ) -> None:
     rule = StopRule(frozenset(ids), tuple(texts), decode if texts else None)
-    scan, at = rule.scan(), 0
+    scan, at = StopScan(rule), 0
     while at < len(tokens):
         step = data.draw(st.integers(1, 5))
         scan.push(tokens[at : at + step])
@@ -169,7 +169,7 @@ def test_each_token_is_decoded_a_few_times_only(name: str) -> None:
         return decode(tokens)
 
     tokens = STREAMS[name]
-    scan = StopRule(frozenset(), ("zz" * 50,), counted).scan()
+    scan = StopScan(StopRule(frozenset(), ("zz" * 50,), counted))
     for token in tokens:
         scan.push([token])
     assert scan.end is None

@@ -18,7 +18,7 @@ from remask.policies.base import CachePolicy
 from remask.readers.base import Reader
 from remask.request.result import FinishReason, Transfer
 from remask.sampling.decoder import Decoder, Decoding
-from remask.text.incremental import StopRule
+from remask.text.incremental import StopRule, StopScan
 
 
 class ResponseEnd:
@@ -42,7 +42,7 @@ class ResponseEnd:
         self._rule = rule
         self._formed = formed
         self._stops = rule.stop_ids
-        self._scan = rule.scan()
+        self._scan = StopScan(rule)
         self._scan_length = template.tail  # leading response tokens that the scan has passed
         # Whether the canvas may hold a stop: a stop text, or a stop token that was given or written.
         tokens = canvas.tokens[canvas.prompt :].tolist()
@@ -105,7 +105,7 @@ class ResponseEnd:
     def _is_full(self, hole: Hole) -> bool:
         """Whether a hole holds neither padding nor a stop."""
         tokens = self._canvas.response[hole.start : hole.stop].tolist()
-        scan = self._rule.scan()
+        scan = StopScan(self._rule)
         scan.push(tokens)
         return scan.end is None and not any(token in self._template.padding for token in tokens)
 

@@ -83,10 +83,6 @@ class StopRule:
         """All tokens that end a response."""
         return self.token_ids | self.cut_ids
 
-    def scan(self) -> "StopScan":
-        """A scan of a response that has no tokens yet."""
-        return StopScan(self)
-
 
 class StopScan:
     """Finds the first stop of a response while its tokens settle. Each token is read once.
