@@ -80,7 +80,8 @@ def numbers(result: Result) -> list[float]:
     return [number for _, found in result.reads["mass"] for number in found]
 
 
-HOOKS = ["start", "predicts", "admit", "on_device", "choose", "read", "ended", "written", "transferred", "events"]
+HOOKS = ["start", "predicts", "admit", "on_device", "choose", "read", "end_pass"]
+HOOKS += ["step_writes", "complete_transfer", "events"]
 
 
 @pytest.mark.parametrize("hook", HOOKS)

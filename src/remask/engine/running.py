@@ -173,7 +173,7 @@ class RunningRequest(Member):
         if self.readers and not self.closing:
             read_pass = self._read_pass(turn)
             for reader in self.readers:
-                reader.ended(read_pass, None if plan.fills else predictions)
+                reader.end_pass(read_pass, None if plan.fills else predictions)
         self.record.usage.forwards += tally.forwards
         self.record.usage.row_layers += tally.cost
         if publisher is not None and context.committed is None:
@@ -250,7 +250,7 @@ class RunningRequest(Member):
         tokens: NDArray[np.int64] | None = None
         forced: Written | None = None
         if device_mask is None and self.readers:  # one of them may write the step
-            writes = (reader.written(decoder.step) for reader in self.readers)
+            writes = (reader.step_writes(decoder.step) for reader in self.readers)
             forced = next((written for written in writes if written is not None), None)
         if device_mask is not None:
             positions, tokens = predictions.positions[device_mask], predictions.tokens[device_mask]
@@ -286,7 +286,7 @@ class RunningRequest(Member):
                 decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edits, writes=outcome.writes
             )
             for reader in self.readers:
-                reader.transferred(transfer)
+                reader.complete_transfer(transfer)
             self.record.trace.append(transfer)
         return transfer
 

@@ -156,15 +156,15 @@ class Reader:
     def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
         """Take the `numbers` [width, predicted] of a pass for which `on_device` returned a device part."""
 
-    def ended(self, step: ReadPass, predictions: Predicted | None) -> None:
-        """Called at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
+    def end_pass(self, step: ReadPass, predictions: Predicted | None) -> None:
+        """Act at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
 
-    def written(self, step: int) -> Written | None:  # noqa: ARG002
+    def step_writes(self, step: int) -> Written | None:  # noqa: ARG002
         """The positions and tokens that `step` writes; None leaves the choice to the decoder."""
         return None
 
-    def transferred(self, transfer: Transfer) -> None:
-        """Complete `transfer`, which a step has just written."""
+    def complete_transfer(self, transfer: Transfer) -> None:
+        """Add what was read to `transfer`, which a step has just written."""
 
     def events(self, request_id: str) -> Sequence[Event]:  # noqa: ARG002
         """Events to report before the transfer of the step."""

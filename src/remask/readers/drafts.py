@@ -21,7 +21,7 @@ class Drafts(Reader):
     def start(self, start: Start) -> Reader:  # noqa: ARG002
         return type(self)()
 
-    def ended(self, step: ReadPass, predictions: Predicted | None) -> None:
+    def end_pass(self, step: ReadPass, predictions: Predicted | None) -> None:
         self._passes.append(step.work())
         if predictions is not None:
             self._draft = Draft(

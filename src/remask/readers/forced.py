@@ -70,7 +70,7 @@ class _ForcedSteps(Reader):
     def on_device(self, step: ReadPass) -> DeviceRead:
         number = step.decoder.step
         block = step.decoder.block
-        positions, tokens = self.written(number)
+        positions, tokens = self.step_writes(number)
         outside = [position for position in positions.tolist() if position not in block]
         if outside:
             raise ConfigError(
@@ -81,7 +81,7 @@ class _ForcedSteps(Reader):
         rows[np.isin(step.positions, positions)] = tokens[np.isin(positions, step.positions)]
         return ForcedRows(rows)
 
-    def written(self, step: int) -> Written:
+    def step_writes(self, step: int) -> Written:
         """See `Reader`. Raises `ConfigError` after the last step, as an incomplete response would never end."""
         if step > self._last:
             raise ConfigError("forced tokens: they end before the response is complete")

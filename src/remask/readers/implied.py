@@ -31,10 +31,10 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> tuple[Reader, ...]:
     """The readers that work on a request that begins: the implied ones, then those that it brings."""
     running = (reader.start(start) for reader in start.readers)
-    return (*_implied(start, decoder, policy, params), *(reader for reader in running if reader is not None))
+    return (*_implied_readers(start, decoder, policy, params), *(reader for reader in running if reader is not None))
 
 
-def _implied(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
+def _implied_readers(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
     # A correction begins after the last block, and reads numbers only then.
     if decoder.context.numbers is not None or decoder.context.corrections is not None:
         yield DecoderNumbers()

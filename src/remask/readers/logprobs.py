@@ -79,7 +79,7 @@ class PredictedLogprobs(Reader):
             numbers = np.concatenate([token_logprobs[None], numbers[1:]])
         self.store(predictions.positions, numbers)
 
-    def transferred(self, transfer: Transfer) -> None:
+    def complete_transfer(self, transfer: Transfer) -> None:
         transfer.logprobs, transfer.top_logprobs = self.of(np.array(transfer.positions, dtype=np.int64))
 
     def store(self, positions: NDArray[np.int64], numbers: NDArray[np.float32]) -> None:

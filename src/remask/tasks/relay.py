@@ -52,7 +52,7 @@ GOODS: Final = (
 # fmt: on
 
 HOPS: Final = 6  # of every route, and so the words of a response
-LEG: Final = HOPS // 2  # hops of a leg, where a route has two
+LEG: Final = HOPS // 2  # hops of a leg of a route with two legs
 MIN_ROWS: Final = HOPS + 2  # goods of a system prompt
 MAX_SEASONS: Final = 2  # in which a system prompt can be asked about
 OPENING: Final = "Goods:"  # of every system prompt
