@@ -369,8 +369,7 @@ class Session:
         if settings or outer != "bicache":
             return cache, settings
         if adapter not in self._auto_cache_by_adapter:
-            has_depths = self.earns_depths or self.depth_table_of(adapter) is not None
-            if not has_depths:
+            if not self.earns_depths and self.depth_table_of(adapter) is None:
                 cache = inner or "none"
                 name = self.loaded.name if adapter is None else f"{self.loaded.name} with {adapter}"
                 log.info(NO_TABLE, name, cache, self.loaded.name)
