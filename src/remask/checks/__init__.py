@@ -22,8 +22,11 @@ ATTENTIONS: tuple[str, ...] = get_args(AttentionName)
 
 BUNDLED, BUNDLED_TARIFF = "bundled", "bundled-tariff"
 BUNDLED_TRANSIT, BUNDLED_UNIFORM = "bundled-transit", "bundled-uniform"
-SMOLLM2 = "smollm2"  # its weights are in a package of their own
-BUNDLED_MODELS = (SMOLLM2, BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM)
+SMOLLM2, SMOLLM2_BLOCKS = (
+    "smollm2",
+    "smollm2-blocks",
+)  # adapters of one base, whose weights are in a package of their own
+BUNDLED_MODELS = (SMOLLM2, SMOLLM2_BLOCKS, BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM)
 
 
 def in_words(kinds: tuple[ModelKind, ...]) -> str:

@@ -13,7 +13,7 @@ from remask.checkpoint.files import raw_config
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import SHELF, ShelfEntry, is_in_cache
 from remask.checkpoint.source import find_source
-from remask.checks import BUNDLED_MODELS, CPU_QUANTIZATIONS, SMOLLM2, Quantization
+from remask.checks import BUNDLED_MODELS, CPU_QUANTIZATIONS, SMOLLM2, SMOLLM2_BLOCKS, Quantization
 from remask.checks.values import check_real
 from remask.cli.logs import print_notice
 from remask.engine.capacity import DeviceMemory, weight_bytes
@@ -94,7 +94,7 @@ def shipped_line(name: str, room: DeviceMemory | None, cpu_instructions: frozens
         source = find_source(name)
     except CheckpointError:
         source = None  # the package of its weights is not installed
-    if name == SMOLLM2:
+    if name in (SMOLLM2, SMOLLM2_BLOCKS):
         config = PRESETS["smollm2-135m"]
     else:
         assert source is not None

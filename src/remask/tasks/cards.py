@@ -133,17 +133,21 @@ def _decision(question: str, names: Sequence[str], template: str) -> dict[str, A
     }
 
 
-def _smollm2() -> Card:
+def _smollm2(*, is_block_causal: bool = False) -> Card:
     """The card with the page and questions of `remask demo`."""
     questions = page.demo_questions()
 
     def draw(number: int) -> Exercise:
         item = questions[page.CARD_QUESTIONS[number % len(page.CARD_QUESTIONS)]]
-        return Exercise(item.question, item.answer, item.answer.replace(item.asked, "[[1-16]]"), None)
+        before, _, after = item.answer.partition(item.asked)
+        # A block-causal model sees nothing behind the block of a hole, so its canvas ends with the hole.
+        canvas = f"{before}[[1-16]]" if is_block_causal else f"{before}[[1-16]]{after}"
+        return Exercise(item.question, item.answer, canvas, None)
 
+    form = ", which writes blocks of eight tokens and answers much as SmolLM2 does" if is_block_causal else ""
     return Card(
-        "SmolLM2-135M, made a diffusion model: good for looking up what stands on a page that you give it. It knows "
-        "little of the world, and what it says of that is often wrong.",
+        f"SmolLM2-135M, made a diffusion model{form}: good for looking up what stands on a page that you give it. It "
+        "knows little of the world, and what it says of that is often wrong.",
         questions[0].system,
         draw,
         alone=False,
@@ -153,6 +157,7 @@ def _smollm2() -> Card:
 _CARDS: Final[Mapping[str, Callable[[], Card]]] = MappingProxyType(
     {
         "smollm2": _smollm2,
+        "smollm2-blocks": partial(_smollm2, is_block_causal=True),
         "bundled": _relay,
         "bundled-tariff": _tariff,
         "bundled-transit": _transit,

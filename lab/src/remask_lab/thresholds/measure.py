@@ -60,6 +60,13 @@ def repeats(text: str) -> bool:
     return len(set(runs)) < len(runs)
 
 
+def own_blocks(llm: LLM) -> dict[str, Any]:
+    """How the model's folder says that blocks are decoded."""
+    params = llm.session.params()
+    length = params.block_length or llm.loaded.config.block_length
+    return {"block_length": length, "blocks": params.blocks, "remasking": params.remasking}
+
+
 def town(llm: LLM, questions: int, shops: int, seed: int) -> Workload:
     """Questions about pages of so many shops, four of each page."""
     task = choose_task("town", {"shops": shops})
@@ -67,8 +74,9 @@ def town(llm: LLM, questions: int, shops: int, seed: int) -> Workload:
 
 
 def ask_town(llm: LLM, workload: Workload, sampling: Mapping[str, Any], part: range) -> dict[str, Any]:
-    """Answer `part` of a workload under the model's own cache, and `sampling` on top of the task's."""
-    tasks = workload.under(replace(workload.tasks[0].request.params, **sampling)).tasks[part.start : part.stop]
+    """Answer `part` of a workload under the model's own cache and blocks, and `sampling` on top of the task's."""
+    params = replace(workload.tasks[0].request.params, **own_blocks(llm), **sampling)
+    tasks = workload.under(params).tasks[part.start : part.stop]
     clusters = workload.clusters[part.start : part.stop]
     policy = llm.session.policy(*llm.session.default_cache())
     timed = _timed(lambda: list(llm.session.run([each.request.with_policy(policy) for each in tasks], progress=False)))
@@ -81,7 +89,7 @@ def ask_town(llm: LLM, workload: Workload, sampling: Mapping[str, Any], part: ra
 def ask_open(llm: LLM, most: int, sampling: Mapping[str, Any], part: range) -> dict[str, Any]:
     """Answer `part` of the open questions in at most so many tokens, under the model's own cache and blocks."""
     asked = open_questions()[part.start : part.stop]
-    params = SamplingParams(max_tokens=most, block_length=llm.session.params().block_length, **sampling)
+    params = SamplingParams(max_tokens=most, **own_blocks(llm), **sampling)
     timed = _timed(lambda: llm.chat([[{"role": "user", "content": each.question}] for each in asked], params))
     texts = [output.text or "" for output in timed.pop("outputs")]
     right = [each.right(text) for each, text in zip(asked, texts, strict=True)]
