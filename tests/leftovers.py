@@ -188,7 +188,7 @@ def _untracked(root: Path, names: set[str]) -> set[str]:
     """Those of some new files that git does not know either: another branch may have been checked out meanwhile."""
     if not names or not (root / ".git").exists() or shutil.which("git") is None:
         return names
-    words = ["git", "-C", str(root), "ls-files", "-z", "--", *sorted(names)]
+    words = ["git", "-C", str(root), "ls-files", "-z"]
     listed = subprocess.run(words, capture_output=True, text=True, check=False)
     return names - set(listed.stdout.split("\0"))
 

@@ -227,7 +227,7 @@ def test_blocks_are_multiplied_as_by_transformers(tmp_path: Path) -> None:
     oracle: Any = Fp8Dequantize(None).convert  # type: ignore[no-untyped-call]
     for number, layer in enumerate(weights.layers):
         stem = f"encoder.layers.{number}.self_attn.o_proj.weight"
-        [expected] = oracle({"weight": held[stem], "weight_scale_inv": held[stem + "_scale_inv"]}).values()
+        [[expected]] = oracle({name: held[name] for name in (stem, stem + "_scale_inv")}).values()
         assert torch.equal(layer.out, expected)
 
 

@@ -27,7 +27,7 @@ from remask.model.transformer import Transformer
 from remask.model.work_list import WorkList
 from remask.sampling.choice import RowChoice
 from tests.device import device
-from tests.engine.executors import NEEDS_TRITON
+from tests.engine.executors import NEEDS_FP8, NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 from tests.recording import Recording
 
@@ -334,18 +334,14 @@ def in_fp8(model: Transformer) -> Transformer:
     return Transformer(model.config, replace(model.weights, layers=tuple(layers)))
 
 
+@NEEDS_FP8
 def test_products_of_eight_bits_may_differ_by_their_rounding(
     stand_in: Callable[[type[TorchAttention]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Further than a dense model's, as NumPy's attention does, and what is wrong is found all the same."""
     config = replace(small_config("llada"), hidden=256, intermediate=512, heads=4, kv_heads=4, head_dim=64)
     model = in_fp8(Transformer(config, dummy_weights(config, torch.bfloat16, CPU)))
-    try:
-        assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) == []
-    except ConfigError as error:
-        if "only supports per-tensor scaling" not in str(error):
-            raise
-        pytest.skip("needs a PyTorch whose CPU products of fp8 take a scale for each row, as 2.13 does")
+    assert prove(model, Executor("numpy", ""), graphs=False, length=LENGTH) == []
     stand_in(Forgetful)
     (fault,) = prove(model, Executor("triton", ""), graphs=False, length=LENGTH)
     assert fault.startswith("merged pass: ")

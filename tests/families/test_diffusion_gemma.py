@@ -222,7 +222,7 @@ def folder_with(tmp_path: Path, said: Any) -> str:
 def test_a_checkpoints_own_decoding_is_that_of_requests_which_say_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mechanics = {"cache_implementation": "dynamic", "disable_compile": True, "eos_token_id": oracle.EOS}
+    mechanics = {"cache_implementation": "dynamic", "eos_token_id": oracle.EOS}
     llm = LLM(folder_with(tmp_path, ITS_OWN | mechanics), dtype="float32")
     assert llm.session.sampling == SAME
     assert told(caplog) == []
@@ -256,6 +256,7 @@ def test_a_file_that_says_nothing_changes_nothing(tmp_path: Path, caplog: pytest
 def test_what_cannot_be_followed_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sampler = {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 4.0, "warmup": 2}
     content = {"max_length": 90, "sampler_config": sampler, "t_max": 0.5, "temperature": 0.9, "noise": None}
+    content |= {"disable_compile": True}  # which says nothing of answers
     folder = folder_with(tmp_path, json.dumps(content))
     found = find_model(ModelSettings(folder))
     assert found.sampling == {"renoising": {"t_max": 0.5, "entropy_bound": 4.0}}

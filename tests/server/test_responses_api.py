@@ -1,8 +1,8 @@
 """`/v1/responses` by the official client: the same answers as chat's, and every event that it expects."""
 
+from importlib import import_module
 from typing import Any, get_type_hints
 
-import httpx2  # what the official client is made with
 import openai
 import pytest
 from openai.types.responses import response_create_params
@@ -162,10 +162,10 @@ def test_a_stream_that_fails_raises_in_the_official_client() -> None:
     answer = object.__new__(ResponsesAnswer)
     answer._sequence_number = 7
     sent = answer._error_event(ApiError(504, "too late"))
-    transport = httpx2.MockTransport(
-        lambda _: httpx2.Response(200, content=sent, headers={"content-type": "text/event-stream"})
-    )
-    client = openai.OpenAI(api_key="any", max_retries=0, http_client=httpx2.Client(transport=transport))
+    httpx = import_module(openai.DefaultHttpxClient.__bases__[0].__module__)  # httpx2 from openai 3 on
+    events = httpx.Response(200, content=sent, headers={"content-type": "text/event-stream"})
+    transport = httpx.MockTransport(lambda _: events)
+    client = openai.OpenAI(api_key="any", max_retries=0, http_client=httpx.Client(transport=transport))
     with client, pytest.raises(openai.APIError, match="too late") as failed:
         list(client.responses.create(model="any", input="x", stream=True))
     assert failed.value.code == "deadline_exceeded"

@@ -1,12 +1,13 @@
 """Lists and drops stored prefixes."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Annotated, Any, TypeAlias, cast
 
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, create_model
 
-from remask.engine.audit_report import AuditReport, DepthReport
+from remask.engine.audit_report import AuditReport, DepthReport, Divergence
 from remask.engine.engine import Engine
 from remask.engine.report import Holder, MemoryReport
 from remask.policies.base import Reason
@@ -35,8 +36,11 @@ PageReport = _schema("PageReport", _PAGES, MemoryReport, holders=_HOLDERS, store
 
 
 _AUDITS = "What audits of requests have found of caches, and of the depth to which prefixes may be read."
-_DEPTHS: Any = list[_schema("AuditedDepths", "What audits have shown of one prefix ratio.", DepthReport)]  # type: ignore[misc]
-Audits = _schema("Audits", _AUDITS, AuditReport, depths=_DEPTHS)
+_DIVERGENCE: Any = _schema("Divergence", cast(str, Divergence.__doc__), Divergence)
+_RATIO: Any = _schema(
+    "AuditedDepths", "What audits have shown of one prefix ratio.", DepthReport, nats=Mapping[int, _DIVERGENCE]
+)
+Audits = _schema("Audits", _AUDITS, AuditReport, caches=Mapping[str, _DIVERGENCE], depths=list[_RATIO])
 
 
 class Recent(Answer):
