@@ -38,6 +38,17 @@ def test_what_a_request_sets_stands(own: dict[str, Any], expected: dict[str, Any
     assert fitted(own) == expected
 
 
+@pytest.mark.parametrize("own", [{"steps": 8}, {"remasking": "entropy_bounded"}], ids=repr)
+def test_a_default_fallback_gives_way_with_the_threshold(own: dict[str, Any]) -> None:
+    defaults = {"threshold": 0.5, "remasking": {"fallback": "leftmost"}}
+    assert fitted({}, defaults) == defaults
+    assert fitted({"threshold": 0.7}, defaults) == {"threshold": 0.7, "remasking": {"fallback": "leftmost"}}
+    params = fit_defaults(defaults, own, 1000)
+    assert params.remasking.fallback is None
+    asked = {**own, "remasking": {"fallback": "leftmost"}}
+    assert fit_defaults(defaults, asked, 1000).remasking.fallback == "leftmost", "what a request sets stands"
+
+
 def test_a_default_length_gives_way_to_the_room() -> None:
     assert fitted({}, {"max_tokens": 32, "block_length": 8}, room=20) == {"max_tokens": 16, "block_length": 8}
 

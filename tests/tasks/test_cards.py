@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from remask.checks import BUNDLED_MODELS, SMOLLM2
+from remask.checks import BUNDLED_MODELS, SMOLLM2, SMOLLM2_BLOCKS
 from remask.llm import LLM
 from remask.tasks.cards import QUESTION_COUNT, card
 
@@ -16,7 +16,7 @@ def parts(canvas: str) -> list[dict[str, Any]]:
     return [{"mask": int(text)} if place % 2 else {"text": text} for place, text in enumerate(found) if text]
 
 
-@pytest.mark.parametrize("name", [name for name in BUNDLED_MODELS if name != SMOLLM2])
+@pytest.mark.parametrize("name", [name for name in BUNDLED_MODELS if name not in (SMOLLM2, SMOLLM2_BLOCKS)])
 def test_the_questions_of_a_card_are_answered_right(name: str) -> None:
     llm = LLM(name, dtype="float32", device="cpu")
     known = card(name)
@@ -54,6 +54,24 @@ def test_smollm2_answers_in_english() -> None:
     question = known.questions[0]
     (filled,) = llm.infill([known.messages(question)], parts(question.canvas.replace("[[1-16]]", "[[1]]")))
     assert (filled.text or "").startswith(question.canvas.partition("[[")[0])
+
+
+@pytest.mark.thorough
+def test_smollm2_in_blocks_answers_in_english() -> None:
+    llm = LLM(SMOLLM2_BLOCKS, device="cpu")
+    assert (llm.loaded.quantization, llm.session.cache_name) == ("int8", "exact")
+    known = card(SMOLLM2_BLOCKS)
+    assert known is not None
+    (output,) = llm.chat([[{"role": "user", "content": "What is the capital of France?"}]], {"max_tokens": 16})
+    assert output.text == "The capital of France is Paris."
+    prompts: list[Any] = [known.messages(question) for question in known.questions]
+    outputs = llm.chat(prompts)
+    assert [(output.text or "")[:40] for output in outputs] == [question.answer[:40] for question in known.questions]
+    assert all(output.usage.forwards * 3 < output.usage.completion_tokens for output in outputs)
+    for prompt, question in zip(prompts, known.questions, strict=True):
+        (filled,) = llm.infill([prompt], parts(question.canvas))
+        assert (filled.text or "").startswith(question.canvas.partition("[[")[0])
+    assert llm.chat([prompts[0]], {"steps": 16})[0].text == outputs[0].text, "a default threshold gives way to steps"
 
 
 def test_only_bundled_models_have_a_card() -> None:

@@ -166,10 +166,11 @@ def _default_steps(default_blocks: Blocks, length: int, block: int, *, ragged: b
 # Pairs of fields of which the first is at most the second.
 _ORDERED_FIELDS = (("speculation.draft_window", "speculation.max_draft_window"), ("renoising.t_min", "renoising.t_max"))
 _SUB_BLOCK = "blocks.sub_block_length"
+_FALLBACK = "remasking.fallback"  # of a threshold
 
 
 def _reconcile(merged: dict[str, Any], requested: Mapping[str, Any]) -> None:
-    """Change defaults in `merged` that contradict a requested end of a range, or a requested block length."""
+    """Change defaults in `merged` that contradict a requested end of a range, block length or rule."""
     for lower, upper in _ORDERED_FIELDS:
         if lower in merged and upper in merged and merged[lower] > merged[upper]:
             if lower not in requested:
@@ -178,6 +179,9 @@ def _reconcile(merged: dict[str, Any], requested: Mapping[str, Any]) -> None:
                 merged[upper] = merged[lower]
     if _SUB_BLOCK in merged and _SUB_BLOCK not in requested and "block_length" in requested:
         merged[_SUB_BLOCK] = _largest_divisor(merged["block_length"], merged[_SUB_BLOCK])
+    has_no_threshold = merged.get("threshold") is None or "remasking.rule" in requested
+    if has_no_threshold and _FALLBACK in merged and _FALLBACK not in requested:
+        del merged[_FALLBACK]
 
 
 def _template_steps(default_blocks: Blocks, template: Template, block: int) -> int:

@@ -60,11 +60,12 @@ def repeats(text: str) -> bool:
     return len(set(runs)) < len(runs)
 
 
-def own_blocks(llm: LLM) -> dict[str, Any]:
-    """How the model's folder says that blocks are decoded."""
+def own_blocks(llm: LLM, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """How the model's folder says that blocks are decoded under the threshold of `sampling`, or without one."""
     params = llm.session.params()
     length = params.block_length or llm.loaded.config.block_length
-    return {"block_length": length, "blocks": params.blocks, "remasking": params.remasking}
+    fallback = None if sampling.get("threshold") is None else params.remasking.fallback
+    return {"block_length": length, "blocks": params.blocks, "remasking": replace(params.remasking, fallback=fallback)}
 
 
 def town(llm: LLM, questions: int, shops: int, seed: int) -> Workload:
@@ -75,7 +76,7 @@ def town(llm: LLM, questions: int, shops: int, seed: int) -> Workload:
 
 def ask_town(llm: LLM, workload: Workload, sampling: Mapping[str, Any], part: range) -> dict[str, Any]:
     """Answer `part` of a workload under the model's own cache and blocks, and `sampling` on top of the task's."""
-    params = replace(workload.tasks[0].request.params, **own_blocks(llm), **sampling)
+    params = replace(workload.tasks[0].request.params, **own_blocks(llm, sampling), **sampling)
     tasks = workload.under(params).tasks[part.start : part.stop]
     clusters = workload.clusters[part.start : part.stop]
     policy = llm.session.policy(*llm.session.default_cache())
@@ -89,7 +90,7 @@ def ask_town(llm: LLM, workload: Workload, sampling: Mapping[str, Any], part: ra
 def ask_open(llm: LLM, most: int, sampling: Mapping[str, Any], part: range) -> dict[str, Any]:
     """Answer `part` of the open questions in at most so many tokens, under the model's own cache and blocks."""
     asked = open_questions()[part.start : part.stop]
-    params = SamplingParams(max_tokens=most, **own_blocks(llm), **sampling)
+    params = SamplingParams(max_tokens=most, **own_blocks(llm, sampling), **sampling)
     timed = _timed(lambda: llm.chat([[{"role": "user", "content": each.question}] for each in asked], params))
     texts = [output.text or "" for output in timed.pop("outputs")]
     right = [each.right(text) for each, text in zip(asked, texts, strict=True)]
