@@ -7,7 +7,7 @@ EXTRAS ?= dev
 .PHONY: demo test check suite thorough soak docs
 demo: .venv/installed-lab,server
 	@scripts/demo
-	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve smollm2"
+	@echo "From here on the command is .venv/bin/remask, such as: .venv/bin/remask serve smollm2-blocks"
 	@echo "After '. .venv/bin/activate' it is remask in this shell."
 test: check suite
 suite: .venv/installed-$(EXTRAS)

@@ -51,8 +51,8 @@ class LLM:
 
     Args:
         model: a local folder in the Hugging Face layout, a GGUF file, a hub id, `id:file.gguf`, the folder of an
-            adapter that names its base, `smollm2`, `bundled`, `bundled-tariff`, `bundled-transit`, `bundled-uniform`,
-            a name of the shelf (`remask models` lists them), or with `load_format="dummy"` a preset.
+            adapter that names its base, `smollm2`, `smollm2-blocks`, `bundled`, `bundled-tariff`, `bundled-transit`,
+            `bundled-uniform`, a name of the shelf (`remask models` lists them), or with `load_format="dummy"` a preset.
         cache: the name of a cache policy, a composition such as `bicache+block-dual`, `FILE.py:CLASS` (a policy in a
             file, which is run), or a `CachePolicy` object; each call of `generate` may name another. `auto` suits the
             model: `bicache` at the depth that audits earn on masked models, `exact` on block-causal ones, else `none`.

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import warnings
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,12 @@ from tests.waiting import LONGEST_S, eventually
 ASK = ["generate", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu", "--prompt", "where ?"]
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING|ERROR) ")
 KEYS = {"time", "level", "logger", "process", "message"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Depths that other tests have earned add a line to the log."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
