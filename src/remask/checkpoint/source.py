@@ -105,7 +105,7 @@ def resolve_adapter(adapter: str) -> Path:
         return path
     from remask.checkpoint import hub
 
-    return hub.fetch(adapter, what="adapter")
+    return hub.fetch(adapter, noun="adapter")
 
 
 def local_adapter(adapter: str) -> Path | None:
