@@ -180,7 +180,7 @@ def test_either_kernel_for_int8_multiplies_rows_apart(kernel: str, monkeypatch: 
 
 FBGEMM = """
 reduced = kernels.needs_reduced_rows()
-packed = kernels.int8_pack(largest.abs(), torch.ones(16))
+packed = kernels.pack_int8(largest.abs(), torch.ones(16))
 found = kernels.int8_product(x.abs(), [packed], reduced) / (127 * 64)
 print(reduced, found.sub(1).abs().max().item())
 """

@@ -235,8 +235,8 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
         if (factors.a, factors.b) != (expected_a, expected_b):
             raise CheckpointError(
                 f"The factors A and B of {module!r} in {file} are {list(factors.a)} and {list(factors.b)}, and a "
-                f"matrix {list(slot.shape)} of this {config.family} model with rank {rank} takes {list(expected_a)} and "
-                f"{list(expected_b)}: the adapter was made for {base}, or its files do not belong together."
+                f"matrix {list(slot.shape)} of this {config.family} model with rank {rank} takes {list(expected_a)} "
+                f"and {list(expected_b)}: the adapter was made for {base}, or its files do not belong together."
             )
         pairs[_matrix_key(slot)] = _Pair(factors.stem, rank, scale)
     if unmatched := [module for module in shapes if not peft.matches(module)]:

@@ -82,7 +82,7 @@ class LeadRanks(GroupRanks):
         )
         watch.start()
 
-    def everywhere(self, act: Callable[..., T], *args: Any) -> T:
+    def run_on_all(self, act: Callable[..., T], *args: Any) -> T:
         self.check()
         call, name = self._names.call(act, args)
         buffer = call.buffer(self._device)
