@@ -234,7 +234,7 @@ def test_a_type_is_unpacked_as_by_the_library_or_refused(tmp_path: Path, kind: T
         with np.errstate(all="ignore"):
             expected = gguf.dequantize(raw, kind)
     except NotImplementedError:
-        assert locate(path)[DOWN].item is None
+        assert locate(path)[DOWN].itemsize is None
         return
     with OpenGGUF(path) as file:
         numbers = file.read(DOWN, None, None)
@@ -582,7 +582,7 @@ def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
         (_described(0, "<I", 9), "has 9 dimensions; supported: 1 to 4"),
         (_described(4, "<Q", 0), "is empty"),
         (_described(12, "<Q", 2**62), "of type F32 ends at byte 1180591"),
-        (_described(20, "<I", 99), "a type of the number 99, which is not known"),
+        (_described(20, "<I", 99), "the type number 99, which is unknown"),
         (_described(24, "<Q", 33), "is at offset 33; supported: multiples of the alignment 32"),
         (_described(24, "<Q", 2**40), "of type F32 ends at byte 10995"),
         (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llamo"), "'general.architecture' is \"llamo\""),

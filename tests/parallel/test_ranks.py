@@ -226,7 +226,7 @@ def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"tensor_parallel": 0}, "tensor_parallel"),
-        ({"tensor_parallel": 3}, "its 4 attention heads are no multiple of 3.* Use 1 or 2 or 4"),
+        ({"tensor_parallel": 3}, "its 4 attention heads are not a multiple of 3.* Use 1 or 2 or 4"),
         ({"tensor_parallel": 2, "engine": EngineConfig(batch_invariant=True)}, "leave one of the two out"),
     ],
 )

@@ -161,10 +161,10 @@ def with_adapters(
         for slot in slots:
             if adapter.changes(slot) and slot.layer is not None:
                 change = adapter.read(slot)
-                for piece in slot.pieces(config, shard):
-                    rows, columns = (*(piece.part or ()), slice(None), slice(None))[:2]
-                    part = LowRank(change.down[:, columns], change.up[rows] * piece.scale)
-                    by_matrix.setdefault((slot.layer, slot.field), []).append((piece, part))
+                for local_slot in slot.parts(config, shard):
+                    rows, columns = (*(local_slot.part or ()), slice(None), slice(None))[:2]
+                    part = LowRank(change.down[:, columns], change.up[rows] * local_slot.scale)
+                    by_matrix.setdefault((slot.layer, slot.field), []).append((local_slot, part))
         for (layer, field), parts in by_matrix.items():
             matrix: Tensor = getattr(weights.layers[layer], field)
             layers[layer].setdefault(field, {})[name] = _combine_factors(parts, matrix, weights.embed)

@@ -72,7 +72,7 @@ class Slot:
         tensor: Tensor = attrgetter(self.field)(owner)
         return tensor
 
-    def pieces(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
+    def parts(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
         """The slots of the parts of the tensor that a rank holds; none if it holds no part."""
         if shard.size == 1:
             yield self
@@ -94,9 +94,9 @@ class Slot:
             # A bias after a sum over ranks is added on rank 0 alone.
             yield replace(self, scale=0.0) if self.field == "down_bias" and shard.rank else self
         else:
-            yield from self._row_pieces(rows)
+            yield from self._row_parts(rows)
 
-    def _row_pieces(self, ranges: Sequence[range]) -> Iterator[Slot]:
+    def _row_parts(self, ranges: Sequence[range]) -> Iterator[Slot]:
         """The slots of the rows in `ranges` of the field, which follow one another in the rank's tensor."""
         first, end = self.rows or (0, self.shape[0])
         base = 0  # where the range begins in the rank's tensor

@@ -123,14 +123,14 @@ def _faults(config: ModelConfig, size: int) -> list[str]:
     heads, mixture = config.heads, config.mixture
     faults = []
     if heads % size:
-        faults.append(f"its {heads} attention heads are no multiple of {size}")
+        faults.append(f"its {heads} attention heads are not a multiple of {size}")
     faults += [
         f"its {groups} heads of K/V are neither a multiple nor a divisor of {size}"
         for groups in dict.fromkeys(shape.kv_heads for shape in config.shapes)
         if groups % size and size % groups
     ]
     if mixture is not None and mixture.experts % size:
-        faults.append(f"its {mixture.experts} experts are no multiple of {size}")
+        faults.append(f"its {mixture.experts} experts are not a multiple of {size}")
     widths = {config.feed_forward(layer).intermediate for layer in range(config.layers)} - {0}
     width = min(widths, default=size)
     if width < size:

@@ -82,7 +82,7 @@ def check_sizes(kind: Quantization, config: ModelConfig) -> None:
     if faults:
         texts = []
         for (size_text, divisor), layers in faults.items():
-            texts.append(f"{size_text}{_layers_in_words(layers, config)} is no multiple of {divisor}")
+            texts.append(f"{size_text}{_layers_in_words(layers, config)} is not a multiple of {divisor}")
         advice = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
         raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(texts)}. {advice}")
 
