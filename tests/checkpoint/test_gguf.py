@@ -565,7 +565,7 @@ def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: b"", "no GGUF file: it has 0 bytes"),
+        (lambda _: b"", "not a GGUF file: it has 0 bytes"),
         (lambda _: b"{" * 4000, "begins with b'{{{{'"),
         (lambda content: content[:30], "truncated"),
         (lambda content: content[:4000], "truncated"),
@@ -575,7 +575,7 @@ def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
         (_at(8, "<Q", 2**63), "9223372036854775808 tensors"),
         (_at(16, "<Q", 2**40), "1099511627776 keys"),
         (_at(24, "<Q", 2**60), "the name of key 1 of 23 is 1152921504606846976 long; supported: at most 256"),
-        (_swap(b"general.name", b"general.n\xff\xffe"), "no UTF-8"),
+        (_swap(b"general.name", b"general.n\xff\xffe"), "not UTF-8"),
         (_number("llada.feed_forward_length", 96), r"header asks for \[96, 64\]"),
         (_swap(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"), r"'blk\.0\.attn_q\.weight' is there twice"),
         (_swap(b"blk.1.attn_q.weight", b"blk.9.attn_q.weight"), r"1 missing: blk\.1\.attn_q.*1 unexpected: blk\.9"),

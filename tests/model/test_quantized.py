@@ -462,7 +462,7 @@ def test_the_feed_forward_of_every_layer_is_checked() -> None:
         (replace(config, mixture=replace(config.mixture, intermediate=100)), "100 wide in layer 1 and 18 more is"),
         (replace(config, hidden=2000), ": hidden=2000 is"),
     ):
-        with pytest.raises(ConfigError, match=f"{said} no multiple of 32"):
+        with pytest.raises(ConfigError, match=f"{said} not a multiple of 32"):
             check_sizes("int4", odd)
     # Nothing of this width is quantized, as no layer is dense.
     check_sizes("int4", replace(config, intermediate=5000, mixture=replace(config.mixture, dense_layers=())))
