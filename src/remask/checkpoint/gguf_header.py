@@ -118,8 +118,8 @@ class _Reader:
         self.data = data
         self.position = position
 
-    def fail(self, subject: str) -> NoReturn:
-        raise CheckpointError(f"{self.path} cannot be read as GGUF: {subject}. Download it again, or convert it again.")
+    def fail(self, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.path} cannot be read as GGUF: {reason}. Download it again, or convert it again.")
 
     def take(self, count: int, subject: str) -> bytes:
         self.skip(count, subject)

@@ -156,7 +156,7 @@ def load_weights(
     """The weights of the checkpoint `folder` that `shard` holds, on `device` and converted to `dtype`.
 
     The products of an `adapter` are added to its matrices in float32, before these are converted or quantized. Only the
-    shard's part of each tensor is read, and copied into its location, so at most one tensor is in memory besides the
+    shard's part of each tensor is read, and copied into its place, so at most one tensor is in memory besides the
     result. `progress` is shown on stderr.
 
     Raises `CheckpointError` if tensors are missing, unexpected, misshapen or of a type that does not convert; the
