@@ -275,6 +275,15 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: _tensors(at, _renamed("lora_B.weight", "lora_magnitude_vector")),
         "holds .*lora_magnitude_vector'; supported",
     ),
+    "two names": (
+        lambda at: _tensors(
+            at,
+            lambda tensors: (
+                tensors | {name.removeprefix("base_model.model."): tensor.clone() for name, tensor in tensors.items()}
+            ),
+        ),
+        r"under two names, '(base_model\.model\.)?(model\..*q_proj)' and '(base_model\.model\.)?\2': keep",
+    ),
     "no tensors": (lambda at: _tensors(at, lambda _: {}), "holds no tensor"),
     "one factor": (
         lambda at: _tensors(at, lambda tensors: dict(list(tensors.items())[:-1])),

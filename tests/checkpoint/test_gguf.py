@@ -234,7 +234,7 @@ def test_a_type_is_unpacked_as_by_the_library_or_refused(tmp_path: Path, kind: T
         with np.errstate(all="ignore"):
             expected = gguf.dequantize(raw, kind)
     except NotImplementedError:
-        assert locate(path)[DOWN].item is None
+        assert locate(path)[DOWN].itemsize is None
         return
     with OpenGGUF(path) as file:
         numbers = file.read(DOWN, None, None)
@@ -565,7 +565,7 @@ def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: b"", "no GGUF file: it has 0 bytes"),
+        (lambda _: b"", "not a GGUF file: it has 0 bytes"),
         (lambda _: b"{" * 4000, "begins with b'{{{{'"),
         (lambda content: content[:30], "truncated"),
         (lambda content: content[:4000], "truncated"),
@@ -575,14 +575,14 @@ def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
         (_at(8, "<Q", 2**63), "9223372036854775808 tensors"),
         (_at(16, "<Q", 2**40), "1099511627776 keys"),
         (_at(24, "<Q", 2**60), "the name of key 1 of 23 is 1152921504606846976 long; supported: at most 256"),
-        (_swap(b"general.name", b"general.n\xff\xffe"), "no UTF-8"),
+        (_swap(b"general.name", b"general.n\xff\xffe"), "not UTF-8"),
         (_number("llada.feed_forward_length", 96), r"header asks for \[96, 64\]"),
         (_swap(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"), r"'blk\.0\.attn_q\.weight' is there twice"),
         (_swap(b"blk.1.attn_q.weight", b"blk.9.attn_q.weight"), r"1 missing: blk\.1\.attn_q.*1 unexpected: blk\.9"),
         (_described(0, "<I", 9), "has 9 dimensions; supported: 1 to 4"),
         (_described(4, "<Q", 0), "is empty"),
         (_described(12, "<Q", 2**62), "of type F32 ends at byte 1180591"),
-        (_described(20, "<I", 99), "a type of the number 99, which is not known"),
+        (_described(20, "<I", 99), "the type number 99, which is unknown"),
         (_described(24, "<Q", 33), "is at offset 33; supported: multiples of the alignment 32"),
         (_described(24, "<Q", 2**40), "of type F32 ends at byte 10995"),
         (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llamo"), "'general.architecture' is \"llamo\""),

@@ -309,6 +309,11 @@ def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
         CheckpointError, match=r"does not have the file of the model 'org/name:y\.gguf': check its name"
     ):
         resolve("org/name:y.gguf")
+    hub.repos.clear()
+    with pytest.raises(CheckpointError, match=r"does not have the model 'JetLM/SDAR-4B-Chat:x\.gguf', .*`\.$"):
+        resolve("JetLM/SDAR-4B-Chat:x.gguf")  # of a known id, so no other one is meant
+    with pytest.raises(CheckpointError, match=r"'JetLM/SDAR-4B-Chatt:x\.gguf', .*Did you mean 'JetLM/SDAR-4B-Chat' or"):
+        resolve("JetLM/SDAR-4B-Chatt:x.gguf")
     for name in ("org/name:../x.gguf", "org/name:x.bin", "org/name:/x.gguf", "name:x.gguf"):
         with pytest.raises(CheckpointError, match="There is no model"):
             resolve(name)

@@ -111,7 +111,7 @@ def _lost(index: dict[str, str], _: Path) -> None:
     [
         (_moved, rf"it has {WTE} in {SECOND}, and {FIRST} holds it"),
         (_invented, rf"it has model.transformer.extra.weight in {FIRST}, and no shard holds it"),
-        (_twice, rf"{WTE} stands in {FIRST} \[40, 16\] and {SECOND} \[41, 16\]"),
+        (_twice, rf"{WTE} is in {FIRST} \[40, 16\] and {SECOND} \[41, 16\]"),
         (_lost, r"names 1 of 3 shards that are not in .*: model-00003-of-00002.safetensors"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_folder_that_is_named_block_causal_gets_one_warning(tmp_path: Path, ca
 
 def test_a_key_that_the_family_does_not_read_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "a2d", A2D, random_tensors(A2D))
-    with pytest.raises(ConfigError, match=r"hf_overrides: 'mask_id' is no key that the family 'a2d' reads"):
+    with pytest.raises(ConfigError, match=r"hf_overrides: the family 'a2d' does not read 'mask_id'"):
         read_config(folder, {"mask_id": 3})
     with pytest.raises(CheckpointError, match="'mask_token_id' is 4000; supported: a token id below"):
         read_config(folder, {"mask_token_id": 4000})

@@ -244,10 +244,10 @@ def test_this_machine_is_asked_where_no_memory_is_named(
     ("options", "said"),
     [
         (["no-such"], "a2d-tiny, diffucoder-7b, diffusion-gemma-tiny, "),
-        (["dream-7b", "--tensor-parallel", "8"], "28 attention heads are no multiple of 8. Use 1 or 2 or 4 or 28"),
+        (["dream-7b", "--tensor-parallel", "8"], "28 attention heads are not a multiple of 8. Use 1 or 2 or 4 or 28"),
         (["dream-7b", "--tensor-parallel", "0"], "--tensor-parallel"),
         (["dream-7b", "--memory", "-1"], "--memory"),
-        (["llada2-mini", "--tensor-parallel", "3"], "its 256 experts are no multiple of 3"),
+        (["llada2-mini", "--tensor-parallel", "3"], "its 256 experts are not a multiple of 3"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:

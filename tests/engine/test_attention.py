@@ -172,7 +172,7 @@ def test_a_size_that_knows_no_sink_is_refused() -> None:
     k = torch.zeros(3, 2, 8)
     size = attention.size(work, 4, 2)
     numbers = torch.from_numpy(attention.numbers(work, 4, 2, size))
-    with pytest.raises(ValueError, match="asked for without a sink"):
+    with pytest.raises(ValueError, match="computed without a sink"):
         attention.run(q, k, k, numbers, size, (k[0], k[0]))
 
 
@@ -183,7 +183,7 @@ def test_the_widest_heads_and_pieces_of_a_long_canvas(make: Make, monkeypatch: p
     case.check(make, (1, 1), 256)
     from remask.model import attention_triton
 
-    monkeypatch.setattr(attention_triton, "PIECE", 16)
+    monkeypatch.setattr(attention_triton, "CHUNK", 16)
     monkeypatch.setattr(attention_triton, "TILE", 4)
     case.add(1, 2, range(60, 90), [3, 30])
     case.check(make, (2, 1), 8)
@@ -384,7 +384,7 @@ def test_nothing_of_the_size_of_the_scores_is_kept(cap: float | None, dtype: tor
     layout = Layout(rows, common, own)
     with Sizes() as sizes:
         TorchAttention(cap)(q, k, v, layout.list())
-    piece = attention_torch.PIECE * heads * dim
+    piece = attention_torch.CHUNK * heads * dim
     assert sizes.largest <= max(attention_torch.CPU_SCORES, rows * heads * dim, piece) < rows * heads * common / 4
 
 

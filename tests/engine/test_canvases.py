@@ -217,7 +217,7 @@ def test_other_models_have_no_canvases_of_noise() -> None:
 
 
 def test_what_the_engine_cannot_do_with_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"its 8 experts are no multiple of 3\. Use 1 or 2 or 4"):
+    with pytest.raises(ConfigError, match=r"its 8 experts are not a multiple of 3\. Use 1 or 2 or 4"):
         LLM("diffusion-gemma-tiny", load_format="dummy", tensor_parallel=3)
     with pytest.raises(ConfigError, match="graphs=True needs a dense model"):
         LLM("diffusion-gemma-tiny", load_format="dummy", engine=EngineConfig(graphs=True))

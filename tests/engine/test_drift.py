@@ -165,7 +165,7 @@ def test_only_the_first_layer_of_those_that_share_compares(
     def layer_run(self: Transformer, h: Any, layer: int, stage: Any, pool: Pool, *rest: Any) -> Any:
         out = partial_layer(self, h, layer, stage, pool, *rest)
         picks: tuple[Pick, ...] = stage.partial.picks
-        rows.extend(sorted(pick.chosen[-1].tolist()) for pick in picks)
+        rows.extend(sorted(pick.picked_rows[-1].tolist()) for pick in picks)
         return out
 
     monkeypatch.setattr(Transformer, "_pick_rows", watched)

@@ -114,7 +114,7 @@ def test_the_grouped_kernel_is_asked_for_the_same_product(dtype: torch.dtype) ->
     """PyTorch's grouped product on CPU, where it takes the same arguments as on GPUs."""
     x, weights = rows_of(40, dtype), torch.randn(5, 24, WIDE).to(dtype)
     ends = torch.tensor([0, 11, 11, 39, 40], dtype=torch.int32)
-    expected = Arithmetic().linear_by_group(x, weights, ends)
+    expected = Arithmetic().grouped_linear_loop(x, weights, ends)
     torch.testing.assert_close(F.grouped_mm(x, weights.transpose(1, 2), offs=ends), expected, rtol=1e-2, atol=1e-2)
 
 

@@ -123,7 +123,9 @@ def check(batch: StepBatch, items: list[tuple[CanvasState, Plan]]) -> None:
             assert h[:, 0].tolist() == codes, f"layer {layer} gets the wrong rows"
             assert stage.positions.tolist() == [position for _, position, *_ in expected]
             written = [row for row, item in enumerate(expected) if not item[3]]
-            assert (stage.written.tolist() if stage.written is not None else list(range(len(expected)))) == written
+            assert (
+                stage.written_rows.tolist() if stage.written_rows is not None else list(range(len(expected)))
+            ) == written
             assert stage.slots.tolist() == [expected[row][2] for row in written]
             seen = slots_seen(stage.work, len(expected))
             assert [sorted(slots) for slots in seen] == [sorted(item[4].tolist()) for item in expected]

@@ -277,7 +277,9 @@ def test_a_folder_of_llada22_is_never_read_as_an_older_one() -> None:
     assert (router.pool, router.block, router.groups, router.kept_groups) == (3, 8, 1, 1)
     assert config.sampling.remasking == "levenshtein"
     for key, other in (("delete_token_id", "split_token_id"), ("split_token_id", "delete_token_id")):
-        with pytest.raises(CheckpointError, match=rf"'{key}' is 3\d; supported: it beside 'expert_capacity'"):
+        with pytest.raises(
+            CheckpointError, match=rf"'{key}' is 3\d; supported: this key only together with 'expert_capacity'"
+        ):
             family.config(newer | {"expert_capacity": 0, other: None})
         with pytest.raises(CheckpointError, match=f"the key '{key}' is missing"):
             family.config(newer | {key: None})

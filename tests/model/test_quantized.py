@@ -180,7 +180,7 @@ def test_either_kernel_for_int8_multiplies_rows_apart(kernel: str, monkeypatch: 
 
 FBGEMM = """
 reduced = kernels.needs_reduced_rows()
-packed = kernels.int8_pack(largest.abs(), torch.ones(16))
+packed = kernels.pack_int8(largest.abs(), torch.ones(16))
 found = kernels.int8_product(x.abs(), [packed], reduced) / (127 * 64)
 print(reduced, found.sub(1).abs().max().item())
 """
@@ -423,8 +423,8 @@ def test_what_cannot_be_quantized_is_refused_with_the_reason(monkeypatch: pytest
     assert "is for dense models" in refused("fp8", preset("llada2-mini"), cuda)
     odd = preset("sdar-tiny")
     said = refused("int4", replace(odd, hidden=40, intermediate=50))
-    assert "hidden=40 is no multiple of 32" in said
-    assert "a feed-forward 50 wide is no multiple of 32" in said
+    assert "hidden=40 is not a multiple of 32" in said
+    assert "a feed-forward 50 wide is not a multiple of 32" in said
     for kind in (None, "int8", "int4"):
         check_quantization(kind, config, CPU)
 
@@ -434,8 +434,8 @@ def test_what_cannot_be_quantized_is_refused_with_the_reason(monkeypatch: pytest
     [
         (8, 4, "int8", None),
         (24, 2, "int4", None),
-        (12, 2, "int4", "heads x head_dim=48 in layer 0 and 1 more is no multiple of 32. Use 'int8'"),
-        (12, 1, "fp8", "K/V heads x head_dim=12 in layer 0 and 1 more is no multiple of 16. Use the model without"),
+        (12, 2, "int4", "heads x head_dim=48 in layer 0 and 1 more is not a multiple of 32. Use 'int8'"),
+        (12, 1, "fp8", "K/V heads x head_dim=12 in layer 0 and 1 more is not a multiple of 16. Use the model without"),
     ],
 )
 def test_every_layers_sizes_are_checked(head_dim: int, kv_heads: int, kind: Quantization, fault: str | None) -> None:
@@ -462,7 +462,7 @@ def test_the_feed_forward_of_every_layer_is_checked() -> None:
         (replace(config, mixture=replace(config.mixture, intermediate=100)), "100 wide in layer 1 and 18 more is"),
         (replace(config, hidden=2000), ": hidden=2000 is"),
     ):
-        with pytest.raises(ConfigError, match=f"{said} no multiple of 32"):
+        with pytest.raises(ConfigError, match=f"{said} not a multiple of 32"):
             check_sizes("int4", odd)
     # Nothing of this width is quantized, as no layer is dense.
     check_sizes("int4", replace(config, intermediate=5000, mixture=replace(config.mixture, dense_layers=())))
@@ -553,10 +553,10 @@ def test_what_cannot_be_written_or_read(
 
     folder = folder_of(tmp_path, checkpoints.SDAR)
     assert "Unknown quantization 'int5'" in ask(folder, "int5", tmp_path / "new")
-    assert "hidden=16 is no multiple of 32" in ask(folder, "int4", tmp_path / "new")
+    assert "hidden=16 is not a multiple of 32" in ask(folder, "int4", tmp_path / "new")
     mixture = folder_of(tmp_path / "mixture", checkpoints.SDAR_MOE)
     assert "quantization='fp8' is for dense models" in ask(mixture, "fp8", tmp_path / "new")
-    assert "exists and is no empty folder" in ask(folder, "int8", tmp_path)
+    assert "exists and is not an empty folder" in ask(folder, "int8", tmp_path)
     assert not (tmp_path / "new").exists()
     done = written(tmp_path, folder, "int8")
     with monkeypatch.context() as patched:

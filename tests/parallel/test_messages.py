@@ -31,7 +31,7 @@ class Line:
         self.names, self.objects = ObjectNames(), RankObjects(THEIRS)
         self.sent = 0
 
-    def everywhere(self, act: Any, *args: Any) -> Any:
+    def run_on_all(self, act: Any, *args: Any) -> Any:
         call, number = self.names.call(act, args)
         buffer = call.buffer(CPU)
         self.sent = buffer.nbytes
@@ -60,8 +60,8 @@ def new_pool(model: Transformer) -> Pool:
 
 def test_each_rank_has_its_own_model_and_its_own_tensors() -> None:
     line = Line()
-    states = line.everywhere(zeros, OURS, 3, 5, 2)
-    line.everywhere(note, OURS, states[1], states[2, 1:4:2], states)
+    states = line.run_on_all(zeros, OURS, 3, 5, 2)
+    line.run_on_all(note, OURS, states[1], states[2, 1:4:2], states)
     (model, layer, some, whole), _ = SEEN
     assert model is THEIRS
     assert line.sent == 0
@@ -77,7 +77,7 @@ def test_the_contents_of_other_tensors_are_sent_once() -> None:
     line = Line()
     index, mask = torch.arange(5), torch.tensor([True, False, True])
     every = torch.arange(12, dtype=torch.bfloat16).view(3, 4).t()
-    line.everywhere(
+    line.run_on_all(
         note, index, [index, {"a": mask}], every, torch.empty(0, 4), torch.tensor(2.5).expand(3), slice(1, 4)
     )
     found, _ = SEEN
@@ -93,10 +93,10 @@ def test_the_contents_of_other_tensors_are_sent_once() -> None:
 
 def test_a_packed_stage_travels_as_it_is() -> None:
     line, rows = Line(), torch.arange(4)
-    states = line.everywhere(zeros, OURS, 3, 4, 2)
+    states = line.run_on_all(zeros, OURS, 3, 4, 2)
     save = Save(slice(0, 4), states[1], slice(None))
     stage = Stage(range(1, 2), rows, rows, None, None, WorkList.of(4, 4), save=(save,), outputs=True)
-    line.everywhere(note, stage)
+    line.run_on_all(note, stage)
     ((got,), _) = SEEN
     assert (got.layers, got.outputs, got.save[0].rows) == (range(1, 2), True, slice(0, 4))
     assert got.work.units.tolist() == [[0, 4, 0, 4, 0]]
@@ -107,16 +107,16 @@ def test_a_packed_stage_travels_as_it_is() -> None:
 @torch.inference_mode()  # as passes run: elsewhere a view keeps its tensor alive
 def test_what_rank_0_drops_every_rank_drops() -> None:
     line = Line()
-    kept, gone = line.everywhere(zeros, OURS, 4), line.everywhere(zeros, OURS, 4)
-    pool = line.everywhere(new_pool, OURS)
+    kept, gone = line.run_on_all(zeros, OURS, 4), line.run_on_all(zeros, OURS, 4)
+    pool = line.run_on_all(new_pool, OURS)
     view = gone[1:]
     assert line.named == 3
     del gone
     gc.collect()
-    line.everywhere(note, kept, view)
+    line.run_on_all(note, kept, view)
     assert line.named == 2
     assert line.sent == 16, "a view of what has no name any more is sent"
-    line.everywhere(note, pool)
+    line.run_on_all(note, pool)
     ((theirs,), (ours,)) = SEEN
     assert ours is pool
     assert isinstance(theirs, Pool)
@@ -125,18 +125,18 @@ def test_what_rank_0_drops_every_rank_drops() -> None:
     SEEN.clear()
     gc.collect()
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        line.everywhere(lambda: None)  # what cannot be sent tells nobody
-    line.everywhere(note)
+        line.run_on_all(lambda: None)  # what cannot be sent tells nobody
+    line.run_on_all(note)
     assert line.named == 1
 
 
 def test_a_name_is_not_taken_for_what_lies_in_the_same_memory_later() -> None:
     line = Line()
     for value in range(50):
-        held = line.everywhere(zeros, OURS, 1000)
+        held = line.run_on_all(zeros, OURS, 1000)
         del held
         fresh = torch.full((1000,), float(value))
-        line.everywhere(note, fresh)
+        line.run_on_all(note, fresh)
         (found,), _ = SEEN
         assert torch.equal(found, fresh)
         SEEN.clear()
@@ -145,15 +145,15 @@ def test_a_name_is_not_taken_for_what_lies_in_the_same_memory_later() -> None:
 
 def test_results_that_are_one_tensor_have_one_name() -> None:
     line = Line()
-    h = line.everywhere(zeros, OURS, 4)
-    h = line.everywhere(same, h)
-    line.everywhere(note, h)
+    h = line.run_on_all(zeros, OURS, 4)
+    h = line.run_on_all(same, h)
+    line.run_on_all(note, h)
     assert line.sent == 0
     assert line.named <= 2
     del h
     SEEN.clear()
     gc.collect()
-    line.everywhere(note)
+    line.run_on_all(note)
     assert line.named == 0
 
 
@@ -164,12 +164,12 @@ def same(x: Tensor) -> Tensor:
 @torch.inference_mode()
 def test_a_view_that_was_returned_outlives_its_tensor() -> None:
     line = Line()
-    whole = line.everywhere(zeros, OURS, 4)
-    part = line.everywhere(half, whole)
+    whole = line.run_on_all(zeros, OURS, 4)
+    part = line.run_on_all(half, whole)
     del whole
     SEEN.clear()
     gc.collect()
-    line.everywhere(note, part)
+    line.run_on_all(note, part)
     ((theirs,), _) = SEEN
     assert (line.sent, theirs.tolist()) == (0, [1, 1]), "it is that of each rank"
 
@@ -180,8 +180,8 @@ def half(x: Tensor) -> Tensor:
 
 def test_every_rank_keeps_guidance_of_its_own() -> None:
     line, keep = Line(), Residual()
-    line.everywhere(fill, keep, torch.arange(6.0))
-    line.everywhere(note, StoredGuidance(1.0, keep, np.array([1])))
+    line.run_on_all(fill, keep, torch.arange(6.0))
+    line.run_on_all(note, StoredGuidance(1.0, keep, np.array([1])))
     (theirs,), (ours,) = SEEN
     assert ours.residual is keep
     assert theirs.residual is not keep
@@ -189,7 +189,7 @@ def test_every_rank_keeps_guidance_of_its_own() -> None:
     del keep, ours, theirs
     SEEN.clear()
     gc.collect()
-    line.everywhere(note)
+    line.run_on_all(note)
     assert line.named == 0
 
 

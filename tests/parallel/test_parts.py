@@ -205,7 +205,7 @@ SHAPE = replace(preset("llada-tiny"), heads=6, kv_heads=6, head_dim=8, hidden=48
         (
             SHAPE,
             4,
-            "its 6 attention heads are no multiple of 4; its 6 heads of K/V are neither .* Use 1 or 2 or 3 or 6",
+            "its 6 attention heads are not a multiple of 4; its 6 heads of K/V are neither .* Use 1 or 2 or 3 or 6",
         ),
         (replace(SHAPE, kv_heads=3), 2, "its 3 heads of K/V are neither a multiple nor a divisor of 2"),
         (
@@ -213,9 +213,9 @@ SHAPE = replace(preset("llada-tiny"), heads=6, kv_heads=6, head_dim=8, hidden=48
             2,
             "its 3 heads of K/V are neither a multiple nor a divisor of 2",
         ),
-        (preset("llada-moe-7b-a1b"), 3, "its 64 experts are no multiple of 3"),
+        (preset("llada-moe-7b-a1b"), 3, "its 64 experts are not a multiple of 3"),
         (replace(SHAPE, intermediate=3), 6, "its feed-forward is 3 wide"),
-        (preset("dream-7b"), 8, "its 28 attention heads are no multiple of 8.* Use 1 or 2 or 4 or 28"),
+        (preset("dream-7b"), 8, "its 28 attention heads are not a multiple of 8.* Use 1 or 2 or 4 or 28"),
         (replace(SHAPE, heads=7, kv_heads=7), 2, r"Use 1 or 7$"),
     ],
 )

@@ -151,7 +151,7 @@ def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:
 def test_where_all_ranks_fail_alike_they_go_on(two: LLM) -> None:
     first = two.generate([[1, 2, 3]], SAMPLING)
     with pytest.raises(ValueError, match="on purpose"):
-        lead_of(two).everywhere(raises, two.model, None)
+        lead_of(two).run_on_all(raises, two.model, None)
     assert two.generate([[1, 2, 3]], SAMPLING)[0].token_ids == first[0].token_ids
 
 
@@ -195,7 +195,7 @@ def test_after_close_nothing_is_computed(two: LLM) -> None:
 
 def test_an_interrupted_pass_ends_the_model(two: LLM) -> None:
     with pytest.raises(KeyboardInterrupt):
-        lead_of(two).everywhere(interrupted, two.model)
+        lead_of(two).run_on_all(interrupted, two.model)
     with pytest.raises(RankLostError, match="was interrupted"):
         lead_of(two).check()
 
@@ -226,7 +226,7 @@ def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"tensor_parallel": 0}, "tensor_parallel"),
-        ({"tensor_parallel": 3}, "its 4 attention heads are no multiple of 3.* Use 1 or 2 or 4"),
+        ({"tensor_parallel": 3}, "its 4 attention heads are not a multiple of 3.* Use 1 or 2 or 4"),
         ({"tensor_parallel": 2, "engine": EngineConfig(batch_invariant=True)}, "leave one of the two out"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch)
     try:
         with lent(monkeypatch, [lender]), LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm:
             # Rank 0 returns and does not know; the next call finds out.
-            lead_of(llm).everywhere(raises, llm.model, 1)
+            lead_of(llm).run_on_all(raises, llm.model, 1)
             with pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"):
                 llm.generate([[1, 2, 3]], SAMPLING)
     finally:
@@ -268,7 +268,7 @@ def test_ranks_that_fail_at_different_operations_are_out_of_step(monkeypatch: py
             LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm,
             pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"),
         ):
-            lead_of(llm).everywhere(begins_and_raises, llm.model)
+            lead_of(llm).run_on_all(begins_and_raises, llm.model)
     finally:
         lender.end()
 

@@ -32,7 +32,7 @@ MatrixKey: TypeAlias = tuple[str, int | None, tuple[int, int] | None]
 
 _FIELDS = ("qkv", "out", "gate_up", "down", "head")  # of matrices that an adapter may change
 _WRAPPED = "base_model.model."  # prefix of every name in a file of PEFT
-_FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
+_FACTOR = re.compile(r"(?P<stem>.+)\.lora_(?P<factor>[AB])\.weight")
 _BASE = (".base_layer.weight", ".base_layer.bias")
 """Endings of the model's own output matrix or embedding, which PEFT saves untrained if it has factors."""
 _RANK_MULTIPLE = 16
@@ -45,6 +45,15 @@ class _Pair:
     stem: str  # prefix of their names in the file
     rank: int
     scale: float  # of their product
+
+
+@dataclass(frozen=True, slots=True)
+class _FactorShapes:
+    """The shapes of the two factors of one module in a file."""
+
+    stem: str  # prefix of their names in the file
+    a: tuple[int, ...]
+    b: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +161,10 @@ def with_adapters(
         for slot in slots:
             if adapter.changes(slot) and slot.layer is not None:
                 change = adapter.read(slot)
-                for piece in slot.pieces(config, shard):
-                    rows, columns = (*(piece.part or ()), slice(None), slice(None))[:2]
-                    part = LowRank(change.down[:, columns], change.up[rows] * piece.scale)
-                    by_matrix.setdefault((slot.layer, slot.field), []).append((piece, part))
+                for local_slot in slot.parts(config, shard):
+                    rows, columns = (*(local_slot.part or ()), slice(None), slice(None))[:2]
+                    part = LowRank(change.down[:, columns], change.up[rows] * local_slot.scale)
+                    by_matrix.setdefault((slot.layer, slot.field), []).append((local_slot, part))
         for (layer, field), parts in by_matrix.items():
             matrix: Tensor = getattr(weights.layers[layer], field)
             layers[layer].setdefault(field, {})[name] = _combine_factors(parts, matrix, weights.embed)
@@ -163,11 +172,12 @@ def with_adapters(
     return replace(weights, layers=tuple(replace(layer, low_rank=changes) for layer, changes in pairs))
 
 
-def _combine_factors(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, like: Tensor) -> LowRank:
+def _combine_factors(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, reference: Tensor) -> LowRank:
     """One pair of factors for `matrix`, from those of the matrices that its rows consist of.
 
     Factors A are stacked, and each B is in the rows of its matrix. The rank is padded with zeros to a multiple of
-    `_RANK_MULTIPLE`, as some kernels for odd sizes round rows differently. `like` gives dtype and device.
+    `_RANK_MULTIPLE`, as some kernels for odd sizes round rows differently. The result has the dtype and the
+    device of `reference`.
     """
     rank = -(-sum(len(part.down) for _, part in parts) // _RANK_MULTIPLE) * _RANK_MULTIPLE
     down, up = torch.zeros(rank, matrix.shape[1]), torch.zeros(matrix.shape[0], rank)
@@ -178,7 +188,7 @@ def _combine_factors(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, like
         down[ranks] = part.down
         up[rows, ranks] = part.up
         start = ranks.stop
-    return LowRank(down.to(like), up.to(like))
+    return LowRank(down.to(reference), up.to(reference))
 
 
 def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
@@ -186,13 +196,13 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
     file = folder / WEIGHTS
     if config.self_conditioning:
         raise CheckpointError(
-            f"Adapters are not supported on {config.family} models: what is final and what is denoised pass the same "
+            f"Adapters are not supported on {config.family} models: final rows and denoised rows pass the same "
             "matrices here, and an adapter may change them for one of the two."
         )
     peft = PeftConfig.of(raw)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist. Only safetensors load: save it with safe_serialization=True.")
-    stems, shapes = _factor_shapes(file)
+    shapes = _factor_shapes(file)
     matrices = (slot for slot in REGISTRY.get(config.family).tensors(config) if len(slot.shape) == 2)
     slots = {slot.name.removesuffix(".weight"): slot for slot in matrices if slot.name.endswith(".weight")}
     prefix = _missing_prefix(shapes, slots)
@@ -210,7 +220,7 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
         slot, factors = modules[module], shapes.get(module)
         reason = _reason_unsupported(slot)
         if factors is None and peft.all_linear and (reason or slot.field == "head"):
-            continue  # "all-linear" leaves out the output matrix, and what is no linear layer
+            continue  # "all-linear" leaves out the output matrix, and modules that are not linear layers
         if reason:
             raise CheckpointError(
                 f"It changes {module!r}, {reason}; supported: matrices of attention and of dense MLPs."
@@ -221,19 +231,18 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
                 "incomplete, or belongs to another configuration."
             )
         rank, scale = peft.rank(module), peft.scale(module)
-        expected = ((rank, slot.shape[1]), (slot.shape[0], rank))
-        if factors != expected:
-            a, b = map(list, factors)
+        expected_a, expected_b = (rank, slot.shape[1]), (slot.shape[0], rank)
+        if (factors.a, factors.b) != (expected_a, expected_b):
             raise CheckpointError(
-                f"The factors A and B of {module!r} in {file} are {a} and {b}, and a matrix "
-                f"{list(slot.shape)} of this {config.family} model with rank {rank} takes {list(expected[0])} and "
-                f"{list(expected[1])}: the adapter was made for {base}, or its files do not belong together."
+                f"The factors A and B of {module!r} in {file} are {list(factors.a)} and {list(factors.b)}, and a "
+                f"matrix {list(slot.shape)} of this {config.family} model with rank {rank} takes {list(expected_a)} "
+                f"and {list(expected_b)}: the adapter was made for {base}, or its files do not belong together."
             )
-        pairs[_matrix_key(slot)] = _Pair(stems[module], rank, scale)
+        pairs[_matrix_key(slot)] = _Pair(factors.stem, rank, scale)
     if unmatched := [module for module in shapes if not peft.matches(module)]:
         raise CheckpointError(
-            f"{file} has factors for {list_few(unmatched)}, which 'target_modules' and what limits it in {CONFIG} "
-            "leave out."
+            f"{file} has factors for {list_few(unmatched)}, which 'target_modules' and the keys that limit it in "
+            f"{CONFIG} leave out."
         )
     facts = AdapterFacts(
         name=name,
@@ -241,49 +250,56 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
         alpha=peft.alpha,
         targets=tuple(sorted({pair.stem.rpartition(".")[2] for pair in pairs.values()})),
         matrices=len(pairs),
-        parameters=sum(prod(a) + prod(b) for a, b in shapes.values()),
+        parameters=sum(prod(factors.a) + prod(factors.b) for factors in shapes.values()),
     )
     return Adapter(facts, file, digest([(folder / CONFIG).read_bytes(), *file_content(file)]), pairs)
 
 
 def _reason_unsupported(slot: Slot) -> str:
-    """The kind of a matrix that no adapter may change, in words; empty if one may."""
+    """What the matrix of `slot` is, in words, if no adapter may change it; empty if an adapter may."""
     if slot.expert is not None:
         return "a matrix of an expert"
-    others = {"embed": "the embedding", "mixture.router": "the router"}
-    return "" if slot.field in _FIELDS else f"{others.get(slot.field, 'self-conditioning')} of the model"
+    nouns = {"embed": "the embedding", "mixture.router": "the router"}
+    return "" if slot.field in _FIELDS else f"{nouns.get(slot.field, 'self-conditioning')} of the model"
 
 
-def _factor_shapes(file: Path) -> tuple[dict[str, str], dict[str, tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """By module: the prefix of the names of its factors, and the shapes of A and B.
+def _factor_shapes(file: Path) -> dict[str, _FactorShapes]:
+    """The shapes of the factors in `file`, by module.
 
-    Raises `CheckpointError` if the file has other tensors, a factor without the other one, or no tensor.
+    Raises `CheckpointError` if the file has no tensor, a tensor that is not a factor, a dtype that does not convert, a
+    factor without the other one, or a module both with PEFT's prefix and without it.
     """
     shapes, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
     with open_weight_file(file) as content:
         for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
             if name.endswith(_BASE):
                 continue
-            piece = content.get_slice(name)
-            factor = _FACTOR.fullmatch(name.removeprefix(_WRAPPED))
-            if factor is None:
+            header = content.get_slice(name)
+            match = _FACTOR.fullmatch(name)
+            if match is None:
                 raise CheckpointError(f"{file} holds {name!r}; supported: NAME.lora_A.weight and NAME.lora_B.weight.")
-            if piece.get_dtype() not in CONVERTED:
-                raise CheckpointError(f"{name!r} in {file} is {piece.get_dtype()}; supported: {', '.join(CONVERTED)}.")
-            stems[factor[1]] = name.partition(".lora_")[0]
-            shapes.setdefault(factor[1], {})[factor[2]] = tuple(piece.get_shape())
+            if header.get_dtype() not in CONVERTED:
+                raise CheckpointError(f"{name!r} in {file} is {header.get_dtype()}; supported: {', '.join(CONVERTED)}.")
+            module = match["stem"].removeprefix(_WRAPPED)
+            stem = stems.setdefault(module, match["stem"])
+            if stem != match["stem"]:
+                raise CheckpointError(
+                    f"{file} holds factors of one module under two names, {stem!r} and {match['stem']!r}: keep "
+                    "those of one name."
+                )
+            shapes.setdefault(module, {})[match["factor"]] = tuple(header.get_shape())
     if not shapes:
         raise CheckpointError(f"{file} holds no tensor.")
     if incomplete := [module for module, factors in shapes.items() if len(factors) < 2]:
         raise CheckpointError(f"{file} has only one of the factors A and B of {list_few(incomplete)}.")
-    return stems, {module: (factors["A"], factors["B"]) for module, factors in shapes.items()}
+    return {module: _FactorShapes(stems[module], factors["A"], factors["B"]) for module, factors in shapes.items()}
 
 
 def _missing_prefix(shapes: Mapping[str, object], slots: Mapping[str, Slot]) -> str:
     """The prefix of the model's modules that the file's names lack; an adapter of the inner model has shorter names."""
-    first = next(iter(shapes))
-    matches = [name for name in slots if name == first or name.endswith(f".{first}")]
-    return matches[0].removesuffix(first) if len(matches) == 1 else ""
+    module = next(iter(shapes))
+    matches = [name for name in slots if name == module or name.endswith(f".{module}")]
+    return matches[0].removesuffix(module) if len(matches) == 1 else ""
 
 
 def _check_finite(file: Path, name: str, tensor: Tensor) -> Tensor:

@@ -69,12 +69,12 @@ def read_model_defaults(folder: Path) -> dict[str, Any]:
     return content
 
 
-def check_version(version: object, what: str) -> None:
-    """Raise `CheckpointError` if this program cannot read the `version` of `what`, which remask has written."""
+def check_version(version: object, subject: str) -> None:
+    """Raise `CheckpointError` if this program cannot read the `version` of `subject`, which remask has written."""
     if version != _VERSION or isinstance(version, bool):
         raise CheckpointError(
-            f"{what} is of version {version!r}, and this program reads {_VERSION}: use the remask that wrote it, or a "
-            "newer one, or make it anew"
+            f"{subject} is of version {version!r}, and this program reads {_VERSION}: use the remask that wrote it, or "
+            "a newer one, or make it anew"
         )
 
 
@@ -169,8 +169,8 @@ def ignored_keys(folder: Path, family_reader: "GenerationReader | None") -> list
     if family_reader is None or (folder / DEFAULTS_FILE).is_file() or not path.is_file():
         return []
     content = read_json(path)
-    known = _MECHANICS | _common_keys(content).keys()
-    return [key for key in family_reader(content)[1] if key not in known]
+    common_keys = _MECHANICS | _common_keys(content).keys()
+    return [key for key in family_reader(content)[1] if key not in common_keys]
 
 
 def _read_generation(path: Path, family_reader: "GenerationReader | None") -> dict[str, Any]:
@@ -210,11 +210,11 @@ class TensorLocation:
     shape: tuple[int, ...]
     dtype: str  # as safetensors spells it, F32, BF16, ..., or as the GGUF file does
     kind: Quantization | None = None  # how our own checkpoint encodes it; None: it does not
-    packed: float | None = None  # bytes of a number in GGUF files, and of tensors with `scales`
+    packed: float | None = None  # bytes of a number in GGUF files and of tensors with `scales`; None: as of `dtype`
     scales: Scales | None = None
 
     @property
-    def item(self) -> float | None:
+    def itemsize(self) -> float | None:
         """Bytes of a number in the file. Returns None if its type does not convert to floating types."""
         return _BYTES.get(self.dtype) if self.packed is None else self.packed
 
@@ -246,8 +246,8 @@ def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
     for file in files:
         with open_weight_file(file) as content:
             for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                piece = content.get_slice(name)
-                location = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
+                header = content.get_slice(name)
+                location = TensorLocation(file, tuple(header.get_shape()), header.get_dtype())
                 locations.setdefault(name, []).append(location)
     _check_index(folder, index, locations)
     return {name: location for name, (location,) in locations.items()}
@@ -265,13 +265,13 @@ def _check_index(folder: Path, index: Mapping[str, str], locations: Mapping[str,
     """Raise `CheckpointError` if the index names a wrong file for a tensor, or two shards hold one name."""
     faults = []
     for name, shard in index.items():
-        shards = [place.file.name for place in locations.get(name, ())]
+        shards = [location.file.name for location in locations.get(name, ())]
         if shard not in shards:
             faults.append(f"it has {name} in {shard}, and {' and '.join(shards) or 'no shard'} holds it")
-    for name, places in locations.items():
-        if len(places) > 1:
-            copies = " and ".join(f"{place.file.name} {list(place.shape)}" for place in places)
-            faults.append(f"{name} stands in {copies}")
+    for name, duplicates in locations.items():
+        if len(duplicates) > 1:
+            copies = " and ".join(f"{location.file.name} {list(location.shape)}" for location in duplicates)
+            faults.append(f"{name} is in {copies}")
     if faults:
         raise CheckpointError(
             f"{folder / INDEX} and the shards that it names contradict each other: {list_faults(faults)}. They are of "
@@ -281,8 +281,8 @@ def _check_index(folder: Path, index: Mapping[str, str], locations: Mapping[str,
 
 def list_faults(faults: Sequence[str]) -> str:
     """The first `_LISTED` of `faults` in one sentence, and how many more there are."""
-    rest = len(faults) - _LISTED
-    return "; ".join(faults[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
+    more = len(faults) - _LISTED
+    return "; ".join(faults[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def _content(path: Path, first: int, header: int) -> Iterator[bytes]:
         if size - header <= _CHUNKS * _CHUNK:
             yield file.read()
             return
-        last = size - header - _CHUNK
+        span = size - header - _CHUNK  # from the start of the first chunk to that of the last one
         for chunk in range(_CHUNKS):
-            file.seek(header + last * chunk // (_CHUNKS - 1))
+            file.seek(header + span * chunk // (_CHUNKS - 1))
             yield file.read(_CHUNK)

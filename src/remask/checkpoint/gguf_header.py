@@ -68,7 +68,7 @@ class Header:
     start: int  # offset of the first byte of tensors
 
     def items(self, key: str) -> list[Any] | None:
-        """The items of the array `key`. Returns None if it is absent; raises `CheckpointError` if it is no array."""
+        """The items of the array `key`; None if it is absent. Raises `CheckpointError` if it is not an array."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -93,7 +93,7 @@ def is_gguf(path: Path) -> bool:
 def read_header(path: Path) -> Header:
     """The header of the GGUF file `path`, cached until the file changes.
 
-    Raises `CheckpointError` if it is no supported GGUF file, is truncated, or has impossible values.
+    Raises `CheckpointError` if it is not a supported GGUF file, is truncated, or has impossible values.
     """
     try:
         state = os.stat(path)
@@ -105,99 +105,99 @@ def read_header(path: Path) -> Header:
 @lru_cache(maxsize=4)  # it is read many times, and skipping a vocabulary takes 0.05 seconds
 def _read(path: Path, size: int, _changed: int) -> Header:
     if size < 24:
-        raise CheckpointError(f"{path} is no GGUF file: it has {size} bytes, and the shortest header has 24.")
+        raise CheckpointError(f"{path} is not a GGUF file: it has {size} bytes, and the shortest header has 24.")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _header(_Reader(path, data, 0))
 
 
 class _Reader:
-    """Reads a file from byte `position` on. Methods raise `CheckpointError` at its end, with `what` in the message."""
+    """Reads a file from byte `position` on. Methods raise `CheckpointError` at its end; the message names `subject`."""
 
     def __init__(self, path: Path, data: mmap.mmap, position: int) -> None:
         self.path = path
         self.data = data
         self.position = position
 
-    def fail(self, what: str) -> NoReturn:
-        raise CheckpointError(f"{self.path} cannot be read as GGUF: {what}. Download it again, or convert it again.")
+    def fail(self, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.path} cannot be read as GGUF: {reason}. Download it again, or convert it again.")
 
-    def take(self, count: int, what: str) -> bytes:
-        self.skip(count, what)
+    def take(self, count: int, subject: str) -> bytes:
+        self.skip(count, subject)
         return self.data[self.position - count : self.position]
 
-    def skip(self, count: int, what: str) -> None:
+    def skip(self, count: int, subject: str) -> None:
         remaining = len(self.data) - self.position
         if count > remaining:
             self.fail(
-                f"{what} needs {count} bytes, and the file ends after {remaining} more: it is truncated or corrupt"
+                f"{subject} needs {count} bytes, and the file ends after {remaining} more: it is truncated or corrupt"
             )
         self.position += count
         if self.position > HEADER:
-            self.fail(f"{what} reaches beyond byte {HEADER}; supported: headers of up to so many bytes")
+            self.fail(f"{subject} reaches beyond byte {HEADER}; supported: headers of up to so many bytes")
 
-    def skip_texts(self, count: int, what: str) -> None:
+    def skip_texts(self, count: int, subject: str) -> None:
         position, end = self.position, min(len(self.data), HEADER)
         for _ in range(count):  # a vocabulary has some hundred thousand
-            following = position + 8
-            if following <= end:
-                following += _LENGTH.unpack_from(self.data, position)[0]
-            position = following
+            next_position = position + 8
+            if next_position <= end:
+                next_position += _LENGTH.unpack_from(self.data, position)[0]
+            position = next_position
             if position > end:
                 break
-        self.skip(position - self.position, what)
+        self.skip(position - self.position, subject)
 
-    def texts(self, count: int, what: str) -> list[str]:
+    def texts(self, count: int, subject: str) -> list[str]:
         """`count` consecutive texts, ten times faster than by `text`: a vocabulary has some hundred thousand."""
         start = self.position
-        self.skip_texts(count, what)
+        self.skip_texts(count, subject)
         content = self.data[start : self.position]
         texts = list[str]()
         position = 0
         for _ in range(count):
-            following = position + 8 + _LENGTH.unpack_from(content, position)[0]
+            next_position = position + 8 + _LENGTH.unpack_from(content, position)[0]
             try:
-                texts.append(content[position + 8 : following].decode())
+                texts.append(content[position + 8 : next_position].decode())
             except UnicodeDecodeError as error:
-                self.fail(f"{what} is no UTF-8 text ({error})")
-            position = following
+                self.fail(f"{subject} is not UTF-8 text ({error})")
+            position = next_position
         return texts
 
-    def scalar(self, form: str, what: str) -> Any:
-        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
+    def scalar(self, form: str, subject: str) -> Any:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), subject))[0]
 
-    def length(self, what: str, maximum: int) -> int:
-        count: int = self.scalar("Q", what)
+    def length(self, subject: str, maximum: int) -> int:
+        count: int = self.scalar("Q", subject)
         if count > maximum:
-            self.fail(f"{what} is {count} long; supported: at most {maximum}")
+            self.fail(f"{subject} is {count} long; supported: at most {maximum}")
         return count
 
-    def text(self, what: str, max_length: int) -> str:
-        content = self.take(self.length(what, max_length), what)
+    def text(self, subject: str, max_length: int) -> str:
+        content = self.take(self.length(subject, max_length), subject)
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            self.fail(f"{what} is no UTF-8 text ({error})")
+            self.fail(f"{subject} is not UTF-8 text ({error})")
 
 
 def _header(reader: _Reader) -> Header:
     magic, version = reader.take(4, "the magic"), reader.scalar("I", "the version")
     if magic != b"GGUF":
-        raise CheckpointError(f"{reader.path} is no GGUF file: it begins with {magic!r}, not with b'GGUF'.")
+        raise CheckpointError(f"{reader.path} is not a GGUF file: it begins with {magic!r}, not with b'GGUF'.")
     if version not in (2, 3):
         order = " (it is written in big-endian order)" if version and not version & 0xFFFF else ""
         reader.fail(f"its version is {version}{order}; supported: 2 and 3, little-endian")
     tensors, keys = reader.scalar("Q", "the number of tensors"), reader.scalar("Q", "the number of keys")
     for noun, count, maximum in (("tensors", tensors, TENSORS), ("keys", keys, KEYS)):
         if count > maximum:
-            reader.fail(f"it says that it has {count} {noun}; supported: at most {maximum}")
+            reader.fail(f"its header counts {count} {noun}; supported: at most {maximum}")
     values = _values(reader, keys)
     descriptions = _descriptions(reader, tensors)
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= ALIGNMENT or alignment & (alignment - 1):
         reader.fail(f"'general.alignment' is {_short_repr(alignment)}; supported: a power of two up to {ALIGNMENT}")
     start = -(-reader.position // alignment) * alignment
-    stored = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
-    return Header(reader.path, values, stored, start)
+    tensors_by_name = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
+    return Header(reader.path, values, tensors_by_name, start)
 
 
 def _values(reader: _Reader, count: int) -> dict[str, Any]:
@@ -210,27 +210,27 @@ def _values(reader: _Reader, count: int) -> dict[str, Any]:
     return values
 
 
-def _value(reader: _Reader, what: str) -> Any:
-    kind = reader.scalar("I", what)
+def _value(reader: _Reader, subject: str) -> Any:
+    kind = reader.scalar("I", subject)
     if kind == _STRING:
-        return reader.text(what, HEADER)
+        return reader.text(subject, HEADER)
     if kind != _ARRAY:
-        return _scalar(reader, kind, what)
-    inner = reader.scalar("I", what)
-    count, offset = reader.length(what, ITEMS), reader.position
+        return _scalar(reader, kind, subject)
+    inner = reader.scalar("I", subject)
+    count, offset = reader.length(subject, ITEMS), reader.position
     if inner == _STRING:
-        reader.skip_texts(count, what)
+        reader.skip_texts(count, subject)
     elif inner in _SCALARS:
-        reader.skip(count * _width(inner), what)
+        reader.skip(count * _width(inner), subject)
     else:
-        reader.fail(f"{what} is an array of the kind {inner}; supported: arrays of numbers, flags and texts")
+        reader.fail(f"{subject} is an array of the kind {inner}; supported: arrays of numbers, flags and texts")
     return List(inner, count, offset)
 
 
-def _scalar(reader: _Reader, kind: int, what: str) -> int | float | bool:
+def _scalar(reader: _Reader, kind: int, subject: str) -> int | float | bool:
     if kind not in _SCALARS:
-        reader.fail(f"{what} has a value of the kind {kind}; supported: the kinds 0 to 12")
-    value = reader.scalar(_SCALARS[kind], what)
+        reader.fail(f"{subject} has a value of the kind {kind}; supported: the kinds 0 to 12")
+    value = reader.scalar(_SCALARS[kind], subject)
     if kind == _BOOL:
         return bool(value)
     # The shortest decimal number of the float32, so that 1e-5 is 1e-5 as in config.json.
@@ -245,15 +245,15 @@ def _descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...
     """Shape, number of the kind, and offset of each tensor in the file, unchecked."""
     descriptions: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for number in range(count):
-        what = f"the description of tensor {number + 1} of {count}"
-        name = reader.text(what, NAME)
+        subject = f"the description of tensor {number + 1} of {count}"
+        name = reader.text(subject, NAME)
         if name in descriptions:
             reader.fail(f"the tensor {_short_repr(name)} is there twice")
-        dimensions = reader.scalar("I", what)
+        dimensions = reader.scalar("I", subject)
         if not 1 <= dimensions <= DIMENSIONS:
             reader.fail(f"the tensor {_short_repr(name)} has {dimensions} dimensions; supported: 1 to {DIMENSIONS}")
-        sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, what))
-        descriptions[name] = sizes[::-1], reader.scalar("I", what), reader.scalar("Q", what)
+        sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, subject))
+        descriptions[name] = sizes[::-1], reader.scalar("I", subject), reader.scalar("Q", subject)
     return descriptions
 
 
@@ -262,22 +262,22 @@ def _tensor(
 ) -> StoredTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    what, size = f"the tensor {_short_repr(name)} {list(shape)}", len(reader.data)
+    subject, size = f"the tensor {_short_repr(name)} {list(shape)}", len(reader.data)
     try:
         kind = GGMLQuantizationType(number)
         block, width = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        reader.fail(f"{what} has a type of the number {number}, which is not known")
+        reader.fail(f"{subject} has the type number {number}, which is unknown")
     if not all(shape):
-        reader.fail(f"{what} is empty")
+        reader.fail(f"{subject} is empty")
     if shape[-1] % block:
-        reader.fail(f"{what} has rows that are no multiple of {block}, the block of {kind.name}")
+        reader.fail(f"{subject} has rows of {shape[-1]} numbers; supported for {kind.name}: multiples of {block}")
     if offset % alignment:
-        reader.fail(f"{what} is at offset {offset}; supported: multiples of the alignment {alignment}")
+        reader.fail(f"{subject} is at offset {offset}; supported: multiples of the alignment {alignment}")
     nbytes = prod(shape) // block * width
     if start + offset + nbytes > size:
         reader.fail(
-            f"{what} of type {kind.name} ends at byte {start + offset + nbytes}, and the file has {size}: it is "
+            f"{subject} of type {kind.name} ends at byte {start + offset + nbytes}, and the file has {size}: it is "
             "truncated or corrupt"
         )
     return StoredTensor(shape, kind, start + offset, nbytes)

@@ -60,7 +60,7 @@ class _Architecture:
     keys: tuple[str, str, str, str, str, str]
     shift: bool = False  # the row before a position predicts it
     width: str | None = None  # name of the width of a dense layer's feed-forward; None: all layers have experts
-    interleaved: bool = False  # rows of Q and K are pairs that RoPE rotates together, not two halves of each head
+    interleaved: bool = False  # rows of Q and K are adjacent RoPE pairs, not two halves of each head
     has_head_dim: bool = False  # there is a key for the width of a head
 
 
@@ -156,9 +156,9 @@ def _scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
         factor = f"{arch}.rope.scale_linear"
     if arch == "llada" and kind is None:
         fields.only(factor, 1, optional=True)
-    known = ("none",) if arch == "llada" else ("none", "linear", "yarn")
-    if kind not in (None, *known):
-        raise fields.unfit(key + "type", ", ".join(known))
+    supported = ("none",) if arch == "llada" else ("none", "linear", "yarn")
+    if kind not in (None, *supported):
+        raise fields.unfit(key + "type", ", ".join(supported))
     if kind == "none" or (kind is None and fields.number(factor, 1) == 1):
         return None
     scaling = {"rope_type": kind or "linear", "factor": fields.number(factor)}
@@ -175,15 +175,15 @@ def _llama3_scaling(header: Header, theta: float, dim: int) -> dict[str, Any] | 
     The share of a pair's frequency that is not slowed grows linearly with the frequency, so two pairs that are partly
     slowed give both bounds. Raises `CheckpointError` if the tensor is not of this form.
     """
-    stored = factors_tensor(header)
-    if stored is None:
+    tensor = factors_tensor(header)
+    if tensor is None:
         return None
-    factors = _vector(header, stored)
-    plain = theta ** (-np.arange(0, dim, 2) / dim) / math.tau
-    fits = factors.shape == plain.shape and np.isfinite(factors).all() and factors.min() >= 1
+    factors = _vector(header, tensor)
+    turns = theta ** (-np.arange(0, dim, 2) / dim) / math.tau  # of each pair, per position
+    fits = factors.shape == turns.shape and np.isfinite(factors).all() and factors.min() >= 1
     if fits and factors.max() == 1:
         return None
-    scaling = _fit_llama3(factors, plain) if fits else None
+    scaling = _fit_llama3(factors, turns) if fits else None
     if scaling is None:
         raise CheckpointError(
             f"{header.file}: the tensor {ROPE_FACTORS!r} {list(factors.shape)} slows pairs of channels otherwise than "
@@ -192,49 +192,53 @@ def _llama3_scaling(header: Header, theta: float, dim: int) -> dict[str, Any] | 
     return scaling
 
 
-def _fit_llama3(factors: NDArray[np.float64], plain: NDArray[np.float64]) -> dict[str, Any] | None:
-    """The keys that give `factors` for pairs with `plain` turns per position. Returns None if there are none."""
+def _fit_llama3(factors: NDArray[np.float64], turns: NDArray[np.float64]) -> dict[str, Any] | None:
+    """The keys that give `factors` for pairs with `turns` turns per position. Returns None if there are none."""
     slowest = float(factors.max())
-    shares = (1 / factors - 1 / slowest) / (1 - 1 / slowest)  # of each frequency, that is not slowed
-    partly = (shares > _EXACT) & (shares < 1 - _EXACT)
-    if partly.sum() < 2:
+    shares = (1 / factors - 1 / slowest) / (1 - 1 / slowest)  # the share of each frequency that is not slowed
+    is_mixed = (shares > _EXACT) & (shares < 1 - _EXACT)
+    if is_mixed.sum() < 2:
         return None
-    slope, start = np.polyfit(plain[partly], shares[partly], 1)
+    slope, start = np.polyfit(turns[is_mixed], shares[is_mixed], 1)
     if slope <= 0 or start >= 0:
         return None
     # Only the ratios of length and bounds are known; the lower bound of published models is 1.
     length = max(1, round(-slope / start))
     low, high = (float(f"{(share - start) * length / slope:.6g}") for share in (0, 1))
-    if not np.allclose(((plain * length - low) / (high - low)).clip(0, 1), shares, atol=100 * _EXACT):
+    if not np.allclose(((turns * length - low) / (high - low)).clip(0, 1), shares, atol=100 * _EXACT):
         return None
     names = ("rope_type", "factor", ORIGINAL, "low_freq_factor", "high_freq_factor")
     return dict(zip(names, ("llama3", float(f"{slowest:.6g}"), length, low, high), strict=True))
 
 
 def factors_tensor(header: Header) -> StoredTensor | None:
-    """The tensor `ROPE_FACTORS`, which is no weight. Returns None if there is none that llama.cpp reads."""
+    """The tensor `ROPE_FACTORS`, which is not a weight. Returns None if there is none that llama.cpp reads."""
     return header.tensors.get(ROPE_FACTORS) if _architecture(header) == "llama" else None
 
 
-def _vector(header: Header, stored: StoredTensor) -> NDArray[np.float64]:
+def _vector(header: Header, tensor: StoredTensor) -> NDArray[np.float64]:
     """The numbers of a tensor of one dimension. Raises `CheckpointError` if it is not float32 or has more."""
-    if stored.kind.name != "F32" or len(stored.shape) != 1:
+    if tensor.kind.name != "F32" or len(tensor.shape) != 1:
         raise CheckpointError(
-            f"{header.file}: the tensor {ROPE_FACTORS!r} is {stored.kind.name} {list(stored.shape)}; supported: a row "
+            f"{header.file}: the tensor {ROPE_FACTORS!r} is {tensor.kind.name} {list(tensor.shape)}; supported: a row "
             "of F32."
         )
     with header.file.open("rb") as file:
-        return np.fromfile(file, np.float32, stored.shape[0], offset=stored.offset).astype(float)
+        return np.fromfile(file, np.float32, tensor.shape[0], offset=tensor.offset).astype(float)
 
 
-def interleaved_heads(header: Header, tensor: str) -> int | None:
-    """The number of heads of `tensor` if it is Q or K with rows in pairs. Returns None if rows are in our order."""
+def interleaved_heads(header: Header, name: str) -> int | None:
+    """The number of heads of the tensor `name` if its rows are adjacent RoPE pairs, as llama.cpp stores Q and K.
+
+    Returns None if they are in the half-split order of the transformer: channel j of a head is paired with j + Dh / 2.
+    """
     arch = _architecture(header)
-    key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(tensor.split(".")[-2] if "." in tensor else "")
-    if key is None or not _ARCHITECTURES[arch].interleaved:
+    projection = name.rpartition(".")[0].rpartition(".")[2]  # the last part of the name before ".weight"
+    if projection not in (NAMES.q, NAMES.k) or not _ARCHITECTURES[arch].interleaved:
         return None
-    heads = _fields(header).integer(f"{arch}.attention.head_count")
-    return heads if key == "head_count" else _fields(header).kv_heads(f"{arch}.attention.{key}", heads)
+    fields = _fields(header)
+    heads = fields.integer(f"{arch}.attention.head_count")
+    return heads if projection == NAMES.q else fields.kv_heads(f"{arch}.attention.head_count_kv", heads)
 
 
 def _fields(header: Header) -> Fields:

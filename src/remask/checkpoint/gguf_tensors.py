@@ -75,9 +75,9 @@ def _views(header: Header) -> dict[str, _View]:
                     f"{header.file} has {name!r} {list(stored.shape)}, with which it holds more than {TENSORS} tensors "
                     "(each expert has its own); supported: at most so many."
                 )
-            prefix, _, last = name.removesuffix(".weight").rpartition(".")
+            prefix, _, projection = name.removesuffix(".weight").rpartition(".")
             for expert in range(stored.shape[0]):
-                matrix = f"{prefix}.{EXPERT.format(expert)}{last}.weight"
+                matrix = f"{prefix}.{EXPERT.format(expert)}{projection}.weight"
                 views[matrix] = _View(stored, stored.shape[1:], expert * stored.shape[1])
         else:
             views[name] = _View(stored, stored.shape)
@@ -104,8 +104,8 @@ class OpenGGUF:
     def read(self, name: str, part: tuple[slice, ...] | None, kind: Quantization | None) -> Tensor | Codes:
         """`part` of a tensor: its codes if matrices of `kind` can store them, otherwise its numbers.
 
-        Rows of Q and K are in the order of the transformer, the two halves of each head one after the other. Raises
-        `CheckpointError` if the file has become shorter, or a group of codes would be cut.
+        Rows of Q and K are in the half-split order of the transformer. Raises `CheckpointError` if the file has become
+        shorter, or a group of codes would be cut.
         """
         view, cut = self._views[name], part or (slice(None),)
         if len(view.shape) == 1:
@@ -117,8 +117,8 @@ class OpenGGUF:
             raw = self._bytes(view, slice(start, stop))
         else:
             # Rows are reordered as bytes, before they are unpacked.
-            whole = self._bytes(view, slice(0, view.shape[0]))
-            raw = whole.reshape(heads, -1, 2, whole.shape[1]).swapaxes(1, 2).reshape(whole.shape)[start:stop]
+            matrix = self._bytes(view, slice(0, view.shape[0]))
+            raw = matrix.reshape(heads, -1, 2, matrix.shape[1]).swapaxes(1, 2).reshape(matrix.shape)[start:stop]
         if kind == "int4" and view.stored.kind.name in _FOUR_BITS:
             codes, groups = _codes(raw, view.stored.kind.name), groups_of(name, columns)
             assert codes.zeros is not None
@@ -127,10 +127,10 @@ class OpenGGUF:
 
     def _bytes(self, view: _View, rows: slice) -> NDArray[np.uint8]:
         """The bytes of some rows of a tensor [rows, bytes of a row]; a vector is one row."""
-        stored = view.stored
-        width = stored.nbytes // (prod(stored.shape) // stored.shape[-1])
+        tensor = view.stored
+        width = tensor.nbytes // (prod(tensor.shape) // tensor.shape[-1])
         count = rows.stop - rows.start
-        self._file.seek(stored.offset + (view.first + rows.start) * width)
+        self._file.seek(tensor.offset + (view.first + rows.start) * width)
         raw = np.fromfile(self._file, np.uint8, count * width)
         if len(raw) != count * width:
             raise CheckpointError(f"{self._path} cannot be read: it has become shorter while it was. Copy it again.")
@@ -175,9 +175,10 @@ def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
 def _q4_k_codes(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The codes of Q4_K, and step and least number of each 32 columns, from `blocks` [rows, blocks, bytes].
 
-    A block of 256 columns has two units, of which its eight steps and its eight least numbers are multiples. The
-    multiples have six bits each, in twelve bytes: the first four of both kinds as they are, the low four bits of the
-    other four of both in one byte each, and their high two bits in the spare bits of the first ones.
+    A block of 256 columns has two units: its eight steps are multiples of the first, its eight least numbers multiples
+    of the second. The multiples have six bits each, in twelve bytes: bytes 0-3 hold the first four steps, bytes 4-7 the
+    first four least numbers, bytes 8-11 the low four bits of the other steps and, above them, of the other least
+    numbers. The high two bits of the others are those of bytes 0-3 and 4-7.
     """
     units = blocks[..., :4].contiguous().view(torch.float16).float()
     first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)

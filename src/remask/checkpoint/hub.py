@@ -43,15 +43,15 @@ def on_disk(repo: str, revision: str | None = None) -> Path | None:
 
 
 def fetch(
-    repo: str, revision: str | None = None, *, weights: bool = True, progress: bool = False, what: str = "model"
+    repo: str, revision: str | None = None, *, weights: bool = True, progress: bool = False, noun: str = "model"
 ) -> Path:
     """Download the files of `repo` that the cache lacks, and return its folder. `progress` is shown on stderr.
 
     Weights come last, so that a folder that has them is complete. Whole files of an interrupted download stay in the
     cache. Raises `CheckpointError` if the hub does not answer, does not know the id or the revision, or needs a login,
-    and if the disk is full; `what` names the thing in the message.
+    and if the disk is full; `noun` is the kind of the repository in the message, "model" or "adapter".
     """
-    with _no_client_bars(), _checkpoint_errors(repo, revision, what):
+    with _no_client_bars(), _checkpoint_errors(noun, repo, revision=revision):
         for patterns in (_TEXTS, _WEIGHTS) if weights else (_TEXTS,):
             _download(repo, revision, patterns, progress)
             folder = snapshot_download(repo, revision=revision, allow_patterns=patterns)
@@ -125,7 +125,7 @@ def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
     path = try_to_load_from_cache(repo, file)
     if isinstance(path, str):
         return Path(path)
-    with _no_client_bars(), _checkpoint_errors(f"{repo}:{file}", None, "model"):
+    with _no_client_bars(), _checkpoint_errors("model", repo, file):
         _download(repo, None, [file], progress)
         return Path(hf_hub_download(repo, file))
 
@@ -151,9 +151,10 @@ def _no_client_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _checkpoint_errors(repo: str, revision: str | None, what: str) -> Iterator[None]:
-    """Turn any error of a download into a `CheckpointError` that says why it failed.
+def _checkpoint_errors(noun: str, repo: str, file: str | None = None, *, revision: str | None = None) -> Iterator[None]:
+    """Turn any error of a download, of `file` or of all files of `repo`, into a `CheckpointError` with the reason.
 
+    Errors about the id of the repository suggest similar ids. `noun` is the kind of the repository, as for `fetch`.
     The client raises its own errors, the operating system's, and those of an HTTP library that differs between its
     versions.
     """
@@ -162,30 +163,31 @@ def _checkpoint_errors(repo: str, revision: str | None, what: str) -> Iterator[N
     except Exception as error:
         may_be_misspelt = isinstance(error, RepositoryNotFoundError | LocalEntryNotFoundError)
         suggestion = suggest_models(repo) if may_be_misspelt and not isinstance(error, GatedRepoError) else ""
-        raise CheckpointError(_explain(error, f"the {what} {repo!r}", revision) + suggestion) from error
+        subject = f"the {noun} {repo if file is None else f'{repo}:{file}'!r}"
+        raise CheckpointError(_explain(error, subject, revision) + suggestion) from error
 
 
-def _explain(error: Exception, it: str, revision: str | None) -> str:
-    """Why a download of `it` failed, in a sentence with the way out."""
+def _explain(error: Exception, subject: str, revision: str | None) -> str:
+    """Why a download of `subject` failed, in a sentence with the way out."""
     log_in = "log in with `hf auth login`"
     if isinstance(error, GatedRepoError):
-        return f"The hub does not give {it} to everybody: accept the terms on its page, and {log_in}."
+        return f"The hub does not give {subject} to everybody: accept the terms on its page, and {log_in}."
     if isinstance(error, RevisionNotFoundError):
-        return f"The hub has no revision {revision!r} of {it}: give its hub id, which loads the newest."
+        return f"The hub has no revision {revision!r} of {subject}: give its hub id, which loads the newest."
     if isinstance(error, RepositoryNotFoundError):
-        return f"The hub does not have {it}, or not for everybody: check the name, or {log_in}."
+        return f"The hub does not have {subject}, or not for everybody: check the name, or {log_in}."
     if isinstance(error, OSError) and error.errno in _FULL:
         return (
-            f"The disk of {constants.HF_HUB_CACHE} has no room for {it} ({error.strerror}): free some, or set HF_HOME "
-            "to a folder on another disk; whole files are kept, and the same command goes on."
+            f"The disk of {constants.HF_HUB_CACHE} has no room for {subject} ({error.strerror}): free some, or "
+            "set HF_HOME to a folder on another disk; whole files are kept, and the same command goes on."
         )
     cause = error.__cause__ or error
     reason = type(cause).__name__
     if isinstance(error, LocalEntryNotFoundError):
         return (
-            f"Not all files of {it} are on this disk, and the hub cannot be reached ({reason}): check the name and the "
-            "network, or download it elsewhere and give its folder."
+            f"Not all files of {subject} are on this disk, and the hub cannot be reached ({reason}): check the name "
+            "and the network, or download it elsewhere and give its folder."
         )
     if isinstance(error, EntryNotFoundError):
-        return f"The hub does not have the file of {it}: check its name on the page of the repository."
-    return f"The download of {it} stopped ({reason}): whole files are kept, and the same command goes on."
+        return f"The hub does not have the file of {subject}: check its name on the page of the repository."
+    return f"The download of {subject} stopped ({reason}): whole files are kept, and the same command goes on."

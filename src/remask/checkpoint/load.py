@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -66,24 +66,24 @@ def read_config(
     family = replace(family_of(raw), names=GGUF_NAMES) if is_gguf(folder) else family_of(raw)
     if raw.get("mask_token_id") is None and not is_gguf(folder):
         raw |= _tokenizer_mask_key(folder if tokenizer is None else resolve(tokenizer, weights=False), raw)
-    read = _TrackedKeys(raw)
+    tracked = _TrackedKeys(raw)
     try:
-        config = family.config(read)
-        family.factors(read)
+        config = family.config(tracked)
+        family.factors(tracked)
         generation = folder / GENERATION
         if generation.is_file():
-            more = Fields(generation.name, read_json(generation)).tokens("eos_token_id", config.vocab)
-            config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + more)))
+            stop_ids = Fields(generation.name, read_json(generation)).tokens("eos_token_id", config.vocab)
+            config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + stop_ids)))
     except CheckpointError as error:
         raise CheckpointError(f"The model in {folder} cannot be loaded. {error}") from error
     for key, value in (overrides or {}).items():
-        if key not in read.keys_read and key not in ("model_type", "architectures") and value is not None:
+        if key not in tracked.keys_read and key not in ("model_type", "architectures") and value is not None:
             raise ConfigError(
-                f"hf_overrides: {key!r} is no key that the family {family.name!r} reads; it reads "
-                f"{', '.join(sorted(read.keys_read))}"
+                f"hf_overrides: the family {family.name!r} does not read {key!r}; it reads "
+                f"{', '.join(sorted(tracked.keys_read))}"
             )
     if family.harmless is not None and not force and not is_gguf(folder):
-        _refuse_unknown(folder, family, read)
+        _refuse_unknown(folder, family, tracked)
     factors = family.factors
     return replace(family, factors=lambda raw: factors({**raw, **(overrides or {})})), config
 
@@ -101,24 +101,24 @@ def _tokenizer_mask_key(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {} if mask is None else {"mask_token_id": mask}
 
 
-def _refuse_unknown(folder: Path, family: Family, read: "_TrackedKeys") -> None:
-    """Raise `CheckpointError` if `read` has keys that the family's reader has not read.
+def _refuse_unknown(folder: Path, family: Family, tracked: "_TrackedKeys") -> None:
+    """Raise `CheckpointError` if `tracked` has keys that the family's reader has not read.
 
     A newer model of a family may have the tensors of an older one, but compute something else.
     """
-    values = {key: read[key] for key in unknown(read, frozenset(read.keys_read), family.harmless or ())}
-    for outer, inner in read.inner.items():
+    values = {key: tracked[key] for key in unknown(tracked, frozenset(tracked.keys_read), family.harmless or ())}
+    for outer, inner in tracked.inner.items():
         keys = unknown(inner, frozenset(inner.keys_read), family.harmless or ())
         values |= {f"{outer}.{key}": inner[key] for key in keys}
     if not values:
         return
     unread = ", ".join(f"{key!r} ({value!r:.60})" for key, value in values.items())
-    nulls = json.dumps({key: None for key in values if key in read})
-    way = f"--hf-overrides {nulls!r} (hf_overrides), or " if nulls != "{}" else ""
+    nulls = json.dumps({key: None for key in values if key in tracked})
+    removal = f"--hf-overrides {nulls!r} (hf_overrides), or " if nulls != "{}" else ""
     raise CheckpointError(
         f"The model in {folder} cannot be loaded. {CONFIG} ({family.name}) has keys that this family is not known to "
         f"have: {unread}. Newer models of a family may compute something else by such a key, and would write wrong "
-        f"text without it. If these change nothing, pass {way}--force (force=True)."
+        f"text without it. If these change nothing, pass {removal}--force (force=True)."
     )
 
 
@@ -163,20 +163,20 @@ def load_weights(
     message lists all of them, and no weight was read. It is also raised if files cannot be read, and with `check` for
     NaN, infinities, and numbers that are too large for `dtype`.
     """
-    slots, stored = check_tensors(folder, family, config, dtype)
+    slots, locations = check_tensors(folder, family, config, dtype)
     check_kind(folder, quantization)
     merges = (
         {} if adapter is None else {slot.name: partial(adapter.read, slot) for slot in slots if adapter.changes(slot)}
     )
     weights = empty_weights(config, dtype, device, shard, quantization)
-    slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
-    slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
-    slots.sort(key=lambda slot: stored[slot.name].file)
-    total = sum(_size(slot, stored) for slot in slots)
+    slots = [part for slot in slots for part in slot.parts(config, shard)]
+    slots = [part for slot in slots for part in _unpacked_parts(slot, locations[slot.name])]
+    slots.sort(key=lambda slot: locations[slot.name].file)
+    total = sum(_size(slot, locations) for slot in slots)
     with Progress("loading weights", total, "B", enabled=progress, scale=True) as bar:
-        for file, batch in _batch_by_file(slots, stored):
-            _read_slots(file, batch, stored, weights, check, quantization, merges)
-            bar.update(sum(_size(slot, stored) for slot in batch))
+        for file, batch in _batch_by_file(slots, locations):
+            _read_slots(file, batch, locations, weights, check, quantization, merges)
+            bar.update(sum(_size(slot, locations) for slot in batch))
     return weights
 
 
@@ -187,11 +187,11 @@ def check_tensors(
 
     Raises `CheckpointError` like `load_weights` if tensors do not fit; `dtype` is for sizes in the message.
     """
-    stored = join_codes(folder, _tensors(folder))
-    _check_layers(folder, family, config, stored, dtype)
+    locations = join_codes(folder, _tensors(folder))
+    _check_layers(folder, family, config, locations, dtype)
     slots = family.tensors(config, family.factors(raw_config(folder)))
-    _check_tensors(folder, family, config, slots, stored, dtype)
-    return slots, stored
+    _check_tensors(folder, family, config, slots, locations, dtype)
+    return slots, locations
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
@@ -215,7 +215,7 @@ def _description(checkpoint: Path) -> str:
     return "header" if is_gguf(checkpoint) else CONFIG
 
 
-def _batch_by_file(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
+def _batch_by_file(slots: Sequence[Slot], locations: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
     """Consecutive `slots` of one file, in batches of at most `_MAPPED` bytes or one slot, with the file.
 
     An open file keeps every page that was read mapped, and a mapping of the whole checkpoint would be a second copy.
@@ -223,34 +223,34 @@ def _batch_by_file(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) 
     """
     batch = list[Slot]()
     mapped = 0
-    file = stored[slots[0].name].file
+    file = locations[slots[0].name].file
     for slot in slots:
-        place, size = stored[slot.name], _size(slot, stored)
-        if batch and (file != place.file or mapped + size > _MAPPED):
+        location, size = locations[slot.name], _size(slot, locations)
+        if batch and (file != location.file or mapped + size > _MAPPED):
             yield file, batch
             batch = []
             mapped = 0
         batch.append(slot)
         mapped += size
-        file = place.file
+        file = location.file
     yield file, batch
 
 
-def _size(slot: Slot, stored: Mapping[str, TensorLocation]) -> int:
+def _size(slot: Slot, locations: Mapping[str, TensorLocation]) -> int:
     """Bytes of the part of a file that `slot` reads."""
-    return int((stored[slot.name].item or 0) * prod(slot.shape))
+    return int((locations[slot.name].itemsize or 0) * prod(slot.shape))
 
 
-def _unpacked_parts(slot: Slot, place: TensorLocation) -> Iterator[Slot]:
+def _unpacked_parts(slot: Slot, location: TensorLocation) -> Iterator[Slot]:
     """`slot`, or parts of it if it is a large tensor that is unpacked when it is read."""
-    large = slot.field in ("embed", "head") and place.packed is not None and place.dtype not in CONVERTED
+    large = slot.field in ("embed", "head") and location.packed is not None and location.dtype not in CONVERTED
     yield from slot.in_rows(max(1, _UNPACKED // slot.shape[1])) if large else (slot,)
 
 
 def _read_slots(
     path: Path,
     slots: Sequence[Slot],
-    stored: Mapping[str, TensorLocation],
+    locations: Mapping[str, TensorLocation],
     weights: Weights,
     check: bool,
     quantization: Quantization | None,
@@ -260,7 +260,7 @@ def _read_slots(
     with _open_weights(path) as file:
         for slot in slots:
             read_change = merges.get(slot.name)
-            tensor = _read_tensor(file, slot, stored[slot.name], quantization if read_change is None else None)
+            tensor = _read_tensor(file, slot, locations[slot.name], quantization if read_change is None else None)
             if read_change is not None:
                 assert isinstance(tensor, Tensor)
                 tensor = tensor.float() + read_change().dense(slot.part)
@@ -268,18 +268,18 @@ def _read_slots(
             numbers = tensor.constants if isinstance(tensor, Codes) else tensor
             target = slot.target(weights)
             if check and not _is_finite(numbers if isinstance(target, QuantizedMatrix) else target):
-                raise _not_finite_error(slot, stored[slot.name], numbers, weights.embed.dtype)
+                raise _not_finite_error(slot, locations[slot.name], numbers, weights.embed.dtype)
             del tensor, numbers  # before the next one is read
 
 
-def _read_tensor(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
+def _read_tensor(file: Any, slot: Slot, location: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
     """The part of a tensor in an open file that `slot` reads; nothing else of it is read."""
-    if is_gguf(place.file):
+    if is_gguf(location.file):
         kind = quantization if slot.field in MATRICES else None
         return file.read(slot.name, slot.part, kind)  # type: ignore[no-any-return]
-    if place.kind is not None:
-        return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
-    return read_numbers(file, slot.name, place, slot.part)
+    if location.kind is not None:
+        return read_codes(file, slot.name, location.kind, slot.part or (slice(None),))
+    return read_numbers(file, slot.name, location, slot.part)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -288,42 +288,42 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def _not_finite_error(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.dtype) -> CheckpointError:
+def _not_finite_error(slot: Slot, location: TensorLocation, numbers: Tensor, dtype: torch.dtype) -> CheckpointError:
     """The error for a tensor whose values in memory are not all finite."""
-    subject = f"The tensor {slot.name!r} in {place.file}"
-    count = int((~torch.isfinite(stored)).sum())
-    way = "load it all the same with --skip-weight-check (check_weights=False)"
+    subject = f"The tensor {slot.name!r} in {location.file}"
+    count = int((~torch.isfinite(numbers)).sum())
+    bypass = "load it all the same with --skip-weight-check (check_weights=False)"
     if count:
         return CheckpointError(
-            f"{subject} holds {count} values of {stored.numel()} that are NaN or infinite. The file is damaged, or its "
-            f"training diverged: download it again, or {way}."
+            f"{subject} holds {count} values of {numbers.numel()} that are NaN or infinite. The file is damaged, or "
+            f"its training diverged: download it again, or {bypass}."
         )
-    largest = float(stored.abs().max())
+    largest = float(numbers.abs().max())
     return CheckpointError(
         f"{subject} holds values that become infinite as {_name(dtype)}; the largest is {largest:.3g}. "
-        f"Load it with --dtype bfloat16 or float32, or {way}."
+        f"Load it with --dtype bfloat16 or float32, or {bypass}."
     )
 
 
 def _check_layers(
-    folder: Path, family: Family, config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype
+    folder: Path, family: Family, config: ModelConfig, locations: Mapping[str, TensorLocation], dtype: torch.dtype
 ) -> None:
     """Raise `CheckpointError` if the files have far fewer tensors than the configuration, before they are listed."""
     mixtures = filter(None, map(config.mixture_of, range(config.layers)))
     names = family.names.mixture
     experts = 0 if names is None or names.stacked is not None else sum(mixture.experts for mixture in mixtures)
-    if config.layers > len(stored) or experts > _MAX_EXPERTS_PER_TENSOR * len(stored):
+    if config.layers > len(locations) or experts > _MAX_EXPERTS_PER_TENSOR * len(locations):
         shape = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
             f"The {_description(folder)} of the {family.name} model in {folder} describes {shape}, and its files "
-            f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
+            f"list {len(locations)} tensors in all. {_sizes(config, locations, dtype)} "
             f"{_way_out(folder)}"
         )
 
 
-def _sizes(config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
+def _sizes(config: ModelConfig, locations: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
     """A sentence with the memory for the configuration's weights, and for the tensors in the files."""
-    counts = config.parameters, sum(prod(place.shape) for place in stored.values())
+    counts = config.parameters, sum(prod(location.shape) for location in locations.values())
     needed, present = (_bytes(count * dtype.itemsize) for count in counts)
     return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {present}."
 
@@ -342,7 +342,7 @@ def _check_tensors(
     family: Family,
     config: ModelConfig,
     slots: Sequence[Slot],
-    stored: Mapping[str, TensorLocation],
+    locations: Mapping[str, TensorLocation],
     dtype: torch.dtype,
 ) -> None:
     """Raise one `CheckpointError` that lists every difference between the checkpoint and the configuration.
@@ -352,21 +352,21 @@ def _check_tensors(
     expected = {slot.name: slot for slot in slots}
     # Some programs store a tied embedding twice.
     ignored = {family.head} if config.tied else set()
-    common = [(slot, stored[slot.name]) for slot in slots if slot.name in stored]
+    common = [(slot, locations[slot.name]) for slot in slots if slot.name in locations]
     problems = {
-        "missing": [f"{name} {list(slot.shape)}" for name, slot in expected.items() if name not in stored],
+        "missing": [f"{name} {list(slot.shape)}" for name, slot in expected.items() if name not in locations],
         "unexpected": [
-            f"{name} {list(place.shape)}"
-            for name, place in stored.items()
+            f"{name} {list(location.shape)}"
+            for name, location in locations.items()
             if name not in expected.keys() | ignored and not re.fullmatch(family.unread, name)
         ],
         "misshapen": [
-            f"{slot.name} is {list(place.shape)}, {_description(folder)} asks for {list(slot.shape)}"
-            for slot, place in common
-            if place.shape != slot.shape
+            f"{slot.name} is {list(location.shape)}, {_description(folder)} asks for {list(slot.shape)}"
+            for slot, location in common
+            if location.shape != slot.shape
         ],
         "of a type that does not convert" if is_gguf(folder) else f"of a type other than {', '.join(CONVERTED)}": [
-            f"{slot.name} is {place.dtype}" for slot, place in common if place.item is None
+            f"{slot.name} is {location.dtype}" for slot, location in common if location.itemsize is None
         ],
     }
     lines = [f"  {len(names)} {kind}: {list_faults(name_ranges(names))}" for kind, names in problems.items() if names]
@@ -374,7 +374,7 @@ def _check_tensors(
         text = "\n".join(lines)
         raise CheckpointError(
             f"The tensors in {folder} are not those of the {family.name} model that its {_description(folder)} "
-            f"describes.\n{text}\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
+            f"describes.\n{text}\n{_sizes(config, locations, dtype)} {_way_out(folder)}"
         )
 
 
@@ -387,6 +387,15 @@ def _way_out(folder: Path) -> str:
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
+@dataclass(frozen=True, slots=True)
+class _NameParts:
+    """The texts around the numbers of layer and expert in a tensor's name."""
+
+    prefix: str
+    middle: str
+    suffix: str
+
+
 def name_ranges(names: Iterable[str]) -> list[str]:
     """`names` with numbers of experts, and of layers with the same experts, combined to ranges.
 
@@ -394,18 +403,19 @@ def name_ranges(names: Iterable[str]) -> list[str]:
     between dots, a layer's and an expert's, are unchanged.
     """
     texts = list[str]()
-    experts = dict[tuple[tuple[str, ...], int], list[int]]()
+    experts = dict[tuple[_NameParts, int], list[int]]()  # by layer
     for name in names:
         numbers = _NUMBER.findall(name)
         if len(numbers) == 2:
-            experts.setdefault((tuple(_NUMBER.split(name)), int(numbers[0])), []).append(int(numbers[1]))
+            layer, expert = map(int, numbers)
+            experts.setdefault((_NameParts(*_NUMBER.split(name)), layer), []).append(expert)
         else:
             texts.append(name)
-    layers: dict[tuple[tuple[str, ...], str], list[int]] = {}
-    for (parts, layer), numbers in experts.items():
-        layers.setdefault((parts, _ranges(numbers)), []).append(layer)
-    for (parts, inner), numbers in layers.items():
-        texts.append(f"{parts[0]}{_ranges(numbers)}{parts[1]}{inner}{parts[2]}")
+    layers = dict[tuple[_NameParts, str], list[int]]()  # by the range of their experts
+    for (parts, layer), layer_experts in experts.items():
+        layers.setdefault((parts, _ranges(layer_experts)), []).append(layer)
+    for (parts, expert_range), range_layers in layers.items():
+        texts.append(f"{parts.prefix}{_ranges(range_layers)}{parts.middle}{expert_range}{parts.suffix}")
     return texts
 
 
@@ -417,5 +427,5 @@ def _ranges(numbers: Sequence[int]) -> str:
             runs[-1] = (runs[-1][0], number)
         else:
             runs.append((number, number))
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    text = ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
     return text if len(numbers) == 1 else f"{{{text}}}"

@@ -62,10 +62,10 @@ def dummy_weights(
         if shard.size == 1 and not isinstance(tensor, QuantizedMatrix):
             _draw(name, tensor, generator)
             continue
-        whole = torch.empty_like(shape, device=device)
-        _draw(name, whole, generator)
-        for piece in Slot(name, tuple(shape.shape), name, layer).pieces(config, shard):
-            piece.fill(weights, whole if piece.part is None else whole[piece.part])
+        full = torch.empty_like(shape, device=device)
+        _draw(name, full, generator)
+        for slot in Slot(name, tuple(shape.shape), name, layer).parts(config, shard):
+            slot.fill(weights, full if slot.part is None else full[slot.part])
     return weights
 
 
@@ -184,7 +184,7 @@ def find_model(settings: ModelSettings) -> FoundModel:
     """Find a model, read its shape and its tokenizer, and check adapters against its shape.
 
     Logs warnings about the model's files, but not on ranks other than the first. Raises `CheckpointError` if files
-    cannot be used, `UnknownNameError` if there is no such preset or architecture, `PluginError` if the package that
+    cannot be used, `UnknownNameError` if the preset or architecture is unknown, `PluginError` if the package that
     provides it is broken, and `ConfigError` if texts cannot be read or an adapter cannot be merged.
     """
     adapter = settings.adapter

@@ -23,7 +23,7 @@ _READ = (
     "peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform",
     "layers_pattern", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights",
 )  # fmt: skip
-_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # `init_lora_weights` that leave the base as it is
+_INITS = (True, False, "gaussian", "eva", "orthogonal")  # values of `init_lora_weights` that do not change the base
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class PeftConfig:
             raise fields.unfit("peft_type", '"LORA"')
         for key, value in raw.items():
             if key not in (*_READ, *_IGNORED) and value not in (None, False, [], {}):
-                raise fields.unfit(key, "null or false, as what else it asks for is not known here")
+                raise fields.unfit(key, "null or false, as no other value of it is known here")
         fields.only("bias", "none", optional=True)
-        if raw.get("init_lora_weights") not in (None, *_PLAIN_STARTS):
+        if raw.get("init_lora_weights") not in (None, *_INITS):
             raise fields.unfit(
                 "init_lora_weights",
                 "true, false, gaussian, eva or orthogonal: others change the base too, so save the adapter with "
@@ -67,7 +67,7 @@ class PeftConfig:
         elif not isinstance(layers, list):
             layers = [layers]
         if not all(is_whole(layer, 0) for layer in layers):
-            raise fields.unfit("layers_to_transform", "a layer's number from 0, or a list of them")
+            raise fields.unfit("layers_to_transform", "a layer's number >= 0, or a list of them")
         pattern = _names_or_pattern(fields, "layers_pattern")
         pattern = [pattern] if isinstance(pattern, str) else pattern
         for name in pattern:
@@ -108,7 +108,7 @@ class PeftConfig:
         return int(_value_for(self.ranks, module, self.default_rank))
 
     def scale(self, module: str) -> float:
-        """The scale of their product: alpha / r, or alpha / sqrt(r) of rank-stabilised adapters (arXiv 2312.03732)."""
+        """The scale of the factors' product: alpha / r, or alpha / sqrt(r) if rank-stabilised (arXiv 2312.03732)."""
         rank = self.rank(module)
         return _value_for(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
 
@@ -120,17 +120,17 @@ class PeftConfig:
         if not isinstance(self.targets, str):
             unknown = [name for name in names if not any(_matches_names([name], module) for module in modules)]
         if unknown or not any(map(self.matches, modules)):
-            known = sorted({module.rpartition(".")[2] for module in modules})
+            model_names = sorted({module.rpartition(".")[2] for module in modules})
             raise CheckpointError(
                 f"{CONFIG}: 'target_modules' names {list_few(unknown or names)}, which fits no matrix of the model; it "
-                f"has {', '.join(known)}."
+                f"has {', '.join(model_names)}."
             )
 
 
 def list_few(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are."""
-    rest = len(names) - _SHOWN
-    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
+    more = len(names) - _SHOWN
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def _names_or_pattern(fields: Fields, key: str) -> str | list[str]:
@@ -177,5 +177,5 @@ def _matches_names(names: str | Sequence[str], module: str) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def _value_for(values: Mapping[str, float], module: str, usual: float) -> float:
-    return next((value for key, value in values.items() if re.match(_suffix_pattern(key), module)), usual)
+def _value_for(values: Mapping[str, float], module: str, default: float) -> float:
+    return next((value for key, value in values.items() if re.match(_suffix_pattern(key), module)), default)

@@ -282,8 +282,8 @@ def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice,
     if place.scales.file == place.file:
         scales = file.get_tensor(place.scales.name)
     else:
-        with open_weight_file(place.scales.file) as other:
-            scales = other.get_tensor(place.scales.name)
+        with open_weight_file(place.scales.file) as scales_file:
+            scales = scales_file.get_tensor(place.scales.name)
     height, width = place.scales.block
     scales = scales.float().reshape(_grid(place.shape, place.scales.block))
     cuts = (*(part or ()), slice(None), slice(None))
@@ -314,8 +314,8 @@ def save_quantized(
 
     One tensor is read at a time, and the tensors of one output file are in memory. Keys of `overrides` replace those of
     `config.json`, and `defaults` are written as `remask.json`; None: an existing one is copied. Raises `ConfigError` if
-    `target` exists and is no empty folder, or the checkpoint is quantized or a GGUF file, and `CheckpointError` if a
-    file cannot be read.
+    `target` exists and is not an empty folder, or the checkpoint is quantized or a GGUF file, and `CheckpointError` if
+    a file cannot be read.
     """
     if is_gguf(folder):
         raise ConfigError(
@@ -325,16 +325,16 @@ def save_quantized(
     if stored_kind(folder) is not None:
         raise ConfigError(f"the model in {folder} is quantized already")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"--output: {str(target)!r} exists and is no empty folder; name another one")
+        raise ConfigError(f"--output: {str(target)!r} exists and is not an empty folder; name another one")
     target.mkdir(parents=True, exist_ok=True)
     matrices = {slot.name for slot in family.tensors(config) if slot.field in MATRICES}
-    stored = join_codes(folder, tensor_locations(folder))
-    total = sum(prod(place.shape) for place in stored.values())
+    locations = join_codes(folder, tensor_locations(folder))
+    total = sum(prod(location.shape) for location in locations.values())
     index = dict[str, str]()
     shard = dict[str, Tensor]()
     size = number = 0
     with Progress("quantizing", total, "weight", enabled=progress, scale=True) as bar:
-        for name, tensor in _tensors(folder, stored):
+        for name, tensor in _tensors(folder, locations):
             shard.update(_codes(name, tensor, kind if name in matrices else None))
             bar.update(tensor.numel())
             if sum(content.nbytes for content in shard.values()) > SHARD:
@@ -346,9 +346,9 @@ def save_quantized(
     settings = {"quant_method": METHOD, VERSION: 1, "kind": kind}
     raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: settings}
     (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    written = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
+    replaced = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
     for file in folder.iterdir():
-        if file.is_file() and file.name not in written and file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.is_file() and file.name not in replaced and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
     if config.drafter is not None and (folder / config.drafter).is_dir():
         shutil.copytree(folder / config.drafter, target / config.drafter)
@@ -357,12 +357,12 @@ def save_quantized(
     return size
 
 
-def _tensors(folder: Path, stored: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(folder: Path, locations: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         with open_weight_file(path) as file:
-            for name, place in stored.items():
-                if place.file == path:
-                    yield name, read_numbers(file, name, place)
+            for name, location in locations.items():
+                if location.file == path:
+                    yield name, read_numbers(file, name, location)
 
 
 def _codes(name: str, tensor: Tensor, kind: Quantization | None) -> dict[str, Tensor]:

@@ -118,20 +118,20 @@ def shelf_entry(model: str) -> ShelfEntry | None:
 
 
 def suggest_models(model: str) -> str:
-    """A question with the known names most similar to `model`, for the end of an error: " Did you mean 'llada-8b'?".
+    """A question with the names most similar to `model`, for the end of an error: " Did you mean 'llada-8b'?".
 
-    Known are names of the shelf and their hub ids, bundled models, and the folders and GGUF files in the folder of the
-    path `model`. Returns an empty text if none is similar, or if `model` is one of them.
+    The candidates are names of the shelf and their hub ids, bundled models, and the folders and GGUF files in the
+    folder of the path `model`. Returns an empty text if none is similar, or if `model` is a candidate.
     """
     folder = os.path.dirname(os.path.expanduser(model)) or "."
     paths = list[str]()
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
             paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
-    known = {name.casefold(): name for name in (*paths, *(row.hub for row in _ROWS), *BUNDLED_MODELS, *SHELF)}
-    if model in known.values():
+    candidates = {name.casefold(): name for name in (*paths, *(row.hub for row in _ROWS), *BUNDLED_MODELS, *SHELF)}
+    if model in candidates.values():
         return ""
-    similar = [repr(known[name]) for name in difflib.get_close_matches(model.casefold(), known, n=3)]
+    similar = [repr(candidates[name]) for name in difflib.get_close_matches(model.casefold(), candidates, n=3)]
     return f" Did you mean {' or '.join(similar)}?" if similar else ""
 
 

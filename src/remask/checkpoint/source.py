@@ -41,7 +41,7 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
 
     `package:name/file.gguf` is a file of an installed package. Files that the hub's cache lacks are downloaded, weights
     only with `weights`, and of `id:file.gguf` that file alone; if none is missing, the network is not used. Raises
-    `CheckpointError` if there is no such model, or the download fails.
+    `CheckpointError` if the model is not found, or the download fails.
     """
     path = local(model)
     if path is not None:
@@ -78,7 +78,7 @@ def local(model: str) -> Path | None:
     if _HUB_FILE.fullmatch(model) is not None or shelf_entry(model) is not None:
         return None
     hub_id = is_hub_id(model)
-    # Presets of other packages, which must be imported, are looked up only if `model` is no hub id.
+    # Presets of other packages, which must be imported, are looked up only if `model` is not a hub id.
     if model in PRESETS or (not hub_id and model in presets()):
         raise CheckpointError(
             f"The model {model!r} is a preset: a shape without weights. Pass --load-format dummy to run it with random "
@@ -105,7 +105,7 @@ def resolve_adapter(adapter: str) -> Path:
         return path
     from remask.checkpoint import hub
 
-    return hub.fetch(adapter, what="adapter")
+    return hub.fetch(adapter, noun="adapter")
 
 
 def local_adapter(adapter: str) -> Path | None:

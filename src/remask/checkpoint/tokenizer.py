@@ -21,9 +21,9 @@ from remask.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_WHOLE, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+_JSON, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 _FILES = (
-    *(_WHOLE, _VOCAB, _MERGES, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *(_JSON, _VOCAB, _MERGES, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     "added_tokens.json",
 )
 
@@ -43,7 +43,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         return None
     # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
     # Imported here, as it takes most of a second, and neither GGUF files nor bytes need it.
-    if _WHOLE in names:
+    if _JSON in names:
         from transformers import PreTrainedTokenizerFast
 
         layout: Any = PreTrainedTokenizerFast
@@ -53,9 +53,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         layout = Qwen2Tokenizer
     else:
         raise CheckpointError(
-            f"{folder} has a tokenizer's {', '.join(names)}, but neither {_WHOLE} nor {_VOCAB} with {_MERGES}, one of "
-            "which it takes to load it. The download is incomplete, or the tokenizer is of another kind: save it as "
-            f"{_WHOLE}."
+            f"{folder} has a tokenizer's {', '.join(names)}, but neither {_JSON} nor {_VOCAB} with {_MERGES}. The "
+            f"download is incomplete, or the tokenizer is of another kind: save it as {_JSON}."
         )
     try:
         return Tokenizer(layout.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
@@ -131,8 +130,8 @@ def _gguf_tokenizer(path: Path) -> Tokenizer | None:
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens; others are texts that BPE does not make
-# Longest texts of tokens, and of those that are no part of the BPE, and how many of the latter: several times what
-# published files have. An expression that nests with each of their characters finds these in texts.
+# The longest texts of all tokens and of added tokens, which BPE does not make, and the most added tokens: several
+# times those of published files. An expression that nests with each of their characters finds these in texts.
 _LONGEST, _ADDED_LONGEST, _ADDED = 2**9, 2**7, 2**13
 # Where a text is cut before BPE, as the tokenizers of these models say it themselves.
 _QWEN = (
@@ -161,8 +160,8 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "mask"
 def read_backend(header: Header) -> NativeTokenizer | None:
     """The tokenizer in a GGUF file. Returns None if the file has none.
 
-    Leaves out tokens of the type "unused", and merges whose result is no token. Raises `CheckpointError`, naming file,
-    key and value, if a key is missing or has a value that cannot be used.
+    Leaves out tokens of the type "unused", and merges whose result is not a token. Raises `CheckpointError`, naming
+    file, key and value, if a key is missing or has a value that cannot be used.
     """
     fields, values = Fields(str(header.file), header.values), header.values
     if values.get(f"{_KEY}model", "none") in ("none", "no_vocab"):
@@ -207,8 +206,8 @@ def read_backend(header: Header) -> NativeTokenizer | None:
     }
     bos = fields.flag(f"{_KEY}add_bos_token", False) and values.get("general.architecture") not in _NO_BOS
     eos = fields.flag(f"{_KEY}add_eos_token", False)
-    around = [special.get("bos_token") if bos else None, "$A", special.get("eos_token") if eos else None]
-    parts = [part for part in around if part is not None]
+    template_parts = [special.get("bos_token") if bos else None, "$A", special.get("eos_token") if eos else None]
+    parts = [part for part in template_parts if part is not None]
     if len(parts) > 1:
         names = [(part, vocab[part]) for part in parts if part != "$A"]
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=names)
@@ -255,7 +254,7 @@ def _texts(header: Header, key: str) -> list[str]:
     items = header.items(_KEY + key)
     if items is None or not all(isinstance(item, str) for item in items):
         raise CheckpointError(
-            f"{header.file}: the key '{_KEY}{key}' is missing or no array of texts; supported: texts."
+            f"{header.file}: the key '{_KEY}{key}' is missing or not an array of texts; supported: texts."
         )
     return items
 
@@ -266,16 +265,16 @@ _TEMPLATE = (
 )
 
 
-def byte_tokenizer(vocab: int, mask_id: int, stop_ids: Collection[int]) -> Tokenizer:
-    """A tokenizer that reads texts as bytes, ids below 256, and writes any other id as its number, as in `<300>`.
+def byte_tokenizer(vocab_size: int, mask_id: int, stop_ids: Collection[int]) -> Tokenizer:
+    """A tokenizer of `vocab_size` ids: those below 256 are bytes, and any other is written as its number, as `<300>`.
 
-    Stop tokens and the mask, if there is one, are special; those with ids below 256 replace bytes.
+    Stop tokens and the mask, if `mask_id` >= 0, are special; those with ids below 256 replace bytes.
     """
     characters = {byte: char for char, byte in printable_bytes().items()}
     special = {token: f"<|stop {token}|>" for token in stop_ids}
     if mask_id >= 0:
         special[mask_id] = "<|mask|>"
-    texts = {token: special.get(token) or characters.get(token) or f"<{token}>" for token in range(vocab)}
+    texts = {token: special.get(token) or characters.get(token) or f"<{token}>" for token in range(vocab_size)}
     backend = Backend(models.BPE(vocab={text: token for token, text in texts.items()}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -85,7 +85,7 @@ class AuditPasses:
         parts = list[Tensor]()
         for start in range(0, len(reference), step):
             rows = slice(start, start + step)
-            parts.append(self.model.ranks.everywhere(_divergences, self.model, reference[rows], predicted[rows]))
+            parts.append(self.model.ranks.run_on_all(_divergences, self.model, reference[rows], predicted[rows]))
         result = float(torch.cat(parts).max())
         if math.isnan(result):
             raise ArithmeticError("predictions of an audit are not numbers")
@@ -108,7 +108,7 @@ class AuditPasses:
             below = self._pack(pass_input, state, sees)
             above = self._pack(pass_input, state, pass_input.sees)
             batch = _join(below, above, depth, layers)
-            return self.model.ranks.everywhere(_forward, self.model, batch, self.memory.pool, rounded)
+            return self.model.ranks.run_on_all(_forward, self.model, batch, self.memory.pool, rounded)
         finally:
             allocator.release(extent)
 

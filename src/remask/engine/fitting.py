@@ -27,7 +27,7 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.model.ranks import Shard
-from remask.model.sizes import NumberFormat, check_sizes, kv_item
+from remask.model.sizes import NumberFormat, check_sizes, kv_itemsize
 
 if TYPE_CHECKING:
     from remask.model.attention import Attention
@@ -65,7 +65,9 @@ class CpuMemory:
         """For a model that will be loaded, on a machine with `free` bytes of memory before that."""
         available = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
         quantized = quantization is not None
-        return cls(config, dtype, kv_item(dtype, quantized), quantized, ranks, None, available, page_size(None, config))
+        return cls(
+            config, dtype, kv_itemsize(dtype, quantized), quantized, ranks, None, available, page_size(None, config)
+        )
 
     @property
     def token(self) -> TokenBytes:

@@ -46,11 +46,11 @@ def run_layers(
     layer runs replaces the one there. A plan that it changes after a layer does not, but is entered into the ledger of
     its canvas at once, whose index is added to `revised`. Stages that are packed again are added to `stages_run`.
     """
-    model, pool, everywhere = runner.model, runner.pool, runner.model.ranks.everywhere
+    model, pool, run_on_all = runner.model, runner.pool, runner.model.ranks.run_on_all
     stages = batch.stages
     original = list(repeat_items)
     items = list(repeat_items)
-    h = everywhere(_enter, model, batch, pool)
+    h = run_on_all(_enter, model, batch, pool)
     while stages:
         stage, stages = stages[0], stages[1:]
         if len(stage.layers):
@@ -62,7 +62,7 @@ def run_layers(
             if new_plans:
                 stage = runner.pack_layer(items, stage.layers.start)  # the rows of later stages are unchanged
                 stages_run.append(stage)
-        h = everywhere(_run, model, stage, h, pool)
+        h = run_on_all(_run, model, stage, h, pool)
         # A stage without layers follows, which saves the states that leave this one.
         if stages and not len(stages[0].layers):
             continue
@@ -77,7 +77,7 @@ def run_layers(
             batch = runner.pack(items, first=stop)
             stages = batch.stages
             stages_run += stages
-    hidden = everywhere(_leave, model, h, batch.predict)
+    hidden = run_on_all(_leave, model, h, batch.predict)
     for index, ((state, plan), (_, original_plan)) in enumerate(zip(items, original, strict=True)):
         if plan is not original_plan and index not in revised:
             state.ledger.revise(plan)
@@ -107,7 +107,7 @@ def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
         if stage.partial is not None:
             for pick in stage.partial.picks:
                 # Layers that have not run yet have chosen nothing.
-                for layer, rows in zip(stage.layers, pick.chosen, strict=False):
+                for layer, rows in zip(stage.layers, pick.picked_rows, strict=False):
                     choices.append((layer, pick.keys, stage.partial.slots[rows].cpu().numpy()))
     result = []
     for state, plan in items:

@@ -73,7 +73,7 @@ class Memory:
             f"up to {room.max_canvas} tokens, {room.store} stored)"
         )
         with allocating(purpose, "a lower --max-num-seqs or --max-model-len", model.device):
-            self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
+            self.pool = model.ranks.run_on_all(_new_pool, model, self._pages, size)
         self._create_stores()
 
     def _create_stores(self) -> None:
@@ -103,7 +103,7 @@ class Memory:
         self.chain.listener = old_chain.listener
         if old_chain.listener is not None:
             old_chain.listener.on_cleared()
-        self.model.ranks.everywhere(_check_device, self.model)
+        self.model.ranks.run_on_all(_check_device, self.model)
 
     def check_outputs_fit(self, policy: CachePolicy) -> None:
         """Raise `ConfigError` if `policy` keeps attention and FFN outputs, and the device has no room for them."""
@@ -126,7 +126,7 @@ class Memory:
 
     def new_states(self, tokens: int) -> Tensor:
         """A new tensor for the hidden states of `tokens` positions, [layers - 1, tokens, D]."""
-        return self.model.ranks.everywhere(_new_states, self.model, tokens)
+        return self.model.ranks.run_on_all(_new_states, self.model, tokens)
 
     @property
     def bytes_used(self) -> int:

@@ -166,10 +166,10 @@ class _Layout:
 
 
 def _without_choices(stage: Stage) -> Stage:
-    """`stage` with no rows chosen yet, as the same stage of the last pass may have chosen some."""
+    """`stage` with no rows picked yet, as the same stage of the last pass may have picked some."""
     if stage.partial is None:
         return stage
-    picks = tuple(replace(pick, chosen=[]) for pick in stage.partial.picks)
+    picks = tuple(replace(pick, picked_rows=[]) for pick in stage.partial.picks)
     return replace(stage, partial=replace(stage.partial, picks=picks))
 
 
@@ -266,7 +266,7 @@ def _stage(
         layers=layers,
         positions=positions,
         slots=send(slots, device),
-        written=None if written is None else send(written, device),
+        written_rows=None if written is None else send(written, device),
         carry=_carry(parts, previous_parts, device) if changes_rows else None,
         work=work,
         sliding_work=sliding_work,

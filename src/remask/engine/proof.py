@@ -75,7 +75,7 @@ def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, Engi
         model = copy(model)
         set_executor(model, choice.executor)
     if model.ranks.several:  # the models of other ranks may have another executor from an earlier engine
-        model.ranks.everywhere(set_executor, model, choice.executor)
+        model.ranks.run_on_all(set_executor, model, choice.executor)
     return batch_invariant(model) if config.batch_invariant else model, config, choice
 
 
@@ -160,12 +160,12 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
     lost device.
     """
     part = _first_layers(model)
-    reference = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
+    reference = part.ranks.run_on_all(_outcomes, part, Executor("torch", ""), False, length)
     expected = {name: outcome for name, outcome in reference.items() if isinstance(outcome, Tensor)}
     errors = [f"{name}: {outcome}" for name, outcome in reference.items() if isinstance(outcome, str)]
     if errors:
         raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(errors)}")
-    outcomes = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
+    outcomes = part.ranks.run_on_all(_outcomes, part, executor, graphs, length)
     torch.ones(1, device=_device(model)).item()  # raises if a kernel has broken the device
     max_share = MAX_ROUTED if model.config.mixture is not None else 0.0
     faults = dict[str, str | None]()

@@ -136,7 +136,7 @@ class Runner(Packer):
             if hooks and any(plan.hook is not None and plan.hook.layered for _, plan in items):
                 hidden, final_items = run_layers(self, batch, items, hooks, stages, revised)
             else:
-                hidden = self.model.ranks.everywhere(_forward, self.model, batch, self.pool)
+                hidden = self.model.ranks.run_on_all(_forward, self.model, batch, self.pool)
                 final_items = items
             for hook in hooks:
                 hook.done()
@@ -162,7 +162,7 @@ class Runner(Packer):
         """Copy stored K/V to the slots of a canvas. The host does not wait."""
         device = self.model.device
         source, target = send_run(move.source, device), send_run(move.target, device)
-        self.model.ranks.everywhere(_move, self.pool, source, target, move.layers)
+        self.model.ranks.run_on_all(_move, self.pool, source, target, move.layers)
 
     @torch.inference_mode()
     def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
@@ -188,7 +188,7 @@ class Runner(Packer):
             if len(groups) == 1 and weight(groups[0]) > max_rows:
                 pieces = _pieces(hidden[rows], groups[0], max_rows)
             for piece, piece_groups in pieces:
-                parts.append(model.ranks.everywhere(score_rows, model, piece, piece_groups, width, self.pool))
+                parts.append(model.ranks.run_on_all(score_rows, model, piece, piece_groups, width, self.pool))
         # float32 holds token ids exactly, as vocabularies are far below 2 ** 24.
         scores = torch.cat(parts, dim=1) if parts else hidden.new_empty((2 + width, 0), dtype=torch.float32)
         if token_buffer is not None:

@@ -51,7 +51,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_c
                 f"{device}: leave it out, as K/V take memory there page by page"
             )
         return _divide_cpu_memory(model, config, canvases, max_canvas, page)
-    free, total = model.ranks.everywhere(device_memory, model)
+    free, total = model.ranks.run_on_all(device_memory, model)
     memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, item = model.ranks.shard.size, model.config, model.dtype.itemsize
     token = token_bytes(shape, item, ranks)

@@ -54,7 +54,7 @@ PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`: one that recognises it, or by its `model_type` or, without it, `architectures`.
+    """The family of a `config.json`: by its `recognises`, by `model_type` or, without this key, by `architectures`.
 
     Other packages' families are imported only if none of remask's claims the model. Raises `UnknownNameError` if no
     family does, `PluginError` if several packages do or the family is broken, and `CheckpointError` if the
@@ -113,12 +113,12 @@ def _claiming_family(
     if built_in := claimants(FAMILIES):
         return REGISTRY.get(built_in[0].name)
     usable = list(REGISTRY.usable().values())
-    others = claimants(usable)
-    if len(others) > 1:
-        sources = " and by ".join(REGISTRY.source(family.name) for family in others)
+    added = claimants(usable)  # by other packages
+    if len(added) > 1:
+        sources = " and by ".join(REGISTRY.source(family.name) for family in added)
         raise PluginError(f"{key} {', '.join(values)} is claimed by {sources}; uninstall all of these packages but one")
-    if others:
-        return others[0]
+    if added:
+        return added[0]
     for name in REGISTRY.names():
         if fold(name) in folded:
             return REGISTRY.get(name)  # raises the reason why this family is broken

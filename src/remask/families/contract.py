@@ -17,7 +17,7 @@ _EXPECTED = "an object of type remask.families.family.Family"
 def validate_family(plugin: Plugin, value: object, built_in: Sequence[Family]) -> Family:
     """The family `value` of `plugin`, with its functions wrapped: all of their errors become `CheckpointError`.
 
-    Raises `PluginError` if `value` is no family, a field is not as `Family` documents, or it claims a model type,
+    Raises `PluginError` if `value` is not a family, a field is not as `Family` documents, or it claims a model type,
     architecture or preset of the `built_in` families.
     """
     if not isinstance(value, Family):

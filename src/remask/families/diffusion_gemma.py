@@ -13,18 +13,18 @@ from remask.families.family import Factors, Family, MixtureNames, tiny
 from remask.families.fields import FULL, LAYERS, NO_MASK, SLIDING, VOCAB, Fields
 from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
 
-_WHERE = "config.json (diffusion-gemma)"
+_SOURCE = "config.json (diffusion-gemma)"
 _PATTERN = 6  # by default every sixth layer has full attention
 _FULL_HEAD_DIM = 512  # default width of a head in these layers
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
-    outer = Fields(_WHERE, raw)
+    outer = Fields(_SOURCE, raw)
     outer.only("tie_word_embeddings", True, optional=True)
     inner = outer.get("text_config")
     if not isinstance(inner, Mapping):
         raise outer.unfit("text_config", "an object with the keys of the text model")
-    fields = Fields(f"{_WHERE}, 'text_config'", inner)
+    fields = Fields(f"{_SOURCE}, 'text_config'", inner)
     fields.only("attention_bias", False, optional=True)
     fields.only("attention_k_eq_v", True, optional=True)
     fields.only("hidden_activation", "gelu_pytorch_tanh", optional=True)
@@ -89,7 +89,7 @@ _SWITCHES: Mapping[str, Any] = {
 
 
 def _sliding_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """The sliding layers. The last layer is none whatever the file says, as in transformers."""
+    """The sliding layers. The last layer is never one, whatever the file says, as in transformers."""
     kinds = fields.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if (layer + 1) % _PATTERN else FULL for layer in range(layers)]
@@ -140,10 +140,10 @@ def _rope(fields: Fields, kind: str, head_dim: int) -> tuple[float, RopeScaling 
     inner = parameters.get(kind) if isinstance(parameters, Mapping) else None
     if not isinstance(inner, Mapping):
         raise fields.unfit("rope_parameters", f"an object of objects, with {kind!r}")
-    known = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
-    if set(inner) - known:
-        raise fields.unfit("rope_parameters", f"objects of {', '.join(sorted(known))}")
-    rope = Fields(f"{_WHERE}, 'rope_parameters', {kind!r}", inner)
+    keys = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
+    if set(inner) - keys:
+        raise fields.unfit("rope_parameters", f"objects of {', '.join(sorted(keys))}")
+    rope = Fields(f"{_SOURCE}, 'rope_parameters', {kind!r}", inner)
     theta = rope.number("rope_theta")
     if kind == SLIDING or rope.get("rope_type") != "proportional":
         rope.only("rope_type", "default", optional=True)
@@ -174,18 +174,18 @@ _STEPS, _SAMPLER, _KIND, _BOUND = "max_denoising_steps", "sampler_config", "Entr
 def _read_generation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Sampling parameters of a `DiffusionGemmaGenerationConfig` of transformers, and its keys that none expresses.
 
-    The sampler is named by its class. The only one that is read has a bound on entropies, `renoising.entropy_bound`.
+    The sampler is named by its class. Only the sampler with a bound on entropies is read: `renoising.entropy_bound`.
     """
-    rest = {key: value for key, value in raw.items() if value is not None}
-    renoising = {key: rest.pop(key) for key in _RENOISING if key in rest}
-    steps, sampler = rest.pop(_STEPS, None), rest.get(_SAMPLER)
+    unread = {key: value for key, value in raw.items() if value is not None}
+    renoising = {key: unread.pop(key) for key in _RENOISING if key in unread}
+    steps, sampler = unread.pop(_STEPS, None), unread.get(_SAMPLER)
     if isinstance(sampler, Mapping) and sampler.get("_cls_name", _KIND) == _KIND:
-        del rest[_SAMPLER]
+        del unread[_SAMPLER]
         settings = {key: value for key, value in sampler.items() if key != "_cls_name" and value is not None}
         renoising |= {_BOUND: settings.pop(_BOUND)} if _BOUND in settings else {}
-        rest |= {f"{_SAMPLER}.{key}": value for key, value in settings.items()}
+        unread |= {f"{_SAMPLER}.{key}": value for key, value in settings.items()}
     sampling = {} if steps is None else {"steps_per_block": steps}
-    return sampling | ({"renoising": renoising} if renoising else {}), sorted(rest)
+    return sampling | ({"renoising": renoising} if renoising else {}), sorted(unread)
 
 
 def _factors(raw: Mapping[str, Any]) -> Factors:  # noqa: ARG001 - of all models of the family
@@ -243,7 +243,7 @@ DIFFUSION_GEMMA = Family(
     config=_config,
     factors=_factors,
     read_generation=_read_generation,
-    # Of the text encoder, whose weights are the decoder's, copies; and all of what sees images.
+    # Copies of the decoder's weights in the text encoder, and the tensors for images.
     unread=r"model\.encoder\.(vision_tower|embed_vision)\..*|model\.encoder\.language_model\.(?!.*layer_scalar).*",
     harmless=frozenset({"vision_config"}),
     presets={

@@ -38,26 +38,29 @@ class Slot:
     expert: int | None = None  # index of the expert in the field; None: the tensor is of no single expert
     part: tuple[slice, ...] | None = None  # rows and columns of the stored tensor that are read; None: all
 
-    def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
-        """Copy the `stored` tensor into `weights`, with the family's constant factors; quantize it if its field is."""
+    def fill(self, weights: Weights, source: Tensor | Codes) -> None:
+        """Copy `source`, the stored tensor or its `part`, into `weights`, times the family's constant factors.
+
+        It is quantized if the field is.
+        """
         from remask.model.quantized import Codes, QuantizedMatrix, encode
 
-        if isinstance(stored, Codes) and stored.values.dim() == 3:
-            for expert, codes in enumerate(stored.multiply(self.scale).experts()):
+        if isinstance(source, Codes) and source.values.dim() == 3:
+            for expert, codes in enumerate(source.multiply(self.scale).experts()):
                 self._matrix(weights).expert(expert).store(slice(None), codes)
             return
-        if isinstance(stored, Codes):
-            self._quantize(self._matrix(weights), stored.multiply(self.scale))
+        if isinstance(source, Codes):
+            self._quantize(self._matrix(weights), source.multiply(self.scale))
             return
         if self.offset or self.scale != 1:
-            stored = (stored.float() + self.offset) * self.scale
+            source = (source.float() + self.offset) * self.scale
         if not isinstance(self._field(weights), QuantizedMatrix):
-            self.target(weights).copy_(stored)
-        elif stored.dim() == 3:
-            for expert, values in enumerate(stored):
+            self.target(weights).copy_(source)
+        elif source.dim() == 3:
+            for expert, values in enumerate(source):
                 self._matrix(weights).expert(expert).write(slice(None), values)
         else:
-            self._quantize(self._matrix(weights), encode(self._matrix(weights).kind, stored))
+            self._quantize(self._matrix(weights), encode(self._matrix(weights).kind, source))
 
     def _matrix(self, weights: Weights) -> QuantizedMatrix:
         return cast("QuantizedMatrix", self._field(weights))
@@ -72,7 +75,7 @@ class Slot:
         tensor: Tensor = attrgetter(self.field)(owner)
         return tensor
 
-    def pieces(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
+    def parts(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
         """The slots of the parts of the tensor that a rank holds; none if it holds no part."""
         if shard.size == 1:
             yield self
@@ -94,9 +97,9 @@ class Slot:
             # A bias after a sum over ranks is added on rank 0 alone.
             yield replace(self, scale=0.0) if self.field == "down_bias" and shard.rank else self
         else:
-            yield from self._row_pieces(rows)
+            yield from self._row_parts(rows)
 
-    def _row_pieces(self, ranges: Sequence[range]) -> Iterator[Slot]:
+    def _row_parts(self, ranges: Sequence[range]) -> Iterator[Slot]:
         """The slots of the rows in `ranges` of the field, which follow one another in the rank's tensor."""
         first, end = self.rows or (0, self.shape[0])
         base = 0  # where the range begins in the rank's tensor

@@ -37,13 +37,13 @@ def _short_repr(value: object) -> str:
 
 
 class Fields:
-    """The keys of one JSON object, which is called `where` in errors. `null` counts as absent.
+    """The keys of one JSON object, which is called `source` in errors. `null` counts as absent.
 
     Absent keys have their values in `defaults`. All methods raise `CheckpointError` if a value cannot be used.
     """
 
-    def __init__(self, where: str, raw: Mapping[str, Any], **defaults: Any) -> None:
-        self._where = where
+    def __init__(self, source: str, raw: Mapping[str, Any], **defaults: Any) -> None:
+        self._source = source
         self._raw = raw
         self._defaults = defaults
 
@@ -55,8 +55,8 @@ class Fields:
     def unfit(self, key: str, supported: str) -> CheckpointError:
         """The error for a key whose value cannot be used. `supported` describes the values that can."""
         if self._raw.get(key) is None:
-            return CheckpointError(f"{self._where}: the key {key!r} is missing; supported: {supported}.")
-        return CheckpointError(f"{self._where}: {key!r} is {_short_repr(self._raw[key])}; supported: {supported}.")
+            return CheckpointError(f"{self._source}: the key {key!r} is missing; supported: {supported}.")
+        return CheckpointError(f"{self._source}: {key!r} is {_short_repr(self._raw[key])}; supported: {supported}.")
 
     # If a key is absent, the methods below return `default`, or raise if there is none.
 
@@ -117,32 +117,34 @@ class Fields:
         if not (value == supported or (value is None and optional)):
             raise self.unfit(key, f"{_short_repr(supported)} (the transformer has no other form of it)")
 
-    def token(self, key: str, vocab: int, default: int | None = None) -> int:
-        """A token id of a vocabulary of `vocab` ids."""
+    def token(self, key: str, vocab_size: int, default: int | None = None) -> int:
+        """A token id of a vocabulary of `vocab_size` ids."""
         value = self.get(key)
         value = default if value is None else value
-        if not is_whole(value, 0, vocab - 1):
-            raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size")
+        if not is_whole(value, 0, vocab_size - 1):
+            raise self.unfit(key, f"a token id below {vocab_size}, the vocabulary's size")
         return value
 
-    def mask(self, vocab: int) -> int:
-        """The mask token's id, below `vocab`. Raises `CheckpointError` if the key is absent or is no such id."""
+    def mask(self, vocab_size: int) -> int:
+        """The mask token's id, below `vocab_size`. Raises `CheckpointError` if the key is absent or not such an id."""
         if self.get("mask_token_id") is None:
             raise CheckpointError(
-                f"{self._where}: the key 'mask_token_id' is missing; supported: a token id, or a 'mask_token' in the "
+                f"{self._source}: the key 'mask_token_id' is missing; supported: a token id, or a 'mask_token' in the "
                 "tokenizer's files. Give the id that the model was trained with: --hf-overrides "
                 "'{\"mask_token_id\": ID}' (hf_overrides)."
             )
-        return self.token("mask_token_id", vocab)
+        return self.token("mask_token_id", vocab_size)
 
-    def tokens(self, key: str, vocab: int) -> tuple[int, ...]:
+    def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """Token ids: one id, a list of ids, or none if the key is absent or -1."""
         value = self.get(key)
         ids = value if isinstance(value, list) else [value]
         if ids in ([None], [-1]):
             ids = []
-        if not all(is_whole(i, 0, vocab - 1) for i in ids):
-            raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size, a list of them, or -1 for none")
+        if not all(is_whole(token, 0, vocab_size - 1) for token in ids):
+            raise self.unfit(
+                key, f"a token id below {vocab_size}, the vocabulary's size, a list of them, or -1 for none"
+            )
         return tuple(ids)
 
     def head_dim(self, hidden: str, heads: str) -> int:
@@ -150,8 +152,8 @@ class Fields:
 
         Raises `CheckpointError` if `head_dim` has another value.
         """
-        width, rest = divmod(self.integer(hidden), self.integer(heads))
-        if rest or width % 2:
+        width, remainder = divmod(self.integer(hidden), self.integer(heads))
+        if remainder or width % 2:
             raise self.unfit(heads, f"a divisor of {hidden!r} = {self.integer(hidden)} that leaves an even head width")
         self.only("head_dim", width, optional=True)
         return width
@@ -205,7 +207,7 @@ class Fields:
             if self.get(key) and not isinstance(self._raw[key], Mapping):
                 raise self.unfit(key, 'null, or an object with "rope_type"')
         defaults = {GROWTH: self._defaults[GROWTH]} if GROWTH in self._defaults else {}
-        return [_Rope(f"{self._where}, {key!r}", self._raw[key], **defaults) for key in SPELLINGS if self.get(key)]
+        return [_Rope(f"{self._source}, {key!r}", self._raw[key], **defaults) for key in SPELLINGS if self.get(key)]
 
     def _single_source(self, key: str, nested: "Sequence[Fields]", outer: "Sequence[Fields]") -> "Fields":
         """The object that has `key`: this one, or one of `nested`. Raises `CheckpointError` if their values differ.
@@ -216,10 +218,10 @@ class Fields:
         if not any(fields._raw.get(key) is not None for fields in places):
             places = [self, *nested]
         sources = [fields for fields in places if fields._raw.get(key) is not None]
-        for other in sources[1:]:
-            first = sources[0]
-            if other._raw[key] != first._raw[key]:
-                raise other.unfit(key, f"the {_short_repr(first._raw[key])} that {first._where} has for the same key")
+        for source in sources[1:]:
+            value = sources[0]._raw[key]
+            if source._raw[key] != value:
+                raise source.unfit(key, f"the {_short_repr(value)} that {sources[0]._source} has for the same key")
         return sources[0] if sources else places[-1]
 
     def experts(self) -> int:
@@ -306,18 +308,18 @@ class _Rope(Fields):
         return "type" if self.get("rope_type") is None and self.get("type") is not None else "rope_type"
 
     def kind(self) -> str:
-        """The kind of scaling. Raises `CheckpointError` if the transformer does not have it, or on keys of another."""
+        """The kind of scaling. Raises `CheckpointError` if the transformer lacks it or a key is another kind's."""
         kind = str(self.get(self.kind_key) or "default")
         if kind not in _SCALINGS:
             raise self.unfit(
                 self.kind_key, f"{', '.join(_SCALINGS)} (the transformer has no other scaling of positions)"
             )
         self.only("type", kind, optional=True)
-        known = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *_SCALINGS[kind])
-        known += (GROWTH, "max_position_embeddings") if GROWTH in self._defaults else ()
+        keys = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *_SCALINGS[kind])
+        keys += (GROWTH, "max_position_embeddings") if GROWTH in self._defaults else ()
         for key, value in self._raw.items():
-            if key not in known and value is not None:
-                raise self.unfit(key, f"the keys {', '.join(known)}, where {self.kind_key!r} is {kind!r}")
+            if key not in keys and value is not None:
+                raise self.unfit(key, f"the keys {', '.join(keys)}, where {self.kind_key!r} is {kind!r}")
         return kind
 
     def scaling_of(self, length: int, max_length: int) -> RopeScaling | None:
@@ -341,7 +343,7 @@ class _Rope(Fields):
                 raise self.unfit("high_freq_factor", f"a number above 'low_freq_factor', {slow}")
             return RopeScaling(kind="llama3", factor=self.number("factor"), length=length, slow=slow, fast=fast)
         factor = 1.0 if kind == "default" else self.number("factor")
-        # "dynamic" scales only canvases longer than `max_position_embeddings`, which there are not.
+        # "dynamic" scales only canvases longer than `max_position_embeddings`, and no canvas is longer.
         return RopeScaling(kind="linear", factor=factor) if kind == "linear" else None
 
     def _gain(self, factor: float) -> float:

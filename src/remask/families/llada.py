@@ -97,7 +97,7 @@ _LLADA_100M = replace(
     tied=True,
 )
 
-# 1.09 billion parameters, of which 66 million are the tied embedding.
+# 1.09 billion parameters; 66 million of them are the tied embedding.
 _LLADA_1B = replace(_LLADA_100M, layers=20, hidden=2048, heads=16, kv_heads=16, head_dim=128, intermediate=5632)
 
 LLADA = Family(

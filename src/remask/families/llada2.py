@@ -52,8 +52,8 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _edit_tokens(fields: Fields, vocab: int, mask: int) -> EditTokens:
-    delete, insert = (fields.token(key, vocab) for key in _EDIT_TOKENS)
+def _edit_tokens(fields: Fields, vocab_size: int, mask: int) -> EditTokens:
+    delete, insert = (fields.token(key, vocab_size) for key in _EDIT_TOKENS)
     if len({delete, insert, mask}) < 3:
         raise fields.unfit("split_token_id", f"another token than DELETE, {delete}, and the mask, {mask}")
     return EditTokens(delete, insert)
@@ -83,12 +83,12 @@ def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
 
 def _expert_choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
     """The fields of a `Router` that limit which experts a row chooses from, and the number of these experts."""
-    if fields.get("expert_capacity"):  # groups stand beside it in the published files, without effect
+    if fields.get("expert_capacity"):  # the published files also have groups, which have no effect
         pool = fields.integer("expert_capacity", most=experts)
         return {"pool": pool, "block": fields.block("block_size", BLOCK) or BLOCK}, pool
     for key in _EDIT_TOKENS:
         if fields.get(key) is not None:
-            raise fields.unfit(key, "it beside 'expert_capacity', as LLaDA2.2 has both; without it no such token")
+            raise fields.unfit(key, "this key only together with 'expert_capacity', as in LLaDA2.2")
     groups = fields.integer("n_group", 1)
     kept_groups = fields.integer("topk_group", 1, most=groups)
     if experts % groups or experts // groups < 2:
@@ -152,7 +152,7 @@ def _pooled_shape(config: ModelConfig, router: Router, **changes: Any) -> ModelC
     return replace(config, mixture=mixture, sampling=SAMPLING_22, **changes)
 
 
-# Of mini not seen: the feed-forwards' widths, which are taken from 2.1, and the second end token, taken from flash.
+# The files of mini were not read: widths of its feed-forwards are those of 2.1, its second end token is that of flash.
 _LLADA22: Mapping[str, Any] = {
     "max_length": 131072,
     "rope_theta": 3_000_000.0,

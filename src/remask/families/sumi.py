@@ -33,9 +33,9 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def noise_of(vocab: int, anchor: tuple[int, int]) -> Noise:
-    """Uniform noise over all `vocab` tokens, including special ones."""
-    return Noise(UNIFORM, LOWEST, HIGHEST, vocab, NO_MASK, anchor)
+def noise_of(vocab_size: int, anchor: tuple[int, int]) -> Noise:
+    """Uniform noise over all `vocab_size` tokens, including special ones. `anchor` are the ids of EOS and BOS."""
+    return Noise(UNIFORM, LOWEST, HIGHEST, vocab_size, NO_MASK, anchor)
 
 
 def _read_generation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -43,20 +43,20 @@ def _read_generation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
     Their temperature applies without `do_sample`, and only the adaptive sampler reads `tokens_per_step`.
     """
-    rest = {key: value for key, value in raw.items() if value is not None}
-    if rest.get("sampler") != "adaptive":
-        rest.pop("tokens_per_step", None)
-    plain = {ours: rest.pop(theirs) for theirs, ours in _PLAIN.items() if theirs in rest}
-    uniform = {ours: rest.pop(theirs) for theirs, ours in _UNIFORM.items() if theirs in rest}
-    return plain | ({"uniform": uniform} if uniform else {}), sorted(rest)
+    unread = {key: value for key, value in raw.items() if value is not None}
+    if unread.get("sampler") != "adaptive":
+        unread.pop("tokens_per_step", None)
+    sampling = {ours: unread.pop(theirs) for theirs, ours in _COMMON.items() if theirs in unread}
+    uniform = {ours: unread.pop(theirs) for theirs, ours in _UNIFORM.items() if theirs in unread}
+    return sampling | ({"uniform": uniform} if uniform else {}), sorted(unread)
 
 
-_PLAIN = {"temperature": "temperature", "num_denoising_steps": "steps_per_block"}
-_SAME = (
+_COMMON = {"temperature": "temperature", "num_denoising_steps": "steps_per_block"}
+_EQUAL_NAMES = (
     *("sampler", "schedule", "min_log_snr", "max_log_snr", "tokens_per_step", "canvas_length"),
     *("frozen", "denoise_end"),
 )
-_UNIFORM = {name: name for name in _SAME} | {"anchor_eosbos": "anchor", "trim_at_eos": "trim"}
+_UNIFORM = {name: name for name in _EQUAL_NAMES} | {"anchor_eosbos": "anchor", "trim_at_eos": "trim"}
 
 _SWITCHES: Mapping[str, Any] = {"kind": "uniform", "sink": "zero", "structured_attention": False}
 _BOS, _EOS = 100256, 100257

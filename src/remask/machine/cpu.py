@@ -148,29 +148,29 @@ def read_cpu(root: Path = ROOT) -> CpuReading | None:
             gives_way = os.getpriority(os.PRIO_PROCESS, 0) > 0
             busy += (user + system + hard + soft + steal + (low if gives_way else 0)) / ticks
             stolen += steal / ticks
-    used = os.times()
-    return CpuReading(time.monotonic(), busy, stolen, sum(used[:4]))
+    times = os.times()
+    return CpuReading(time.monotonic(), busy, stolen, sum(times[:4]))
 
 
-def others_use(first: CpuReading | None, last: CpuReading | None) -> OthersUse | None:
-    """The use by others from `first` to `last`. Returns None if a reading is missing, or no time has passed."""
-    if first is None or last is None or last.clock <= first.clock:
+def others_use(start: CpuReading | None, end: CpuReading | None) -> OthersUse | None:
+    """The use by others from `start` to `end`. Returns None if a reading is missing, or no time has passed."""
+    if start is None or end is None or end.clock <= start.clock:
         return None
-    seconds = last.clock - first.clock
-    used = (last.busy - first.busy - (last.own - first.own)) / seconds
-    stolen = (last.stolen - first.stolen) / seconds
+    seconds = end.clock - start.clock
+    used = (end.busy - start.busy - (end.own - start.own)) / seconds
+    stolen = (end.stolen - start.stolen) / seconds
     return OthersUse(seconds, cores(), min(max(used, 0.0), float(cores())), stolen)
 
 
-def measure_others_use(first: CpuReading | None) -> OthersUse | None:
-    """The use by others from `first` to now. Returns None if `first` is None or the clocks cannot be read.
+def measure_others_use(start: CpuReading | None) -> OthersUse | None:
+    """The use by others from `start` to now. Returns None if `start` is None or the clocks cannot be read.
 
-    Sleeps until `SHORTEST_S` seconds have passed since `first`, as the clocks are coarse.
+    Sleeps until `SHORTEST_S` seconds have passed since `start`, as the clocks are coarse.
     """
-    if first is None:
+    if start is None:
         return None
-    time.sleep(max(0.0, SHORTEST_S - (time.monotonic() - first.clock)))
-    return others_use(first, read_cpu())
+    time.sleep(max(0.0, SHORTEST_S - (time.monotonic() - start.clock)))
+    return others_use(start, read_cpu())
 
 
 def may_have_gpu(root: Path = ROOT) -> bool:
@@ -188,14 +188,14 @@ def instructions(root: Path = ROOT) -> frozenset[str]:
     return frozenset()
 
 
-def usual_dtype(parameters: int, known: frozenset[str]) -> tuple[str, str]:
-    """The default number format for a model of `parameters` weights on a CPU with the `known` instructions, and why.
+def usual_dtype(parameters: int, cpu_instructions: frozenset[str]) -> tuple[str, str]:
+    """The default number format for a model of `parameters` weights on a CPU with `cpu_instructions`, and the reason.
 
     It is bfloat16 if requests then take less time than in float32: if there are instructions for it, and the model is
     so large that matrix products take most of the time. Nothing is measured, so a machine gives the same answers on
     every start.
     """
-    native = sorted(BFLOAT16 & known)
+    native = sorted(BFLOAT16 & cpu_instructions)
     if not native:
         return "float32", "auto: this CPU has no instructions for bfloat16"
     if parameters < BFLOAT16_PARAMETERS:

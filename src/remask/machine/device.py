@@ -74,18 +74,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def allocating(what: str, ways: str, device: torch.device) -> Iterator[None]:
-    """Raise `ConfigError` if memory runs out in the block: for `what`, with `ways` to need less of it."""
+def allocating(noun: str, advice: str, device: torch.device) -> Iterator[None]:
+    """Raise `ConfigError` if memory runs out in the block.
+
+    `noun` is what the block allocates, in the plural, and `advice` says how to need less memory, after "Use".
+    """
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        left = memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[::-1]
-        free = "" if left is None else f" ({left[1] / 1e9:.2f} GB are left)"
+        total_and_free = memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[::-1]
+        free = "" if total_and_free is None else f" ({total_and_free[1] / 1e9:.2f} GB are left)"
         raise ConfigError(
-            f"the memory of {device} ran out while {what} were allocated{free}: other programs or a limit have it. "
-            f"Use {ways}"
+            f"the memory of {device} ran out while {noun} were allocated{free}: other programs or a limit have it. "
+            f"Use {advice}"
         ) from error
 
 
@@ -111,26 +114,27 @@ def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[tor
         return DTYPES[name], "as asked"
     if device.type != "cpu":
         return torch.bfloat16, "auto: an accelerator"
-    usual, why = usual_dtype(parameters, instructions())
-    return DTYPES[usual], why
+    dtype_name, why = usual_dtype(parameters, instructions())
+    return DTYPES[dtype_name], why
 
 
-def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuReading | None) -> Threads:
+def resolve_threads(count: int | None, parameters: int, reserved_cores: int, start: CpuReading | None) -> Threads:
     """Return the number of CPU threads for a model of so many `parameters`, and the reason.
 
-    What somebody has set is kept: `asked`, a number in the environment, or one given to `torch.set_num_threads`. Else
-    it is the smallest of what the model's size, the cores less `spare`, a container's quota and other processes allow.
+    A number that somebody has set is kept: `count`, one in the environment, or one given to `torch.set_num_threads`.
+    Otherwise it is the smallest number that the model's size, the cores less `reserved_cores`, a container's quota and
+    other processes allow.
 
     Args:
-        asked: the number, where the user names one.
-        spare: cores that other threads of this process need.
-        since: an earlier reading, after which other processes were watched; None where they cannot be.
+        count: the number that the user gives; None: there is none.
+        reserved_cores: cores that other threads of this process need.
+        start: the reading from which on the use by other processes is measured; None: it is not.
 
-    Raises `ConfigError` where `asked` is no whole number from 1.
+    Raises `ConfigError` if `count` is not a whole number >= 1.
     """
-    check_whole("threads", asked, low=1, optional=True)
-    if asked is not None:
-        return Threads(asked, "as asked")
+    check_whole("threads", count, low=1, optional=True)
+    if count is not None:
+        return Threads(count, "as asked")
     current = torch.get_num_threads()
     variable = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
     if variable is not None:
@@ -138,14 +142,16 @@ def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuRe
     logical, physical = cores(), physical_cores()
     if current not in {logical, physical} | _chosen_thread_counts():  # else it is PyTorch's default, or ours
         return Threads(current, "as this process has set it")
-    reserved = f", {spare} of them left to HTTP" if spare else ""
+    reserved = f", {reserved_cores} of them left to HTTP" if reserved_cores else ""
     limits = [
         (parameters // PARAMETERS_A_THREAD, f"{parameters / 1e6:.3g} million parameters keep no more busy"),
-        (physical - spare, f"{physical} cores{reserved}"),
+        (physical - reserved_cores, f"{physical} cores{reserved}"),
     ]
     if (cpu_quota := quota()) is not None and cpu_quota < physical:
-        limits.append((int(cpu_quota) - spare, f"the container may use {cpu_quota:g} of {logical} cores{reserved}"))
-    if (others := measure_others_use(since)) is not None:
+        limits.append(
+            (int(cpu_quota) - reserved_cores, f"the container may use {cpu_quota:g} of {logical} cores{reserved}")
+        )
+    if (others := measure_others_use(start)) is not None:
         limits.append((int(logical - others.used + 0.5), f"other processes use {others.used:.1f} of {logical} cores"))
     number, why = min(limits, key=lambda limit: limit[0])
     return Threads(max(1, number), why)

@@ -15,11 +15,12 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def whole_file(what: str, path: str | Path, error: type[RemaskError] = OutputError) -> Iterator[Path]:
+def whole_file(noun: str, path: str | Path, error: type[RemaskError] = OutputError) -> Iterator[Path]:
     """The path of a draft, which replaces the file `path` at the end of the block.
 
-    If the block fails, the earlier file is unchanged. Of a link, the file that it points to is replaced. Devices and
-    pipes are written directly. Raises an `error` if the file cannot be written; `what` names it there, as "the result".
+    If the block fails, the earlier file is unchanged. If `path` is a link, the file that it points to is replaced.
+    Devices and pipes are written directly. Raises an `error` if the file cannot be written; its message begins with
+    `noun`, such as "the result".
     """
     target = Path(path)
     direct = target.exists() and not target.is_file()
@@ -31,21 +32,21 @@ def whole_file(what: str, path: str | Path, error: type[RemaskError] = OutputErr
         if not direct:
             draft.replace(target)
     except OSError as cause:
-        raise error(f"{what} {str(path)!r} cannot be written: {cause.strerror or cause}") from cause
+        raise error(f"{noun} {str(path)!r} cannot be written: {cause.strerror or cause}") from cause
     finally:
         if not direct:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
 
-def write_whole(what: str, path: str | Path, text: str, error: type[RemaskError] = OutputError) -> None:
+def write_whole(noun: str, path: str | Path, text: str, error: type[RemaskError] = OutputError) -> None:
     """Write `text` in UTF-8, as `whole_file` does."""
-    with whole_file(what, path, error) as draft:
+    with whole_file(noun, path, error) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 class LineFile:
-    """A file of lines, each of which is written whole or not at all. Raises `ConfigError` if it cannot be opened."""
+    """A file of lines. A line is written whole or not at all. Raises `ConfigError` if it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -58,16 +59,18 @@ class LineFile:
     def __enter__(self) -> "LineFile":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def write(self, line: str) -> None:
         """Append `line` and a line end. If it cannot be written whole, truncates the file and raises `OutputError`."""
         content = line.encode() + b"\n"
-        written = 0
+        count = 0
         try:
-            while written < len(content):
-                written += self._file.write(content[written:])
+            while count < len(content):
+                count += self._file.write(content[count:])
         except BrokenPipeError:
             raise  # the reader has ended; the disk is not full
         except OSError as error:

@@ -131,7 +131,7 @@ class Helpers:
         command = [sys.executable, "-P", "-c", _PROGRAM]
         helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert helper.stdin is not None
-        with suppress(BrokenPipeError):  # as in `_asked`
+        with suppress(BrokenPipeError):  # as in `_exchange`
             helper.stdin.write(_frame(_QUESTION, self._job))
         return helper
 

@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(
         self,
-        what: str,
+        task: str,
         total: int,
         unit: str,
         *,
@@ -27,29 +27,31 @@ class Progress:
         scale: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """For a task called `what` of `total` units. With `scale`, units have prefixes, as in MB."""
+        """For the task called `task`, of `total` units. With `scale`, units have prefixes, as in MB."""
         terminal = enabled and sys.stderr.isatty()
         self._bar = tqdm(
-            total=total, desc=what, unit=unit, unit_scale=scale, disable=not terminal, delay=_BAR_AFTER_S, leave=False
+            total=total, desc=task, unit=unit, unit_scale=scale, disable=not terminal, delay=_BAR_AFTER_S, leave=False
         )
         self._lines = enabled and not terminal
-        self._what = what
+        self._task = task
         self._total = total
         self._unit = unit
         self._scale = scale
         self._clock = clock
         self._start = self._last_line = clock()
-        self._done = 0
+        self._count = 0
         self._note = ""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.close()
 
     def track(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over `items`, each of which is one unit."""
+        """Iterate over `items`, as one unit each."""
         with self:
             for item in items:
                 yield item
@@ -57,14 +59,16 @@ class Progress:
 
     def update(self, count: int = 1, note: str = "") -> None:
         """Add `count` units. A `note` follows the progress until there is another one."""
-        self._done += count
+        self._count += count
         self._note = note or self._note
         self._bar.update(count)
         if not self._bar.disable and note:
             self._bar.set_postfix_str(note, refresh=False)
-        if self._lines and self._done < self._total and self._clock() - self._last_line >= EVERY_S:
+        if self._lines and self._count < self._total and self._clock() - self._last_line >= EVERY_S:
             self._last_line = self._clock()
-            share = f"{100 * self._done // max(1, self._total)} %" if self._scale else f"{self._done} of {self._total}"
+            share = (
+                f"{100 * self._count // max(1, self._total)} %" if self._scale else f"{self._count} of {self._total}"
+            )
             unit = "" if self._scale else f" {self._unit}"
             notes = "".join(f", {part}" for part in (self._note, f"{self._last_line - self._start:.0f} s") if part)
-            print(f"{self._what}: {share}{unit}{notes}", file=sys.stderr, flush=True)
+            print(f"{self._task}: {share}{unit}{notes}", file=sys.stderr, flush=True)

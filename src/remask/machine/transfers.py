@@ -18,7 +18,7 @@ def send(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 class Arrival:
-    """A tensor being copied to the host, and must not be written. Later work on the device does not delay it."""
+    """A tensor on its way to the host, which must not be written. Later work on the device does not delay it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

@@ -33,10 +33,10 @@ class Arithmetic:
         has_kernel = x.is_cuda and x.dtype == torch.bfloat16
         if has_kernel and all(size * x.element_size() % ALIGNED == 0 for size in weights.shape[1:]):
             return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
-        return self.linear_by_group(x, weights, ends)
+        return self.grouped_linear_loop(x, weights, ends)
 
-    def linear_by_group(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        """`grouped_linear` as one product for each group that has rows. The host waits for `ends`."""
+    def grouped_linear_loop(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        """The result of `grouped_linear`, by one product for each group that has rows. The host waits for `ends`."""
         out = x.new_empty((len(x), weights.shape[1]))
         start = 0
         for weight, end in zip(weights, ends.tolist(), strict=True):
@@ -50,13 +50,13 @@ class Arithmetic:
         return x.sigmoid()
 
     def activate_(self, x: Tensor, function: Activation = "silu") -> Tensor:
-        """Apply `function` to `x` [N, K], some columns of another tensor, in place."""
+        """Apply `function` to `x` [N, K] in place, and return it. `x` may be some columns of another tensor."""
         if function == "silu":
             return F.silu(x, inplace=True)
         torch.ops.aten.gelu_(x, approximate="none" if function == "gelu" else "tanh")
         return x
 
-    def aligned(self, x: Tensor) -> Tensor:
+    def align(self, x: Tensor) -> Tensor:
         """`x`, or a copy of it if results may depend on its address."""
         return x
 
@@ -118,17 +118,17 @@ def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
         return unscaled
     if scaling.kind == "proportional":
         return torch.where(pairs < int(scaling.share * rotary_dim // 2), unscaled / scaling.factor, 0.0)
-    share = torch.zeros_like(unscaled)  # of each frequency, that is not slowed
+    share = torch.zeros_like(unscaled)  # the share of each frequency that is not slowed
     if scaling.kind == "llama3":
         share = (unscaled * scaling.length / math.tau - scaling.slow) / (scaling.fast - scaling.slow)
     elif scaling.kind == "yarn":
-        first, last = (
+        low, high = (
             rotary_dim * math.log(scaling.length / (turns * math.tau)) / (2 * math.log(base))
             for turns in (scaling.fast, scaling.slow)
         )
         if scaling.whole:
-            first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, rotary_dim - 1)
-        share = 1 - (pairs - first) / ((last - first) or 1e-3)  # `or`: no division by zero, as in transformers
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary_dim - 1)
+        share = 1 - (pairs - low) / ((high - low) or 1e-3)  # `or`: no division by zero, as in transformers
     share = share.clamp(0, 1)
     return unscaled * share + unscaled / scaling.factor * (1 - share)

@@ -68,7 +68,7 @@ class SizedAttention(Attention, Protocol):
     def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
         """Attention as by a call, with the list in `numbers`. Rows of `q` [size.rows, ...] in no unit are undefined.
 
-        Raises `ValueError` if there is a sink and `size` was asked for without one.
+        Raises `ValueError` if there is a sink and `size` was computed without one.
         """
 
 
@@ -171,18 +171,18 @@ def attend_sliding(
     for rows, places in zip(torch.split(q, ROWS), torch.split(neighbours.places, ROWS, 1), strict=True):
         centre, first, end = places[:, :, None]
         index = centre + offsets
-        seen = (index >= first) & (index < end)
+        visible = (index >= first) & (index < end)
         # Slots that a row does not see may be unwritten, so its own is read instead.
-        slots = neighbours.slots[torch.where(seen, index, centre)]
+        slots = neighbours.slots[torch.where(visible, index, centre)]
         keys, values = k[slots].to(dtype), v[slots].to(dtype)
         if sink is not None:
-            seen = F.pad(seen, (0, 1), value=True)
+            visible = F.pad(visible, (0, 1), value=True)
             sink_key, sink_value = (vector.to(dtype).expand(len(rows), 1, -1, -1) for vector in sink)
             keys, values = torch.cat((keys, sink_key), 1), torch.cat((values, sink_value), 1)
         queries = rows.to(dtype).view(len(rows), groups, -1, dim) * (1 / math.sqrt(dim))
         scores = torch.einsum("ngsd,nwgd->ngsw", queries, keys)
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
-        weights = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1)
+        weights = scores.masked_fill(~visible[:, None, None], -math.inf).softmax(-1)
         parts.append(torch.einsum("ngsw,nwgd->ngsd", weights, values).flatten(1).to(q.dtype))
     return torch.cat(parts)

@@ -27,13 +27,13 @@ class Unit:
     rows: slice | Tensor  # the rows, one unit after the other: a run of them, or int64 [rows]
     keys: slice | Tensor  # the slots, in the same order: a run of them, which is read in place, or int64 [slots]
     count: int  # number of slots of one unit
-    reach: Tensor | None  # how many of the slots each row sees, int64 [rows]; None: all
-    skip: Tensor | None  # how many of these, the first ones, it does not see, int64 [rows]; None: 0
+    reach: Tensor | None  # how many of the slots, from the first on, each row sees, int64 [rows]; None: all
+    skip: Tensor | None  # how many of these, from the first on, it does not see, int64 [rows]; None: 0
     exclusive: bool  # its rows are in no other unit
     order: int  # the largest number of earlier units that one of its rows is in
     units: int = 1  # number of units that are joined in it
 
-    def unseen(self, start: int, count: int, rows: slice = slice(None)) -> Tensor | None:
+    def unseen_mask(self, start: int, count: int, rows: slice = slice(None)) -> Tensor | None:
         """A mask of the slots from `start` to `start + count` that `rows` do not see, bool [rows, count].
 
         Returns None if the unit's rows see all of its slots.
@@ -105,7 +105,7 @@ def _join(units: Sequence[Unit], device: torch.device) -> Unit:
 # every run is a call of its own.
 RUN = 64
 # Slots whose K and V are copied at a time if they are scattered, or are made float32.
-PIECE = 1024
+CHUNK = 1024
 # The scores of a tile on a CPU: they stay in a cache, and take longer than the calls for them. The most rows of a tile,
 # and the fewest slots.
 CPU_SCORES, TILE_ROWS, TILE_SLOTS = 2**19, 1024, 256
@@ -139,8 +139,8 @@ class TorchAttention:
             return out.flatten(1)
         precise = q.to(torch.promote_types(q.dtype, torch.float32))
         out, sums = precise.new_zeros(q.shape), precise.new_full(q.shape[:2], _empty_log_sum_exp(precise))
-        for unit, whole in zip(units, is_fused, strict=True):
-            if whole:
+        for unit, fuse in zip(units, is_fused, strict=True):
+            if fuse:
                 out[unit.rows] = _attend_fused(q[unit.rows], k, v, unit).to(out.dtype)
                 continue
             for index, partial in enumerate(self._partial_results(precise[unit.rows], k, v, unit)):
@@ -168,7 +168,7 @@ class TorchAttention:
         """Results [n, heads, Dh] and log-sum-exps [n, heads] over parts of the slots; `q` is float32 or wider."""
         if self.fused and unit.reach is unit.skip is None and q.device.type == "cpu":
             one_call = unit.units > 1 or (isinstance(unit.keys, slice) and k.dtype == q.dtype)
-            count = unit.count if one_call else PIECE
+            count = unit.count if one_call else CHUNK
             for start in range(0, unit.count, count):
                 yield _attend_fused_part(q, *(_read_slots(cache, unit, q.dtype, start, count) for cache in (k, v)))
         else:
@@ -222,7 +222,7 @@ class TorchAttention:
             torch.bmm(q, keys, out=scores)
             if self.cap is not None:
                 scores.tanh_().mul_(self.cap)
-            unseen = unit.unseen(start, count, unit_rows)
+            unseen = unit.unseen_mask(start, count, unit_rows)
             if unseen is not None:
                 scores.view(len(q), len(unseen), -1, count).masked_fill_(unseen[:, None], -math.inf)
             if shifted:
@@ -262,7 +262,7 @@ def _attend_fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
     """PyTorch's fused attention of the rows `q` [n, heads, Dh] of a unit to its slots, [n, heads, Dh]."""
     groups = k.shape[1]
     keys, values = _read_slots(k, unit, q.dtype), _read_slots(v, unit, q.dtype)
-    unseen = None if unit.reach is unit.skip is None else unit.unseen(0, unit.count)
+    unseen = None if unit.reach is unit.skip is None else unit.unseen_mask(0, unit.count)
     visible = None if unseen is None else ~unseen.repeat_interleave(q.shape[1] // groups, dim=0)
     out = F.scaled_dot_product_attention(_fold_groups(q, groups, unit.units), keys, values, visible)
     return _unfold_groups(out, q.shape[0])

@@ -21,8 +21,8 @@ from remask.model.work_list import FIRST_ROW, ROWS, SLOTS, Ints, WorkList
 
 TILE = 64  # rows times query heads of a K/V head that a unit has, at most
 # Partial results cost memory traffic, so K and V are cut only if a stage has fewer programs than this, two for each
-# multiprocessor of an H100. Pieces have a multiple of `PIECE` slots.
-PROGRAMS, PIECE = 264, 64
+# multiprocessor of an H100. Parts have a multiple of `CHUNK` slots.
+PROGRAMS, CHUNK = 264, 64
 MERGED_HEADS = 8  # query heads of a row that a program merges
 
 
@@ -56,10 +56,10 @@ class TritonAttention:
         """See `SizedAttention`."""
         rows, heads, dim = q.shape
         groups = k.shape[1]
-        units, slots, reach, skip, order, first = torch.split(numbers, size.lengths)
+        units, slots, reach, skip, order, starts = torch.split(numbers, size.lengths)
         out = q.new_empty(rows, heads, dim)
         if sink is not None and not size.merged:
-            raise ValueError("the size of the list was asked for without a sink, and there is one")
+            raise ValueError("the size of the list was computed without a sink, and there is one")
         partial = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if size.merged else out
         sums = q.new_empty((size.outputs, heads), dtype=torch.float32)
         capped = self.cap is not None
@@ -76,7 +76,7 @@ class TritonAttention:
             tiles, options = merge_options(heads, groups, dim, capped=capped, sink=sink is not None)
             launch(
                 _merge, (rows, tiles),
-                q, partial, sums, order, first, keys, values, out, scale, cap, q.stride(0), q.stride(1), **options,
+                q, partial, sums, order, starts, keys, values, out, scale, cap, q.stride(0), q.stride(1), **options,
             )  # fmt: skip
         return out.flatten(1)
 
@@ -119,7 +119,7 @@ def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
     unit_rows = _unit_rows(heads // groups)
     tiles = -(-work.units[:, ROWS].astype(np.int64) // unit_rows)
     mean_slots = int((tiles * work.units[:, SLOTS]).sum()) * groups // PROGRAMS  # of a program, with `PROGRAMS` of them
-    return work.cut(unit_rows, (mean_slots // PIECE + 1) * PIECE)
+    return work.cut(unit_rows, (mean_slots // CHUNK + 1) * CHUNK)
 
 
 def _size(work: WorkList, heads: int, groups: int, sink: bool) -> ListSize:
@@ -201,8 +201,8 @@ def _attend(
         K = tl.load(k + slot[:, None] * k_slot + group * k_head + channel[None, :], mask=live_kv, other=0.0)
         V = tl.load(v + slot[:, None] * v_slot + group * v_head + channel[None, :], mask=live_kv, other=0.0)
         scores = _capped(_product(Q, tl.trans(K), EMULATED) * scale, cap, CAPPED)
-        seen = (key[None, :] < end[:, None]) & (key[None, :] >= begin[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
+        visible = (key[None, :] < end[:, None]) & (key[None, :] >= begin[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # of rows that have seen no slot so far
         weights = tl.exp(scores - shift[:, None])
@@ -221,7 +221,7 @@ def _attend(
 
 @triton.jit
 def _merge(
-    q, partial, sums, order, first, sink_k, sink_v, out, scale, cap, q_row, q_head,
+    q, partial, sums, order, starts, sink_k, sink_v, out, scale, cap, q_row, q_head,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, SINK: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
@@ -241,7 +241,7 @@ def _merge(
         maximum = _capped(tl.sum(query * key, 1) * scale, cap, CAPPED)
         acc = tl.load(sink_v + sink_offset, mask=live, other=0.0).to(tl.float32)
         total += 1.0
-    for index in range(tl.load(first + row), tl.load(first + row + 1)):
+    for index in range(tl.load(starts + row), tl.load(starts + row + 1)):
         offset = tl.load(order + index).to(tl.int64) * HEADS + head
         log_sum = tl.load(sums + offset, mask=live_head, other=0.0)
         new_maximum = tl.maximum(maximum, log_sum)

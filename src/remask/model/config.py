@@ -38,7 +38,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A feed-forward of routed experts, each a SwiGLU, and of a shared one that computes every row."""
+    """A feed-forward of routed SwiGLU experts, and of a shared SwiGLU that computes every row."""
 
     experts: int  # routed experts of a layer
     active: int  # number of them that compute a row
@@ -68,7 +68,7 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """RoPE of which slow channels turn `factor` times slower, so that positions beyond `length` look like known ones.
+    """RoPE whose slow channels turn `factor` times slower, so that positions beyond `length` look like trained ones.
 
     A channel that turns more than `fast` times in `length` positions stays as it is, one that turns less than `slow`
     times is slowed, and those between are mixed.
@@ -231,7 +231,7 @@ class ModelConfig:
         return (self,) if self.sliding is None else (self, _sliding_shape(self, self.sliding))
 
     def shape_of(self, layer: int) -> "ModelConfig":
-        """The one of `shapes` that `layer` has."""
+        """The shape in `shapes` that `layer` has."""
         return self.shapes[self.is_sliding(layer)]
 
     @property
@@ -261,8 +261,8 @@ class ModelConfig:
             expert_intermediate=mixture.intermediate,
         )
 
-    def widths(self, item: int) -> Widths:
-        """The sizes that decide the cost of a pass, with `item` bytes per number."""
+    def widths(self, itemsize: int) -> Widths:
+        """The sizes that decide the cost of a pass whose numbers have `itemsize` bytes."""
         sliding = self.shapes[-1]
         return Widths(
             hidden=self.hidden,
@@ -271,7 +271,7 @@ class ModelConfig:
             feeds=tuple(map(self.feed_forward, range(self.layers))),
             vocab=self.vocab,
             sink=self.sink is not None,
-            item=item,
+            item=itemsize,
             windows=tuple(map(self.reach, range(self.layers))),
             block_windows=self.sliding is not None and self.sliding.behind,
             sliding=(sliding.heads * sliding.head_dim, sliding.kv_heads * sliding.head_dim),

@@ -97,13 +97,17 @@ def int8_kernel() -> Kernel:
     reduced = needs_reduced_rows()
     if reduced is None:
         return int_mm
-    packed = int8_pack(values, scales)
+    packed = pack_int8(values, scales)
     fbgemm = Kernel("fbgemm", reduced, speeds(lambda x: int8_product(x, [packed], reduced)))
     return int_mm if average(int_mm.speed) > MARGIN * average(fbgemm.speed) else fbgemm
 
 
-def int8_pack(values: Tensor, scales: Tensor) -> Any:
-    """The int8 matrix `values` [M, K] with `scales` [M] in the order of FBGEMM's kernel."""
+def pack_int8(values: Tensor, scales: Tensor) -> Any:
+    """Pack the int8 matrix `values` [M, K], with a scale for each row, `scales` [M], for FBGEMM's kernel.
+
+    Returns FBGEMM's own object, which `int8_product` multiplies and `unpack_int8` reads. Raises `RuntimeError` or
+    `AttributeError` if PyTorch has no FBGEMM.
+    """
     with _no_warnings():
         # PyTorch deprecates quantized tensors, but nothing else passes a scale for each row to the kernel.
         zeros = torch.zeros(len(values), dtype=torch.int64)
@@ -111,15 +115,17 @@ def int8_pack(values: Tensor, scales: Tensor) -> Any:
         return torch.ops.quantized.linear_prepack(matrix, None)
 
 
-def int8_unpack(packed: Any) -> tuple[Tensor, Tensor]:
-    """Copies of the values [M, K] and the scales [M] of a matrix that `int8_pack` has packed."""
+def unpack_int8(packed: Any) -> tuple[Tensor, Tensor]:
+    """Copies of the int8 values [M, K] and the float32 scales [M] that `pack_int8` has packed."""
     with _no_warnings():
         values, _ = torch.ops.quantized.linear_unpack(packed)
         return values.int_repr(), values.q_per_channel_scales().float()
 
 
-def int8_product(x: Tensor, pieces: list[Any], reduced: bool) -> Tensor:
-    """Rows `x` [N, K] times the transposes of packed matrices, side by side: [N, M], of the dtype of `x`.
+def int8_product(x: Tensor, matrices: list[Any], reduced: bool) -> Tensor:
+    """Rows `x` [N, K] times the transposes of `matrices` of `pack_int8`, side by side: [N, M], of the dtype of `x`.
+
+    If `reduced`, rows are quantized to seven bits, and to eight otherwise (`needs_reduced_rows`).
 
     FBGEMM quantizes all rows by one scale, from the least and the largest number in them, so a row of large numbers
     would leave few bits to the others. Each row is therefore divided by its largest magnitude first, and multiplied by
@@ -129,7 +135,7 @@ def int8_product(x: Tensor, pieces: list[Any], reduced: bool) -> Tensor:
     largest = numbers.abs().amax(dim=-1, keepdim=True).clamp_min_(TINY)
     # NaN and infinities would reach all rows through the scale; `largest` brings them back into their own row.
     rows = torch.cat((torch.div(numbers, largest).nan_to_num_(), _range_row(x.shape[1])))
-    out = [torch.ops.quantized.linear_dynamic(rows, piece, reduced)[:-1] for piece in pieces]
+    out = [torch.ops.quantized.linear_dynamic(rows, matrix, reduced)[:-1] for matrix in matrices]
     return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).mul_(largest).to(x.dtype)
 
 
@@ -176,7 +182,7 @@ def needs_reduced_rows() -> bool | None:
     if torch.backends.quantized.engine not in ("fbgemm", "x86"):
         return None
     try:
-        packed = int8_pack(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
+        packed = pack_int8(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
         sums = int8_product(torch.ones((1, 64)), [packed], False)
     except (RuntimeError, AttributeError):
         return None
@@ -198,7 +204,7 @@ _TOLERANCE = 0.1  # of a product whose rows are rounded to seven bits
 _UNPACK = torch.ops.quantized.embedding_bag_4bit_unpack.default
 
 
-def int4_pack(values: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
     """Pack codes `values` [m, K] into groups [m, K / 32 x `GROUP_BYTES`]. Returns these and each row's unit [m].
 
     The number of a code is (code - 8) x scale + zero, with `scales` and `zeros` [m, K / 32]. Packed codes are counted
@@ -206,11 +212,11 @@ def int4_pack(values: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Te
     """
     codes = values.view(len(values), -1, GROUP)
     low, high = codes.aminmax(dim=-1)
-    first, last = (zeros + (code.float() - 8) * scales for code in (low, high))
-    units = (torch.maximum(first.abs(), last.abs()).amax(dim=-1) / _LARGEST).clamp_min(TINY)
+    least, largest = (zeros + (code.float() - 8) * scales for code in (low, high))
+    units = (torch.maximum(least.abs(), largest.abs()).amax(dim=-1) / _LARGEST).clamp_min(TINY)
     # The step does not matter if all numbers of a group are equal.
     steps = torch.where(high > low, scales / units[:, None], 0.0)
-    offsets = first / units[:, None] + _MIDDLE
+    offsets = least / units[:, None] + _MIDDLE
     constants = torch.stack((steps, offsets), dim=-1).half().view(torch.uint8)
     codes = codes - low[..., None]
     return torch.cat((codes[..., ::2] | (codes[..., 1::2] << 4), constants), dim=-1).flatten(1), units
@@ -249,7 +255,7 @@ def int4_kernel() -> Kernel:
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (SIDE, SIDE), dtype=torch.uint8, generator=generator)
     constants = torch.ones((SIDE, SIDE // GROUP))
-    groups, units = int4_pack(codes, constants, constants)
+    groups, units = pack_int4(codes, constants, constants)
     float32 = Kernel("float32", speed=speeds(lambda x: int4_product(x, groups, units, "float32")))
     x = torch.randn((1, SIDE), generator=generator)
     exact, rounded = (int4_product(x, groups, units, kernel) for kernel in ("float32", "int_mm"))

@@ -1,7 +1,7 @@
 """Layers as device graphs: the launches of a layer are captured once and repeated in one launch, for any batch.
 
 A graph knows addresses and numbers of rows, so rows stand in buffers of a few sizes. Rows beyond those of a stage are
-spare: they are computed, their K/V go to a slot that no page has, and nobody reads what comes of them.
+spare: they are computed, their K/V go to a slot that no page has, and nobody reads their outputs.
 """
 
 import gc
@@ -30,7 +30,7 @@ Capture: TypeAlias = Callable[[Work], Work]
 
 
 def capture_on(device: torch.device) -> Capture:
-    """The capture for `device`. Raises `ConfigError` if it is no CUDA device."""
+    """The capture for `device`. Raises `ConfigError` if it is not a CUDA device."""
     if device.type == "cuda":
         return CudaCapture(device)
     raise ConfigError(f"graphs=True needs a CUDA device, and the device is {device}; leave graphs out")
@@ -221,7 +221,7 @@ class _Buffers:
     slots: Tensor  # int64 [B]
     query_scale: Tensor | None = None  # factor of queries, [B, 1, 1]; None: 1
     positions: Tensor | None = None  # the stage's positions that `cos_sin` and `query_scale` were made of
-    written: tuple[Tensor | None, Tensor | None] = (None, None)  # the stage's slots and rows that `slots` was made of
+    slots_source: tuple[Tensor | None, Tensor | None] = (None, None)  # the stage's slots and written rows in `slots`
 
     @classmethod
     def of(cls, model: Layers, rows: int, h: Tensor) -> "_Buffers":
@@ -237,7 +237,7 @@ class _Buffers:
         )
 
     def fill(self, model: Layers, stage: Stage, h: Tensor, spare: int) -> None:
-        """Copy `h` [N, D] and what `stage` says of its rows. Rows that are not written get the slot `spare`."""
+        """Copy `h` [N, D], slots and RoPE of the rows of `stage`. Rows that are not written get the slot `spare`."""
         count = len(h)
         self.h[:count] = h
         if self.positions is not stage.positions:
@@ -247,13 +247,13 @@ class _Buffers:
             if self.query_scale is not None and model.query_scales is not None:
                 torch.index_select(model.query_scales, 0, stage.positions, out=self.query_scale[:count])
             self.positions = stage.positions
-        if self.written[0] is not stage.slots or self.written[1] is not stage.written:
+        if self.slots_source[0] is not stage.slots or self.slots_source[1] is not stage.written_rows:
             self.slots.fill_(spare)
-            if stage.written is None:
+            if stage.written_rows is None:
                 self.slots[:count] = stage.slots
             else:
-                self.slots.index_copy_(0, stage.written, stage.slots)
-            self.written = stage.slots, stage.written
+                self.slots.index_copy_(0, stage.written_rows, stage.slots)
+            self.slots_source = stage.slots, stage.written_rows
 
 
 def round_up(rows: int) -> int:
@@ -272,12 +272,12 @@ def max_rows(config: ModelConfig) -> int:
     return next(rows for rows in range(bound, 0, -1) if round_up(rows) == rows)
 
 
-def graph_bytes(config: ModelConfig, item: int) -> int:
-    """Bytes of the buffers of all sizes, with `item` bytes a number."""
+def graph_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of the `_Buffers` of all sizes together, of a model whose hidden states have `itemsize` bytes a number."""
     sizes = {round_up(rows) for rows in range(1, max_rows(config) + 1)}
     channels = config.hidden + 2 * config.heads * config.head_dim
     channels += len(config.shapes) * (config.rotary_dim or config.head_dim)
-    return sum(sizes) * (channels * item + 8)
+    return sum(sizes) * (channels * itemsize + 8)  # a slot has 8 bytes
 
 
 def _run_layers(

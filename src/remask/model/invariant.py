@@ -28,7 +28,7 @@ ALIGNMENT = 64  # bytes; PyTorch allocates at multiples of it
 
 
 class TiledArithmetic(Arithmetic):
-    """Computes products in tiles of `TILE` rows, the last of which is padded with zeros.
+    """Computes products in tiles of `TILE` rows; the last tile is padded with zeros.
 
     So the kernel depends on the shape of the weights and the number of threads, but not on the number of rows.
     """
@@ -51,7 +51,7 @@ class TiledArithmetic(Arithmetic):
         return out[: len(x)]
 
     def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        return self.linear_by_group(x, weights, ends)  # every group has tiles of its own on every device
+        return self.grouped_linear_loop(x, weights, ends)  # every group has tiles of its own on every device
 
     def activate_(self, x: Tensor, function: Activation = "silu") -> Tensor:
         for part in _row_parts(x):  # the rows of `x` are not contiguous, so each is a range of its own
@@ -65,7 +65,7 @@ class TiledArithmetic(Arithmetic):
             part.sigmoid_()
         return out
 
-    def aligned(self, x: Tensor) -> Tensor:
+    def align(self, x: Tensor) -> Tensor:
         return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
     def check(self, weights: Iterable[Tensor]) -> None:
@@ -103,7 +103,7 @@ class UnitwiseAttention:
         parts = []
         for unit, unit_work in work.derive(_single_unit_lists, q.device):
             rows = q[unit.rows].clone(memory_format=torch.contiguous_format)
-            keys, values = (self.arithmetic.aligned(cache[unit.keys]) for cache in (k, v))
+            keys, values = (self.arithmetic.align(cache[unit.keys]) for cache in (k, v))
             parts.append(self.inner(rows, keys, values, unit_work, sink))
         return torch.cat(parts) if parts else q.flatten(1)
 

@@ -156,7 +156,7 @@ def _norm_and_rotate(
     COUNT: tl.constexpr, TALL: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     NORMED: tl.constexpr, WHOLE: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """`COUNT` heads at `x` after norm and RoPE, float32 [TALL, WIDTH]. `cos` and `sin` point to those of the row."""
+    """`COUNT` heads at `x` after norm and RoPE, float32 [TALL, WIDTH]. `cos` and `sin` point to the row's."""
     head, channel = tl.arange(0, TALL), tl.arange(0, WIDTH)
     # Channel c < HALF is paired with channel c + HALF. Channels from 2 HALF on are not rotated.
     rotary = channel < 2 * HALF

@@ -64,7 +64,7 @@ def mixture_output(
     active, count = routes.experts.shape[1], len(local)
     experts = routes.experts.flatten()
     if count < len(w.router):
-        # Experts of other ranks get the number `count`, so that their rows come last and are in no group.
+        # Experts of other ranks get the number `count`, so that their rows come last, in no group.
         experts = torch.where((experts >= local.start) & (experts < local.stop), experts - local.start, count)
     sorted_experts, order = experts.sort(stable=True)
     ends = torch.searchsorted(sorted_experts, torch.arange(count, device=x.device), right=True, out_int32=True)

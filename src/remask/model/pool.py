@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from remask.model.config import ModelConfig
-from remask.model.sizes import kv_item
+from remask.model.sizes import kv_itemsize
 
 
 class Pool:
@@ -52,7 +52,7 @@ class Pool:
 
     @property
     def picked(self) -> Tensor:
-        """Whether the last `Pick` that a slot's row was in has picked it, bool [slots]."""
+        """For each slot, whether the last `Pick` with this slot among its rows picked it, bool [slots]."""
         if self._picked is None:
             self._picked = self.k[0].new_zeros(self.spare + 1, dtype=torch.bool)
         return self._picked
@@ -72,4 +72,4 @@ class Pool:
 
 def cpu_kv_dtype(dtype: torch.dtype, quantized: bool) -> torch.dtype:
     """The dtype of K/V on a CPU, of a model of `dtype` whose matrices are `quantized` or not."""
-    return dtype if kv_item(dtype, quantized) == dtype.itemsize else torch.bfloat16
+    return dtype if kv_itemsize(dtype, quantized) == dtype.itemsize else torch.bfloat16

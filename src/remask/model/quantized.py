@@ -20,13 +20,13 @@ from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import (
     TINY,
     int4_kernel,
-    int4_pack,
     int4_product,
     int8_kernel,
-    int8_pack,
     int8_product,
-    int8_unpack,
     int_mm_product,
+    pack_int4,
+    pack_int8,
+    unpack_int8,
 )
 from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_sizes
 
@@ -253,7 +253,7 @@ class Int4Matrix(_Scaled):
         step = max(1, _ENCODED // self.shape[-1])
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
-            numbers[part], scales[part] = int4_pack(codes.values[part], codes.scales[part], codes.zeros[part])
+            numbers[part], scales[part] = pack_int4(codes.values[part], codes.scales[part], codes.zeros[part])
 
     def product(self, x: Tensor) -> Tensor:
         return int4_product(x, self.numbers, self.scales, int4_kernel().name)
@@ -291,18 +291,18 @@ class UnroundedArithmetic(Arithmetic):
         return out if bias is None else out.add_(bias)
 
     def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        return self.linear_by_group(x, weights, ends)
+        return self.grouped_linear_loop(x, weights, ends)
 
 
 @dataclass(slots=True)
 class _Packed:
-    """A piece of a matrix in the order of FBGEMM's kernel."""
+    """Consecutive rows of a matrix, a chunk, in the order of FBGEMM's kernel."""
 
-    matrix: Any = None  # None: it was not written yet
+    matrix: Any = None  # of `pack_int8`; None: it was not written yet
 
 
 class PackedInt8Matrix(QuantizedMatrix):
-    """An `Int8Matrix` in the order of FBGEMM's kernel, which consists of pieces and is cut only between them."""
+    """An `Int8Matrix` in the order of FBGEMM's kernel, in chunks of `chunk_rows` rows; it is cut only between them."""
 
     kind = "int8"
 
@@ -311,45 +311,45 @@ class PackedInt8Matrix(QuantizedMatrix):
         shape: Sequence[int],
         dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
         device: torch.device,  # noqa: ARG002 - of `__new__`
-        pieces: Sequence[int],
+        chunk_rows: Sequence[int],
         packed: Sequence[_Packed] | None = None,
     ) -> None:
-        self.pieces = tuple(pieces)
+        self.chunk_rows = tuple(chunk_rows)
         experts = shape[0] if len(shape) == 3 else 1
-        self.packed = packed or [_Packed() for _ in range(experts * len(self.pieces))]
+        self.packed = packed or [_Packed() for _ in range(experts * len(self.chunk_rows))]
 
     def rows(self, part: slice) -> QuantizedMatrix:
-        """Some of the rows. Raises `NotImplementedError` if `part` begins or ends within a piece."""
-        index = self._pieces_in(part)
-        pieces, packed = self.pieces[index], self.packed[index]
-        return type(self)((sum(pieces), self.shape[-1]), self.dtype, self.device, pieces, packed)
+        """Some of the rows. Raises `NotImplementedError` if `part` begins or ends within a chunk."""
+        index = self._chunks_in(part)
+        chunk_rows, packed = self.chunk_rows[index], self.packed[index]
+        return type(self)((sum(chunk_rows), self.shape[-1]), self.dtype, self.device, chunk_rows, packed)
 
     def expert(self, number: int) -> QuantizedMatrix:
         return self._of_expert(number, self.shape[1:])
 
     def _of_expert(self, number: int, shape: Sequence[int]) -> QuantizedMatrix:
-        count = len(self.pieces)
+        count = len(self.chunk_rows)
         packed = self.packed[number * count : (number + 1) * count]
-        return type(self)(shape, self.dtype, self.device, self.pieces, packed)
+        return type(self)(shape, self.dtype, self.device, self.chunk_rows, packed)
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """Set `rows`, which are whole pieces, to `codes`."""
-        index = self._pieces_in(rows)
-        sizes = list(self.pieces[index])
+        """Set `rows`, which are whole chunks, to `codes`."""
+        index = self._chunks_in(rows)
+        sizes = list(self.chunk_rows[index])
         values, scales = torch.split(codes.values, sizes), torch.split(codes.scales, sizes)
-        for piece, piece_values, piece_scales in zip(self.packed[index], values, scales, strict=True):
-            piece.matrix = int8_pack(piece_values, piece_scales)
+        for chunk, chunk_values, chunk_scales in zip(self.packed[index], values, scales, strict=True):
+            chunk.matrix = pack_int8(chunk_values, chunk_scales)
 
     def parts(self) -> Mapping[str, Tensor]:
         """Copies of values and scales, as the kernel has its own order in memory."""
-        pairs = [int8_unpack(piece.matrix) for piece in self.packed]
+        pairs = [unpack_int8(chunk.matrix) for chunk in self.packed]
         values, scales = map(torch.cat, zip(*pairs, strict=True))
         return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
 
     def restore(self, parts: Mapping[str, Tensor]) -> None:
         rows = self.shape[:-1]
         _check_parts(parts, {"values": (self.shape, torch.int8), "scales": (rows, torch.float32)})
-        values = parts["values"].reshape(-1, sum(self.pieces), self.shape[-1])
+        values = parts["values"].reshape(-1, sum(self.chunk_rows), self.shape[-1])
         scales = parts["scales"].reshape(len(values), -1)
         for expert, codes in enumerate(map(Codes, values, scales)):
             self._of_expert(expert, self.shape[-2:]).store(slice(None), codes)
@@ -357,18 +357,18 @@ class PackedInt8Matrix(QuantizedMatrix):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """Bytes in memory. A row has a scale, a zero and a sum of its numbers."""
-        return self.numel() + 12 * sum(self.pieces) * (len(self.packed) // len(self.pieces))
+        return self.numel() + 12 * sum(self.chunk_rows) * (len(self.packed) // len(self.chunk_rows))
 
     def product(self, x: Tensor) -> Tensor:
-        return int8_product(x, [piece.matrix for piece in self.packed], int8_kernel().reduced)
+        return int8_product(x, [chunk.matrix for chunk in self.packed], int8_kernel().reduced)
 
     def unrounded_product(self, x: Tensor) -> Tensor:
-        parts = [_wide_product(x, *int8_unpack(piece.matrix)) for piece in self.packed]
+        parts = [_wide_product(x, *unpack_int8(chunk.matrix)) for chunk in self.packed]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _pieces_in(self, part: slice) -> slice:
-        """The indices of the pieces that `part` of the rows consists of."""
-        edges = [0, *accumulate(self.pieces)]
+    def _chunks_in(self, part: slice) -> slice:
+        """The indices of the chunks that `part` of the rows consists of."""
+        edges = [0, *accumulate(self.chunk_rows)]
         start, stop, _ = part.indices(edges[-1])
         try:
             return slice(edges.index(start), edges.index(stop))
@@ -379,7 +379,7 @@ class PackedInt8Matrix(QuantizedMatrix):
 def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
     """Check that matrices of the sizes in `config`, those of one rank, can be quantized as `kind` on `device`.
 
-    Raises `UnknownNameError` if there is no such kind, and `ConfigError` if device or sizes do not allow it.
+    Raises `UnknownNameError` if the kind is unknown, and `ConfigError` if device or sizes do not allow it.
     """
     if kind is None:
         return
@@ -401,14 +401,14 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
 
 
 def empty_matrix(
-    kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pieces: Sequence[int]
+    kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, chunk_rows: Sequence[int]
 ) -> QuantizedMatrix:
-    """An unwritten matrix [M, K], or [E, M, K]. `pieces` are the numbers of rows between which it will be cut."""
+    """An unwritten matrix [M, K], or [E, M, K]. It will be cut only between chunks of `chunk_rows` rows."""
     if kind == "int4":
         return Int4Matrix(shape, dtype, device)
     # FBGEMM's kernel needs two columns, for the least and the largest number of `cpu_kernels.int8_product`.
     if kind == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
-        return PackedInt8Matrix(shape, dtype, device, pieces)
+        return PackedInt8Matrix(shape, dtype, device, chunk_rows)
     return Int8Matrix(shape, dtype, device) if kind == "int8" else Fp8Matrix(shape, dtype, device)
 
 

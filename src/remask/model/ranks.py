@@ -66,11 +66,11 @@ class Shard:
         return self.share(config.heads)
 
     def kv_heads(self, config: ModelConfig) -> range:
-        """The K/V heads of this rank. If there are fewer heads than ranks, several ranks have the same one."""
+        """The K/V heads of this rank. If there are fewer heads than ranks, each head is replicated on several ranks."""
         if config.kv_heads >= self.size:
             return self.share(config.kv_heads)
-        first = self.rank * config.kv_heads // self.size
-        return range(first, first + 1)
+        head = self.rank * config.kv_heads // self.size
+        return range(head, head + 1)
 
     def experts(self, mixture: Mixture) -> range:
         """The routed experts of this rank."""
@@ -80,7 +80,7 @@ class Shard:
 class RankLocal:
     """An object that exists on every rank with contents of its own. Its class takes no arguments.
 
-    When `Ranks.everywhere` first gets it, the other ranks construct theirs, and keep it as long as rank 0 does.
+    When `Ranks.run_on_all` first gets it, the other ranks construct theirs, and keep it as long as rank 0 does.
     """
 
 
@@ -103,11 +103,11 @@ class Ranks:
         """Every rank's `x`, stacked in the order of the ranks: [ranks, *x.shape]. `x` is not changed."""
         return x[None]
 
-    def everywhere(self, act: Callable[..., T], *args: Any) -> T:
+    def run_on_all(self, act: Callable[..., T], *args: Any) -> T:
         """Call `act(*args)` on every rank, and return this rank's result.
 
-        A model in `args` is replaced by each rank's own. So is every tensor or pool that an earlier call has returned,
-        and views of these, without being sent. Other tensors are sent with their contents.
+        Each rank uses its own model in place of one in `args`, and its own result in place of a tensor or pool that an
+        earlier call has returned, or a view of one. Other tensors are sent with their contents.
         """
         return act(*args)
 
@@ -123,14 +123,14 @@ def _faults(config: ModelConfig, size: int) -> list[str]:
     heads, mixture = config.heads, config.mixture
     faults = []
     if heads % size:
-        faults.append(f"its {heads} attention heads are no multiple of {size}")
+        faults.append(f"its {heads} attention heads are not a multiple of {size}")
     faults += [
         f"its {groups} heads of K/V are neither a multiple nor a divisor of {size}"
         for groups in dict.fromkeys(shape.kv_heads for shape in config.shapes)
         if groups % size and size % groups
     ]
     if mixture is not None and mixture.experts % size:
-        faults.append(f"its {mixture.experts} experts are no multiple of {size}")
+        faults.append(f"its {mixture.experts} experts are not a multiple of {size}")
     widths = {config.feed_forward(layer).intermediate for layer in range(config.layers)} - {0}
     width = min(widths, default=size)
     if width < size:

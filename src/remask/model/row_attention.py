@@ -15,20 +15,20 @@ from remask.model.stage import AdapterRows, Index, Run
 from remask.model.transformer import Transformer
 
 
-def attention_rows(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
+def attention_rows(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
     """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [heads, N, T].
 
-    They are -inf for keys that a row does not see, by `seen`, bool [N, T]; None: each row sees all keys.
+    Keys that are not `visible`, bool [N, T], to a row have -inf; None: each row sees all keys.
     """
     rows, heads, dim = q.shape
     groups = k.shape[1]
     # Query heads that share a key head become further rows of that head.
     queries = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim)
     scores = (queries * (1 / math.sqrt(dim)) @ k.permute(1, 2, 0)).float().view(groups, rows, heads // groups, -1)
-    if seen is None:
+    if visible is None:
         attention = scores.log_softmax(-1)
     else:
-        unseen = ~seen[:, None]
+        unseen = ~visible[:, None]
         # Filled twice, as a row that sees none of the keys is NaN in between.
         attention = scores.masked_fill(unseen, -math.inf).log_softmax(-1).masked_fill(unseen, -math.inf)
     return attention.transpose(1, 2).reshape(heads, rows, -1)
@@ -57,7 +57,7 @@ def attention_of(model: Transformer, pool: Pool, layer: int, canvases: Sequence[
     if not canvases:
         return []
     positions = send(np.concatenate([canvas.positions for canvas in canvases]), model.device)
-    return model.ranks.everywhere(_rank_attention_of, model, pool, layer, canvases, positions)
+    return model.ranks.run_on_all(_rank_attention_of, model, pool, layer, canvases, positions)
 
 
 @torch.inference_mode()
@@ -72,13 +72,13 @@ def _rank_attention_of(
     queries = torch.split(model.queries(h, layer, positions, adapters), counts)
     sums, rows = list[Tensor](), list[Tensor]()
     for q, q_positions, canvas in zip(queries, torch.split(positions, counts), canvases, strict=True):
-        k = model.arithmetic.aligned(pool.k[layer][canvas.slots].to(q.dtype))
-        seen = None
+        k = model.arithmetic.align(pool.k[layer][canvas.slots].to(q.dtype))
+        visible = None
         if reach is not None:
             index = canvas.key_positions
             keys = torch.arange(len(k), device=k.device) if index is None else send(index, model.device)
-            seen = (q_positions[:, None] - keys).abs() <= reach
-        attention = attention_rows(q, k, seen)
+            visible = (q_positions[:, None] - keys).abs() <= reach
+        attention = attention_rows(q, k, visible)
         sums.append(attention[:, : canvas.summed].exp().sum((0, 1)))
         rows.append(attention[:, canvas.summed :])
     if not model.ranks.several:

@@ -14,9 +14,8 @@ GROUP_BYTES = GROUP // 2 + 4  # bytes of a group: its codes, and step and offset
 TILE = 2**18  # numbers of int4 that are unpacked at a time, or up to a half more
 TILE_BYTES = 5 * TILE * 3 // 2  # of such numbers in float32, and in eight bits
 FP8_MULTIPLE = 16  # divides the numbers of rows and columns in a product of fp8
-PRODUCT_ROWS = (
-    1024  # rows that are multiplied with a quantized matrix at a time, as a product needs several times their memory
-)
+# Rows that are multiplied with a quantized matrix at a time, as a product needs several times their memory.
+PRODUCT_ROWS = 1024
 GPU_SCORES = 2**25  # scores of a tile of attention that keep a GPU busy
 
 
@@ -52,8 +51,8 @@ def matrix_bytes(kind: Quantization, shape: Sequence[int]) -> int:
     return prod(outer) * (row_bytes + 4)
 
 
-def kv_item(dtype: NumberFormat, quantized: bool) -> int:
-    """Bytes of a number of K and V on a CPU, of a model of `dtype` whose matrices are `quantized` or not."""
+def kv_itemsize(dtype: NumberFormat, quantized: bool) -> int:
+    """Bytes of a number of K and V on a CPU, for a model in `dtype` whose matrices are `quantized` or not."""
     return min(dtype.itemsize, 2) if quantized else dtype.itemsize
 
 
@@ -83,9 +82,9 @@ def check_sizes(kind: Quantization, config: ModelConfig) -> None:
     if faults:
         texts = []
         for (size_text, divisor), layers in faults.items():
-            texts.append(f"{size_text}{_layers_in_words(layers, config)} is no multiple of {divisor}")
-        way = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(texts)}. {way}")
+            texts.append(f"{size_text}{_layers_in_words(layers, config)} is not a multiple of {divisor}")
+        advice = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(texts)}. {advice}")
 
 
 def _layers_in_words(layers: Sequence[int], config: ModelConfig) -> str:

@@ -27,17 +27,17 @@ class AdapterRows:
     def of(cls, counts: Iterable[tuple[str | None, int]]) -> "AdapterRows":
         """The rows of canvases that follow one another, by the adapter and the number of rows of each."""
         runs = list[tuple[str, slice]]()
-        first = 0
+        position = 0
         for name, count in counts:
             if name is not None and count:
-                continues = runs and runs[-1][0] == name and runs[-1][1].stop == first
-                start = runs.pop()[1].start if continues else first
-                runs.append((name, slice(start, first + count)))
-            first += count
+                continues = runs and runs[-1][0] == name and runs[-1][1].stop == position
+                start = runs.pop()[1].start if continues else position
+                runs.append((name, slice(start, position + count)))
+            position += count
         return cls(tuple(runs))
 
     def subset(self, rows: Tensor) -> "AdapterRows":
-        """What this says of some `rows`, int64 [n]. The host does not wait."""
+        """The same adapters for a pass that computes only `rows`, int64 [n]. The host does not wait."""
         if not self.runs:
             return self
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
@@ -89,7 +89,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A rows of several canvases, of which the S rows that changed most are computed, a fixed number of each canvas.
+    """A candidate rows of several canvases. The S that changed most are computed, a fixed number of each canvas.
 
     The A rows are in the order of the canvases. They are sorted by canvas and then by similarity, and the rows at
     `order` are picked. V (with `keys` K) is compared, and written for all A rows.
@@ -105,14 +105,14 @@ class Pick:
     keys: bool
     every: int = 1
     phase: int = 0
-    # int64 [S] each, the rows that each layer picked, in the order of the layers, written by the transformer: once V of
-    # a layer is written, nothing else tells which rows had changed
-    chosen: list[Tensor] = field(default_factory=list)
+    # int64 [S] each, the rows that each layer picked, in the order of the layers. The transformer appends them: once V
+    # of a layer is written, nothing else tells which rows had changed
+    picked_rows: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The K/V slots of what N rows of sliding layers may see."""
+    """The K/V slots that N rows of sliding layers may see."""
 
     slots: Tensor  # int64 [S], of whole canvases, one canvas after the other
     # int64 [3, N], indices into `slots`: of each row's own position, the first position that it may see, and the end
@@ -136,7 +136,8 @@ class Stage:
     layers: range
     positions: Tensor  # int64 [N], on the canvases, for RoPE
     slots: Tensor  # int64 [W], of the written rows' K/V in each of `layers`, if all rows are computed
-    written: Tensor | None  # int64 [W]: computed rows whose K/V (and, with `outputs`, outputs) are written; None: all
+    # int64 [W]: computed rows whose K/V (and, with `outputs`, outputs) are written; None: all
+    written_rows: Tensor | None
     carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows
     work: WorkList  # the attention of its rows in layers with full attention
     sliding_work: WorkList | None = None  # in sliding layers; None: there are none, or `partial.neighbours` is used
@@ -145,9 +146,8 @@ class Stage:
     outputs: bool = False  # attention and FFN outputs of computed rows are cached
     partial: Partial | None = None  # None: all rows are computed. Else rows of `work` are the computed ones
     adapters: AdapterRows = NO_ADAPTERS
-    roles: Tensor | None = (
-        None  # int64 [N]: 1 for rows that are denoised, 0 for final ones; None: `layer_scales` is off
-    )
+    # int64 [N]: 1 for rows that are denoised, 0 for final ones; None: `layer_scales` is off
+    roles: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Rows:
     cos: Tensor  # for RoPE, [N, 1, R / 2], of the model's dtype or wider (`ModelConfig.rope_float32`)
     sin: Tensor  # as `cos`
     slots: Tensor  # int64 [W], of the K/V of the rows that are written. For kernels [N], -1 for rows that are not.
-    written: Tensor | None  # int64 [W], the rows that are written; None: all
+    written_rows: Tensor | None  # int64 [W], the rows that are written; None: all
     outputs: bool  # whether their attention and FFN outputs are cached, addressed like K and V
     adapters: AdapterRows = NO_ADAPTERS
     query_scale: Tensor | None = None  # factor of the queries after RoPE, [N, 1, 1]; None: 1

@@ -75,16 +75,16 @@ class Transformer:
 
     def with_attention(self, attention: Attention) -> Self:
         """A copy that shares the weights, attends by `attention`, and has no graphs."""
-        other = copy(self)
-        other.attention = attention
-        other.graphs = None
-        return other
+        model = copy(self)
+        model.attention = attention
+        model.graphs = None
+        return model
 
     def with_graphs(self, graphs: Graphs) -> Self:
         """A copy that shares the weights, and whose layers `graphs` repeats."""
-        other = copy(self)
-        other.graphs = graphs
-        return other
+        model = copy(self)
+        model.graphs = graphs
+        return model
 
     def without_rounding(self) -> Self:
         """A copy that shares the weights, does not round the rows of its products, and has no graphs.
@@ -93,10 +93,10 @@ class Transformer:
         """
         if not self.quantized:
             return self
-        other = copy(self)
-        other.arithmetic = UnroundedArithmetic()
-        other.graphs = None
-        return other
+        model = copy(self)
+        model.arithmetic = UnroundedArithmetic()
+        model.graphs = None
+        return model
 
     @property
     def device(self) -> torch.device:
@@ -150,7 +150,7 @@ class Transformer:
 
     @torch.inference_mode()
     def self_condition(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
-        """Embedded rows `h` [N, D], to those of which in `signals` the last pass' predictions are added.
+        """Embedded rows `h` [N, D]; the last pass' predictions are added to the rows in `signals`.
 
         The expected embeddings in `pool.signals` pass through an MLP, and the sum is normed (DiffusionGemma's
         self-conditioning). `h` is unchanged.
@@ -179,9 +179,10 @@ class Transformer:
             slots = self._kernel_slots(slots, stage, len(h))
         # On a CPU `index_select` takes a third of the time of an index in brackets.
         query_scale = None if self.query_scales is None else self.query_scales.index_select(0, positions)
-        rest = slots, stage.written, stage.outputs, stage.adapters, query_scale, stage.roles
+        shared = slots, stage.written_rows, stage.outputs, stage.adapters, query_scale, stage.roles
         full_and_sliding = [
-            Rows(cos.index_select(0, positions), sin.index_select(0, positions), *rest) for cos, sin in self.rope_tables
+            Rows(cos.index_select(0, positions), sin.index_select(0, positions), *shared)
+            for cos, sin in self.rope_tables
         ]
         for layer in stage.layers:
             rows = full_and_sliding[self.is_sliding[layer]]
@@ -197,7 +198,7 @@ class Transformer:
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
         """The queries of `rows` in a layer with the input `h` [N, D], after norm and RoPE: [N, heads, Dh].
 
-        Writes K/V of the rows that `rows.written` names to their slots of `pool`.
+        Writes K/V of the rows that `rows.written_rows` names to their slots of `pool`.
         """
         w = self.weights.layers[layer]
         c = self.parts[self.is_sliding[layer]]
@@ -208,17 +209,17 @@ class Transformer:
             qkv = self._linear(x, w, "qkv", rows.adapters, bias=w.qkv_bias)
             q = self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
             return q if rows.query_scale is None else q.mul_(rows.query_scale)
-        if rows.written is None and not self.arithmetic.invariant:
+        if rows.written_rows is None and not self.arithmetic.invariant:
             qk, v = self._project(x, layer, range(heads), cos_sin, rows.adapters)
             q, k = qk[:, : c.heads], qk[:, c.heads :]
         else:
             # Two products where one would do, if bits must not depend on what other canvases leave out.
             q, _ = self._project(x, layer, range(c.heads), cos_sin, rows.adapters)
             adapters = rows.adapters
-            if rows.written is not None:
-                x = x[rows.written]
-                cos_sin = rows.cos[rows.written], rows.sin[rows.written]
-                adapters = adapters.subset(rows.written)
+            if rows.written_rows is not None:
+                x = x[rows.written_rows]
+                cos_sin = rows.cos[rows.written_rows], rows.sin[rows.written_rows]
+                adapters = adapters.subset(rows.written_rows)
             k, v = self._project(x, layer, range(c.heads, heads), cos_sin, adapters)
         pool.k[layer].index_copy_(0, rows.slots, k.to(pool.k[layer].dtype))
         pool.v[layer].index_copy_(0, rows.slots, v.to(pool.v[layer].dtype))
@@ -315,15 +316,15 @@ class Transformer:
         if self.kernels is not None:
             return self.kernels.add(h, new, weight, cache, rows.slots)
         if cache is not None:
-            cache.index_copy_(0, rows.slots, new if rows.written is None else new[rows.written])
+            cache.index_copy_(0, rows.slots, new if rows.written_rows is None else new[rows.written_rows])
         h += new
         return h if weight is None else self.norm(h, weight)
 
     def _kernel_slots(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
         """`slots` [W] of the written rows as kernels take them: one for each of `rows` rows, -1 if not written."""
-        if stage.written is None:
+        if stage.written_rows is None:
             return slots
-        return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
+        return slots.new_full((rows,), -1).index_copy_(0, stage.written_rows, slots)
 
     def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos_sin: Pair) -> Tensor:
         """One layer in which some rows are computed, and the others add their cached outputs."""
@@ -333,29 +334,29 @@ class Transformer:
         computed = part.computed
         for pick in part.picks:
             if (pick.phase + layer - stage.layers.start) % pick.every:
-                chosen = _lowest_rows(~pool.picked[part.slots[pick.rows]], pick)  # those of the last choice
+                picked_rows = _lowest_rows(~pool.picked[part.slots[pick.rows]], pick)  # as the last layer that picked
             else:
-                chosen = self._pick_rows(h, layer, stage, pick, pool, cos_sin)
-            computed = computed.index_copy(0, pick.target, chosen)
+                picked_rows = self._pick_rows(h, layer, stage, pick, pool, cos_sin)
+            computed = computed.index_copy(0, pick.target, picked_rows)
         slots = part.slots[computed]
-        written = slots if stage.written is None else slots[stage.written]
-        row_slots = written if self.kernels is None else self._kernel_slots(written, stage, len(computed))
+        row_slots = slots if stage.written_rows is None else slots[stage.written_rows]
+        row_slots = row_slots if self.kernels is None else self._kernel_slots(row_slots, stage, len(computed))
         adapters = stage.adapters.subset(computed)
         query_scale = None if self.query_scales is None else self.query_scales[stage.positions[computed]]
         cos, sin = cos_sin
-        rows = Rows(cos[computed], sin[computed], row_slots, stage.written, True, adapters, query_scale)
+        rows = Rows(cos[computed], sin[computed], row_slots, stage.written_rows, True, adapters, query_scale)
         q = self.project(h[computed], layer, rows, pool)
         work = stage.sliding_work if self.is_sliding[layer] else stage.work
-        if work is None:  # rows were chosen, and the host does not know which
+        if work is None:  # rows were picked on the device, and the host does not know which
             attended = self._attend_sliding(q, layer, part, computed, pool)
         else:
             attended = self.attend(q, layer, work, pool)
         attention_cache, ffn_cache = pool.outputs[layer]
         out = self.norm(self.ranks.sum(self._linear(attended, w, "out", adapters)), w.attn_post)
-        h += _update_outputs(attention_cache, out, computed, part.slots, stage.written)
+        h += _update_outputs(attention_cache, out, computed, part.slots, stage.written_rows)
         x = h[computed]
         ffn_out = self.norm(self._feed_forward(x, self.norm(x, w.ffn_norm), w, adapters), w.ffn_post)
-        h += _update_outputs(ffn_cache, ffn_out, computed, part.slots, stage.written)
+        h += _update_outputs(ffn_cache, ffn_out, computed, part.slots, stage.written_rows)
         return h
 
     def _attend_sliding(self, q: Tensor, layer: int, part: Partial, computed: Tensor, pool: Pool) -> Tensor:
@@ -391,9 +392,9 @@ class Transformer:
     ) -> Pair:
         """V (or with `keys` K) of rows with the input `h` [N, D], and its similarity to that in `slots`, [N]."""
         c = self.parts[self.is_sliding[layer]]
-        first = c.heads if keys else c.heads + c.kv_heads
+        first_head = c.heads if keys else c.heads + c.kv_heads
         x = self.norm(h, self.weights.layers[layer].attn_norm)
-        new_k, new_v = self._project(x, layer, range(first, first + c.kv_heads), cos_sin, adapters)
+        new_k, new_v = self._project(x, layer, range(first_head, first_head + c.kv_heads), cos_sin, adapters)
         new = new_k if keys else new_v
         return new, self._similarity(new.flatten(1).float(), cache[slots].flatten(1).float())
 
@@ -441,12 +442,12 @@ class Transformer:
         mixture, config = w.mixture, self.config.mixture
         if mixture is None or config is None:
             return self.ranks.sum(self._mlp(x, w, adapters))
-        rest = mixture, self.arithmetic, self.ranks.shard.experts(config), self.activation
+        experts = mixture, self.arithmetic, self.ranks.shard.experts(config), self.activation
         if not config.normed:
-            routed = mixture_output(x, self.route(x, mixture), *rest)
+            routed = mixture_output(x, self.route(x, mixture), *experts)
             return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w, adapters)))
         routes = self.route(self.norm(h, mixture.router_norm), mixture)
-        routed = mixture_output(self.norm(h, mixture.expert_norm), routes, *rest)
+        routed = mixture_output(self.norm(h, mixture.expert_norm), routes, *experts)
         routed = self.norm(self.ranks.sum(routed), mixture.expert_post)
         return routed + self.norm(self.ranks.sum(self._mlp(x, w, adapters)), mixture.shared_post)
 
@@ -475,7 +476,7 @@ class Transformer:
         heads.copy_(normed.view_as(heads))
 
     def _similarity(self, new: Tensor, old: Tensor) -> Tensor:
-        """Cosine similarity [N] of the rows of `new` and `old`, float32 [N, any], over the heads of all ranks."""
+        """Cosine similarity [N] of the rows of `new` and `old`, float32 [N, any] each, over the heads of all ranks."""
         if not self.ranks.several:
             return F.cosine_similarity(new, old, dim=1)
         products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, old), (new, new), (old, old))])
@@ -503,22 +504,22 @@ def _stage_input(stage: Stage, h: Tensor) -> Tensor:
 
 
 def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
-    """Rows with the lowest `values` [A] in each canvas, int64 [S], the first of equal ones; `pick.chosen` gets them."""
+    """Rows with the lowest `values` [A] in each canvas, int64 [S], the first of equal ones; appended to `pick`."""
     # First by value, then stably by canvas, so that two sorts serve canvases of different sizes.
     by_value = values.argsort(stable=True)
     order = by_value[pick.owner[by_value].argsort(stable=True)]
-    chosen = pick.rows[order[pick.order]]
-    pick.chosen.append(chosen)
-    return chosen
+    lowest = pick.rows[order[pick.order]]
+    pick.picked_rows.append(lowest)
+    return lowest
 
 
-def _update_outputs(cache: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
+def _update_outputs(cache: Tensor, new: Tensor, rows: Tensor, slots: Tensor, indices: Tensor | None) -> Tensor:
     """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, cached ones for the others.
 
-    Writes `new` to `cache`, except for rows that are not in `written`: canvases that lease one prefix share its slots.
+    Writes `new` to `cache` at `indices` into `rows`; None: at all. Canvases that lease one prefix share its slots.
     """
-    if written is None:
+    if indices is None:
         cache.index_copy_(0, slots[rows], new)
         return cache[slots]
-    cache.index_copy_(0, slots[rows[written]], new[written])
+    cache.index_copy_(0, slots[rows[indices]], new[indices])
     return cache[slots].index_copy_(0, rows, new)

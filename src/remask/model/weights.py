@@ -44,8 +44,8 @@ class MixtureWeights:
     bias: Tensor | None  # float32 [E]
     gate_up: Tensor  # [E, 2F, D]: gate rows, then up rows
     down: Tensor  # [E, D, F]
-    # Of a mixture that is `normed`: gains of norms before router and experts, after the experts' sum and the shared
-    # expert, [D] each, and the factor of each expert's weight [E]
+    # Of a mixture that is `normed`: gains [D] of the norms before router and experts, and after the experts' sum and
+    # the shared expert; and the factor of each expert's weight [E]
     router_norm: Tensor | None = None
     expert_norm: Tensor | None = None
     expert_post: Tensor | None = None
@@ -171,16 +171,16 @@ class _Maker:
 
         return torch.empty(shape, dtype=torch.float32 if float32 else self.dtype, device=self.device)
 
-    def matrix(self, *shape: int, pieces: tuple[int, ...]) -> Any:
-        """A matrix that may be quantized. `pieces` are the numbers of rows between which it will be cut."""
-        return self.new(*shape) if self.quantization is None or 0 in shape else self.quantized(shape, pieces)
+    def matrix(self, *shape: int, chunk_rows: tuple[int, ...]) -> Any:
+        """A matrix that may be quantized. It will be cut only between chunks of `chunk_rows` rows."""
+        return self.new(*shape) if self.quantization is None or 0 in shape else self.quantized(shape, chunk_rows)
 
-    def quantized(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> Any:
+    def quantized(self, shape: tuple[int, ...], chunk_rows: tuple[int, ...]) -> Any:
         from remask.model.quantized import empty_matrix
 
         assert self.quantization is not None
         assert self.device is not None
-        return empty_matrix(self.quantization, shape, self.dtype, self.device, pieces)
+        return empty_matrix(self.quantization, shape, self.dtype, self.device, chunk_rows)
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class _Counter(_Maker):
     def new(self, *shape: int, float32: bool = False) -> None:
         self.total += prod(shape) * (4 if float32 else self.dtype.itemsize)
 
-    def quantized(self, shape: tuple[int, ...], pieces: tuple[int, ...]) -> None:  # noqa: ARG002 - as above
+    def quantized(self, shape: tuple[int, ...], chunk_rows: tuple[int, ...]) -> None:  # noqa: ARG002 - as above
         assert self.quantization is not None
         self.total += matrix_bytes(self.quantization, shape)
 
@@ -228,8 +228,8 @@ def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
         return MixtureWeights(
             router=new(experts, hidden, float32=mixture.router.float32),
             bias=new(experts, float32=True) if mixture.router.bias else None,
-            gate_up=matrix(local, 2 * mixture.intermediate, hidden, pieces=(mixture.intermediate,) * 2),
-            down=matrix(local, hidden, mixture.intermediate, pieces=(hidden,)),
+            gate_up=matrix(local, 2 * mixture.intermediate, hidden, chunk_rows=(mixture.intermediate,) * 2),
+            down=matrix(local, hidden, mixture.intermediate, chunk_rows=(hidden,)),
             **{name: new(hidden) for name in _MIXTURE_NORMS if mixture.normed},
             factors=new(experts) if mixture.normed else None,
         )
@@ -244,12 +244,12 @@ def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
         sink = (shape.kv_heads, shape.head_dim) if config.sink == "learned" else None
         return LayerWeights(
             attn_norm=None if config.embed_norm and layer == 0 else new(hidden),
-            qkv=matrix(sum(rows), hidden, pieces=rows),
+            qkv=matrix(sum(rows), hidden, chunk_rows=rows),
             qkv_bias=new(sum(rows)) if config.qkv_bias else None,
-            out=matrix(hidden, q, pieces=(hidden,)),
+            out=matrix(hidden, q, chunk_rows=(hidden,)),
             ffn_norm=new(hidden),
-            gate_up=matrix(feed.up, hidden, pieces=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))),
-            down=matrix(hidden, feed.intermediate, pieces=(hidden,)),
+            gate_up=matrix(feed.up, hidden, chunk_rows=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))),
+            down=matrix(hidden, feed.intermediate, chunk_rows=(hidden,)),
             q_norm=new(norms[0]) if norms else None,
             k_norm=new(norms[1]) if norms else None,
             sink_k=new(*sink) if sink else None,

@@ -1,6 +1,6 @@
 """The attention of a stage as a list of units of work: rows that attend to slots, described by integers alone.
 
-A canvas of its own, a prefix that several canvases read together, scattered pages and K/V cut into pieces are all
+A canvas of its own, a prefix that several canvases read together, scattered pages and K/V cut into parts are all
 units. Rows in several units have several partial results, which are merged by their log-sum-exps. All implementations
 of attention (`remask.model.attention`) run the same lists.
 """
@@ -32,9 +32,9 @@ class WorkList:
     # int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` is an index into `slots`.
     units: Ints
     slots: Ints  # int32 [S]: slots of the pool, those of a unit consecutively. Units may share entries.
-    # int32 [P]: how many of its unit's slots, the first ones, the row of a partial result sees; None: all
+    # int32 [P]: how many of its unit's slots, from the first on, the row of a partial result sees; None: all
     reach: Ints | None = None
-    skip: Ints | None = None  # int32 [P]: how many of these, the first ones, it does not see; None: 0
+    skip: Ints | None = None  # int32 [P]: how many of these, from the first on, the row does not see; None: 0
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None, Ints | None]]:
@@ -74,15 +74,15 @@ class WorkList:
         return cast(T, self._derived[key])
 
     def cut(self, rows: int, slots: int) -> "WorkList":
-        """The same attention in units of at most `rows` rows and `slots` slots. Drops pieces that no row sees."""
+        """The same attention in units of at most `rows` rows and `slots` slots. Drops parts that no row sees."""
         units = self.units.astype(np.int64)
-        row_pieces, slot_pieces = -(-units[:, ROWS] // rows), -(-units[:, SLOTS] // slots)
-        pieces = row_pieces * slot_pieces
-        unit = np.repeat(np.arange(len(units)), pieces)
-        piece = np.arange(len(unit)) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # its number in its unit
-        row, slot = rows * (piece // slot_pieces[unit]), slots * (piece % slot_pieces[unit])
+        row_parts, slot_parts = -(-units[:, ROWS] // rows), -(-units[:, SLOTS] // slots)
+        parts = row_parts * slot_parts
+        unit = np.repeat(np.arange(len(units)), parts)
+        part = np.arange(len(unit)) - np.repeat(np.cumsum(parts) - parts, parts)  # number within its unit
+        row, slot = rows * (part // slot_parts[unit]), slots * (part % slot_parts[unit])
         remaining_rows, remaining_slots = units[unit, ROWS] - row, units[unit, SLOTS] - slot
-        return self._pieces(unit, row, np.minimum(rows, remaining_rows), slot, np.minimum(slots, remaining_slots))
+        return self._parts(unit, row, np.minimum(rows, remaining_rows), slot, np.minimum(slots, remaining_slots))
 
     def ungroup(self, max_slots: int, min_run: int) -> "WorkList":
         """The same attention with rows that are in several units as rows of one new unit, if that is small.
@@ -93,9 +93,9 @@ class WorkList:
         if self.limited or self.outputs == len(np.unique(self.owners)):
             return self
         units = self.units.astype(np.int64)
-        first, last = units[:, FIRST_ROW], units[:, FIRST_ROW] + units[:, ROWS]
-        edges = np.unique(np.concatenate([first, last]))
-        inside = (first[:, None] <= edges[:-1]) & (edges[1:] <= last[:, None])  # [units, ranges of rows]
+        first_rows, end_rows = units[:, FIRST_ROW], units[:, FIRST_ROW] + units[:, ROWS]
+        edges = np.unique(np.concatenate([first_rows, end_rows]))
+        inside = (first_rows[:, None] <= edges[:-1]) & (edges[1:] <= end_rows[:, None])  # [units, ranges of rows]
         slots = [self.slots[slot : slot + count] for slot, count in units[:, [FIRST_SLOT, SLOTS]].tolist()]
         all_slots: dict[int, Ints] = {}  # of ranges of rows that may move
         for index in np.flatnonzero((inside.sum(0) > 1) & (units[:, SLOTS] @ inside <= max_slots)).tolist():
@@ -111,40 +111,40 @@ class WorkList:
             return self
         builder = WorkListBuilder()
         for unit in np.flatnonzero(~(inside & moves).any(1)).tolist():
-            builder.add(int(first[unit]), int(units[unit, ROWS]), builder.slots(slots[unit]), len(slots[unit]), None)
+            builder.add(int(first_rows[unit]), int(units[unit, ROWS]), builder.slots(slots[unit]), len(slots[unit]))
         for index in np.flatnonzero(moves).tolist():
             row, rows, range_slots = int(edges[index]), int(edges[index + 1] - edges[index]), all_slots[index]
-            builder.add(row, rows, builder.slots(range_slots), len(range_slots), None)
+            builder.add(row, rows, builder.slots(range_slots), len(range_slots))
         return builder.list()
 
     def cut_at_runs(self, min_run: int) -> "WorkList":
         """The same attention in units of consecutive slots; units with mean runs below `min_run` are unchanged."""
-        pieces: list[tuple[int, int, int]] = []  # index of the unit, first of its slots, number of slots
+        parts: list[tuple[int, int, int]] = []  # index of the unit, first of its slots, number of slots
         for index, unit in enumerate(self.units):
             edges = run_edges(self.slots[unit[FIRST_SLOT] : unit[FIRST_SLOT] + unit[SLOTS]])
             if unit[SLOTS] < min_run * (len(edges) - 1):
                 edges = [0, int(unit[SLOTS])]
-            pieces += [(index, start, stop - start) for start, stop in pairwise(edges)]
-        if len(pieces) == len(self.units):
+            parts += [(index, start, stop - start) for start, stop in pairwise(edges)]
+        if len(parts) == len(self.units):
             return self
-        unit, slot, count = np.array(pieces).T
-        return self._pieces(unit, np.zeros_like(unit), self.units[unit, ROWS], slot, count)
+        unit, slot, count = np.array(parts).T
+        return self._parts(unit, np.zeros_like(unit), self.units[unit, ROWS], slot, count)
 
-    def _pieces(self, unit: Longs, row: Longs, rows: Longs | Ints, slot: Longs, slots: Longs) -> "WorkList":
+    def _parts(self, unit: Longs, row: Longs, rows: Longs | Ints, slot: Longs, slots: Longs) -> "WorkList":
         """Parts of units: `rows` from `row` on and `slots` from `slot` on of `unit`. Drops those that no row sees."""
-        whole = self.units[unit]
-        pieces = np.stack([whole[:, FIRST_ROW] + row, rows, whole[:, FIRST_SLOT] + slot, slots], axis=1)
+        full = self.units[unit]
+        parts = np.stack([full[:, FIRST_ROW] + row, rows, full[:, FIRST_SLOT] + slot, slots], axis=1)
         if not self.limited:
-            return WorkList(_with_outputs(pieces), self.slots)
-        output = _ranges(whole[:, FIRST_OUTPUT] + row, pieces[:, ROWS])
-        piece = np.repeat(np.arange(len(pieces)), pieces[:, ROWS])
-        counts = pieces[piece, SLOTS]
-        reach = counts if self.reach is None else np.clip(self.reach[output] - slot[piece], 0, counts)
-        skip = np.zeros_like(reach) if self.skip is None else np.clip(self.skip[output] - slot[piece], 0, reach)
-        is_seen = np.zeros(len(pieces), dtype=np.bool_)
-        np.logical_or.at(is_seen, piece, reach > skip)
-        reach, skip = (limits[is_seen[piece]].astype(np.int32) for limits in (reach, skip))
-        return WorkList(_with_outputs(pieces[is_seen]), self.slots, reach, None if self.skip is None else skip)
+            return WorkList(_with_outputs(parts), self.slots)
+        output = _ranges(full[:, FIRST_OUTPUT] + row, parts[:, ROWS])
+        part = np.repeat(np.arange(len(parts)), parts[:, ROWS])
+        counts = parts[part, SLOTS]
+        reach = counts if self.reach is None else np.clip(self.reach[output] - slot[part], 0, counts)
+        skip = np.zeros_like(reach) if self.skip is None else np.clip(self.skip[output] - slot[part], 0, reach)
+        is_visible = np.zeros(len(parts), dtype=np.bool_)
+        np.logical_or.at(is_visible, part, reach > skip)
+        reach, skip = (limits[is_visible[part]].astype(np.int32) for limits in (reach, skip))
+        return WorkList(_with_outputs(parts[is_visible]), self.slots, reach, None if self.skip is None else skip)
 
 
 class WorkListBuilder:
@@ -158,10 +158,10 @@ class WorkListBuilder:
 
     def slots(self, slots: Longs | Ints) -> int:
         """Append `slots` to the list of slots. Returns the index of the first one, for `add`."""
-        first = self._length
+        start = self._length
         self._slots.append(slots)
         self._length += len(slots)
-        return first
+        return start
 
     def add(
         self,
@@ -207,14 +207,14 @@ def run_edges(slots: Ints) -> Sequence[int]:
 
 def _with_outputs(units: NDArray[np.integer[Any]]) -> Ints:
     """`units` [U, 4] with the number of their first partial result as a fifth column."""
-    first = np.cumsum(units[:, ROWS]) - units[:, ROWS]
-    return np.concatenate([units, first[:, None]], axis=1, dtype=np.int32)
+    first_outputs = np.cumsum(units[:, ROWS]) - units[:, ROWS]
+    return np.concatenate([units, first_outputs[:, None]], axis=1, dtype=np.int32)
 
 
-def _ranges(first: NDArray[np.integer[Any]], counts: NDArray[np.integer[Any]]) -> Longs:
-    """`counts[0]` numbers from first[0] on, then `counts[1]` numbers from first[1] on, and so on."""
+def _ranges(starts: NDArray[np.integer[Any]], counts: NDArray[np.integer[Any]]) -> Longs:
+    """`counts[0]` numbers from `starts[0]` on, then `counts[1]` numbers from `starts[1]` on, and so on."""
     ends = np.cumsum(counts, dtype=np.int64)
-    ranges: Longs = np.arange(counts.sum(), dtype=np.int64) + np.repeat(first - (ends - counts), counts)
+    ranges: Longs = np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
     return ranges
 
 

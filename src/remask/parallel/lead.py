@@ -69,8 +69,8 @@ class Worker:
 class LeadRanks(GroupRanks):
     """Rank 0 of several, in which the engine runs. One thread at a time may call it."""
 
-    def __init__(self, joined: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
-        super().__init__(joined.shard, joined.group)
+    def __init__(self, ranks: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
+        super().__init__(ranks.shard, ranks.group)
         self._workers = workers
         self._device = device
         self._names = ObjectNames()
@@ -82,7 +82,7 @@ class LeadRanks(GroupRanks):
         )
         watch.start()
 
-    def everywhere(self, act: Callable[..., T], *args: Any) -> T:
+    def run_on_all(self, act: Callable[..., T], *args: Any) -> T:
         self.check()
         call, name = self._names.call(act, args)
         buffer = call.buffer(self._device)
@@ -138,9 +138,9 @@ class LeadRanks(GroupRanks):
         super()._begin()
 
     def _check_in_step(self, error: Exception) -> None:
-        """Ask all ranks for their operation after `error` here. Raises `RankLostError` if one is at another operation.
+        """After `error` on this rank, raise `RankLostError` unless all ranks have begun the same number of operations.
 
-        It returns if all ranks have failed at the same operation, so that the model can still be used.
+        If they have, all ranks have failed at the same operation, and the model can still be used.
         """
         reasons = []
         for worker in self._workers:
@@ -176,20 +176,20 @@ def start(
     devices = rank_devices(device, size)
     store, workers = open_store(), list[Worker]()
     try:
-        for rank, place in enumerate(devices[1:], start=1):
+        for rank, rank_device in enumerate(devices[1:], start=1):
             workers.append(Worker(Shard(rank, size)))
-            job = Job(settings, dtype, str(place), Shard(rank, size), threads, store, quantization)
+            job = Job(settings, dtype, str(rank_device), Shard(rank, size), threads, store, quantization)
             workers[-1].connection.send(job)
         loaded = model.load(dtype, devices[0], Shard(0, size), quantization)
         _await(workers, "loaded")
         for worker in workers:
             worker.connection.send(None)
-        joined = join_group(store, Shard(0, size), devices[0])
+        ranks = join_group(store, Shard(0, size), devices[0])
         _await(workers, "met")
     except BaseException:
         end(workers, threading.Event(), store)
         raise
-    return loaded, LeadRanks(joined, workers, devices[0], store)
+    return loaded, LeadRanks(ranks, workers, devices[0], store)
 
 
 def _await(workers: Sequence[Worker], kind: str) -> None:
@@ -204,13 +204,13 @@ def rank_devices(device: torch.device, size: int) -> list[torch.device]:
     """The device of every rank. Raises `ConfigError` if there are too few."""
     if device.type != "cuda":
         return [device] * size
-    first, count = device.index or 0, torch.cuda.device_count()
-    if first + size > count:
+    start, count = device.index or 0, torch.cuda.device_count()
+    if start + size > count:
         raise ConfigError(
-            f"tensor_parallel={size} from {str(device)!r} on needs {first + size} CUDA devices, and {count} can be "
+            f"tensor_parallel={size} from {str(device)!r} on needs {start + size} CUDA devices, and {count} can be "
             "seen; use fewer ranks, or make more devices visible (CUDA_VISIBLE_DEVICES)"
         )
-    return [torch.device("cuda", first + rank) for rank in range(size)]
+    return [torch.device("cuda", start + rank) for rank in range(size)]
 
 
 def end(workers: Sequence[Worker], closed: threading.Event, store: str) -> None:

@@ -35,8 +35,8 @@ class RankMessage:
         """The contents of `sent`, uint8."""
         sizes = [_size(tensor) for tensor in self.sent]
         buffer = torch.empty(sum(map(_padded_bytes, sizes)), dtype=torch.uint8, device=device)
-        for place, tensor in zip(_split(buffer, sizes), self.sent, strict=True):
-            place.copy_(tensor, non_blocking=True)
+        for target, tensor in zip(_split(buffer, sizes), self.sent, strict=True):
+            target.copy_(tensor, non_blocking=True)
         return buffer
 
 
@@ -65,7 +65,7 @@ class ObjectNames:
         return RankMessage(pickle.dumps((sizes, target.getvalue())), pickler.sent), name
 
     def record_result(self, value: object, name: int) -> None:
-        """Give the result of the last call its `name`, or free the name if `value` is no tensor or pool.
+        """Give the result of the last call its `name`, or free the name if `value` is not a tensor or a pool.
 
         Also drops the free names that the last call has sent.
         """
@@ -161,12 +161,12 @@ class _Unpickler(pickle.Unpickler):
         self.objects, self.sent = objects, sent
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Any:
-        kind, *rest = pid
+        kind, *arguments = pid
         if kind == "model":
             return self.objects.model
         if kind == "sent":
-            return self.sent[rest[0]]
-        return self.objects.view(*rest) if kind == "view" else self.objects.object(*rest)
+            return self.sent[arguments[0]]
+        return self.objects.view(*arguments) if kind == "view" else self.objects.object(*arguments)
 
 
 def _size(tensor: Tensor) -> Size:

@@ -49,10 +49,10 @@ def main(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     rank0 = Connection(fd)
-    with ExitStack() as last:
-        last.enter_context(suppress(EOFError, BrokenPipeError, ConnectionResetError))  # rank 0 has ended
+    with ExitStack() as stack:
+        stack.enter_context(suppress(EOFError, BrokenPipeError, ConnectionResetError))  # rank 0 has ended
         job: Job = rank0.recv()
-        last.callback(remove_store, job.store)  # rank 0 may have been killed
+        stack.callback(remove_store, job.store)  # rank 0 may have been killed
         serve(job, rank0)
 
 

@@ -150,7 +150,7 @@ class HoldStillRows(DeviceHook):
             return {}
         model = self.model
         sent = send(np.stack([np.concatenate(rows), np.concatenate(slots)]), model.device)
-        similarity = fetch(model.ranks.everywhere(_value_similarity, model, stage, h, self.pool, sent[0], sent[1]))
+        similarity = fetch(model.ranks.run_on_all(_value_similarity, model, stage, h, self.pool, sent[0], sent[1]))
         ends = np.cumsum([len(canvas_rows) for canvas_rows in rows])[:-1]
         changed = {}
         for (number, drift), part in zip(drifts, np.split(similarity, ends), strict=True):
