@@ -143,7 +143,7 @@ def test_what_stands_still_is_held_by_its_own_threshold() -> None:
     assert after.spans[1].computed.tolist() == [False, True, False, True]
     short = after.below(np.full(4, 3), SpanMemo())
     assert isinstance(short.hook, Drift)
-    assert short.hook.among.tolist() == [True, True, True, False]
+    assert short.hook.candidates.tolist() == [True, True, True, False]
 
 
 def dllm(layers: int) -> CachePolicy:

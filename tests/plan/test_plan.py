@@ -89,7 +89,7 @@ def test_cut_changes_nothing_but_the_boundary(plan: Plan, data: st.DataObject) -
 
 @pytest.mark.parametrize("at", [-1, 5, 100])
 def test_cut_outside_the_layers_is_refused(at: int) -> None:
-    with pytest.raises(PlanError, match=f"cannot cut a plan of 4 layers at {at}"):
+    with pytest.raises(PlanError, match=f"cannot cut a plan of 4 layers at layer {at}:"):
         Plan((Span(range(4), mask(0)),), predict=mask()).cut(at)
 
 
@@ -237,7 +237,7 @@ def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
         mask(1).tolist(),
         mask(1).tolist(),
     ]
-    assert (second.pick.among.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
+    assert (second.pick.candidates.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
     assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
     assert cut.transfer is not None
     assert not cut.transfer.any()

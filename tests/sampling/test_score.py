@@ -315,7 +315,7 @@ def test_pieces_are_read_as_the_whole(
     parts = []
     for start, stop in pairwise([0, *sorted(cuts), COUNT]):
         rows_of = x[start:stop] if keep is None else torch.cat([x[start:stop], x[COUNT + start : COUNT + stop]])
-        parts.append(score(rows_of.clone(), [every.piece(start, stop)], MASK_ID, more=width))
+        parts.append(score(rows_of.clone(), [every.slice_rows(start, stop)], MASK_ID, more=width))
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
     if keep is not None and before is not None:
         torch.testing.assert_close(keep.logits, before)

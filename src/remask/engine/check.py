@@ -16,7 +16,7 @@ from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
-from remask.readers.base import Asked, Reader
+from remask.readers.base import Reader, RequestView
 from remask.readers.implied import logit_readers
 from remask.request.sampling_groups import RenoisingParams
 from remask.request.sampling_params import SPECULATION, SamplingParams
@@ -109,7 +109,7 @@ def check_request(
     if seed < 0:
         seed %= LARGEST  # random generators take no negative seed
     schedule, readers = policy.traits.schedule, request.readers
-    asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
+    asked = RequestView(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
     decoding = _make_decoding(asked, limits, adapters)
     if decoding.length > max_model_len:
@@ -193,7 +193,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
             raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
 
 
-def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
+def _make_decoding(asked: RequestView, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
     prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
     for reader in asked.readers:
@@ -247,7 +247,7 @@ def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str
     return decoding_type.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
-def _find_undraftable(asked: Asked, decoding: Decoding) -> Reader | None:
+def _find_undraftable(asked: RequestView, decoding: Decoding) -> Reader | None:
     """A reader that depends on more than a row and its position, so that drafts exclude it; None if there is none."""
     readers = (*asked.readers, *logit_readers(asked.params, decoding.canvas()))
     return next((reader for reader in readers if not reader.rowwise), None)

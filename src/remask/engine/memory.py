@@ -109,12 +109,12 @@ class Memory:
         """Raise `ConfigError` if `policy` keeps attention and FFN outputs, and the device has no room for them."""
         if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
-        config, item = self.shape, self.model.dtype.itemsize
-        output_bytes = 2 * config.layers * config.hidden * item  # of one token
+        config, itemsize = self.shape, self.model.dtype.itemsize
+        output_bytes = 2 * config.layers * config.hidden * itemsize  # of one token
         required = (self._pages * self._page_size + 1) * output_bytes
         if required <= self._spare:
             return
-        stored = token_bytes(config, item, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
+        stored = token_bytes(config, itemsize, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
         excess_tokens = -(-(required - self._spare) // (stored.kv + stored.state + output_bytes))
         fitting = self.store_budget - excess_tokens - self._page_size  # a page less, as the budget is rounded to pages
         way_out = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""

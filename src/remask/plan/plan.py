@@ -152,22 +152,22 @@ class Plan:
             again=self.again,
         )
 
-    def cut(self, at: int) -> "Plan":
-        """The plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
-        return self.over(self.spans.cut(at))
+    def cut(self, layer: int) -> "Plan":
+        """The plan with a span boundary before `layer` (0 <= layer <= layers). Nothing else changes."""
+        return self.over(self.spans.cut(layer))
 
-    def refreshed(self, at: int) -> "Plan":
-        """The plan with all rows live from layer `at` >= 1 on. Rows that become live restart from saved states."""
+    def refreshed(self, layer: int) -> "Plan":
+        """The plan with all rows live from `layer` >= 1 on. Rows that become live restart from saved states."""
 
         def refresh(span: Span) -> Span:
-            if span.layers.start < at:
+            if span.layers.start < layer:
                 return span
             rows = np.ones_like(span.rows)
             if self.sees is not None:
                 rows[self.sees[-1] :] = False
             return Span(span.layers, rows, save=rows)
 
-        return self.over(self.spans.cut(at).map(refresh), refreshes=True)
+        return self.over(self.spans.cut(layer).map(refresh), refreshes=True)
 
     def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
         """The plan without the positions that no row attends to by `sees`, which becomes its own.
@@ -187,8 +187,8 @@ class Plan:
         def resolve_pick(span: Span) -> Span:
             if span.layers != range(layer, layer + 1) or span.pick is None:
                 return span
-            rest = span.pick.among & ~rows
-            return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
+            held = span.pick.candidates & ~rows
+            return replace(span, pick=None, held=held if span.held is None else span.held | held)
 
         return self.over(self.spans.cut(layer).cut(layer + 1).map(resolve_pick))
 

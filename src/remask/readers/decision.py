@@ -13,11 +13,11 @@ from remask.machine.transfers import send
 from remask.plan.canvas import Canvas
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.readers.base import Asked, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, RequestView, Start
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder, Decoding, Positions, Predicted
+from remask.sampling.decoder import Decoder, Decoding, Positions, Predictions
 from remask.sampling.device_reads import LogProbabilities
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
 
@@ -54,7 +54,7 @@ class Reading(Reader):
                 f"{in_words((kind,))} models ({family}) have no such masks; use a masked model"
             )
 
-    def decoding(self, request: Asked) -> Decoding:
+    def decoding(self, request: RequestView) -> Decoding:
         self.check_kind(request.shape.kind, request.shape.family)
         self._check_slots(request.shape.vocab, request.shape.mask_id)
         for other in request.readers:
@@ -108,7 +108,7 @@ class _RunningReading(Reader):
             labels[np.searchsorted(step.positions, self._start + slot), : len(tokens)] = tokens
         return Labels(labels)
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         for slot, tokens in self._slots.items():
             column = int(np.searchsorted(predictions.positions, self._start + slot))
             self._logprobs[slot] = tuple(numbers[: len(tokens), column].tolist())
@@ -128,10 +128,10 @@ class Labels(DeviceRead):
     def width(self) -> int:
         return int(self.tokens.shape[1])
 
-    def piece(self, start: int, stop: int) -> "Labels":
+    def slice_rows(self, start: int, stop: int) -> "Labels":
         return Labels(self.tokens[start:stop])
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         logprobs = LogProbabilities(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
         return lambda tokens: logprobs  # noqa: ARG005
 
@@ -188,7 +188,7 @@ class ReadingDecoder(Decoder):
         """See `Decoder`. Logits are read without temperature and filters."""
         return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         return predictions.positions[:0]
 
     def advance(self) -> None:

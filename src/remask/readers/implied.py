@@ -22,8 +22,8 @@ from remask.policies.base import CachePolicy
 from remask.readers.base import Reader, ReadPass, Start
 from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder, Predicted
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.decoder import Decoder, Predictions
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.score import apply_measure
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -86,7 +86,7 @@ class PolicyMeasure(_SteadyReader):
 
     name = "measure"
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         predictions.measured = numbers[0]
 
 
@@ -97,7 +97,7 @@ class RowMeasureRead(DeviceRead):
     row_measure: RowMeasure
     width = 1
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         values = apply_measure(vocabulary.log_softmax(logits), self.row_measure, vocabulary).float()
         return lambda tokens: values[None]  # noqa: ARG005
 
@@ -110,7 +110,7 @@ class DecoderNumbers(Reader):
     def on_device(self, step: ReadPass) -> DeviceRead | None:
         return step.decoder.context.numbers
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         predictions.numbers = numbers
 
 
@@ -140,7 +140,7 @@ class TokenBars(DeviceRead):
     rows: NDArray[np.bool_]
     bars = True
 
-    def piece(self, start: int, stop: int) -> "TokenBars":
+    def slice_rows(self, start: int, stop: int) -> "TokenBars":
         return replace(self, rows=self.rows[start:stop])
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary = WHOLE) -> None:

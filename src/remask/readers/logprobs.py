@@ -13,12 +13,12 @@ from torch import Tensor
 
 from remask.checks.values import check_whole
 from remask.errors import ConfigError
-from remask.readers.base import Asked, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, RequestView, Start
 from remask.request.result import Transfer
 from remask.request.trace import TOP_LOGPROBS
-from remask.sampling.decoder import Decoding, Predicted
+from remask.sampling.decoder import Decoding, Predictions
 from remask.sampling.device_reads import MIN_LOGPROB, LogProbabilities
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
@@ -37,7 +37,7 @@ class Logprobs(Reader):
     def __init__(self, top: int) -> None:
         self.top = top
 
-    def check(self, request: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+    def check(self, request: RequestView, decoding: Decoding) -> None:  # noqa: ARG002
         """Raise `ConfigError` if `top` is out of range, or if tokens of the model change after they are written."""
         check_whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
         if request.shape.kind == "uniform":
@@ -73,7 +73,7 @@ class PredictedLogprobs(Reader):
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
         return self._ranking
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         if predictions.logprobs is not None:
             token_logprobs = np.where(np.isnan(predictions.logprobs), numbers[0], predictions.logprobs)
             numbers = np.concatenate([token_logprobs[None], numbers[1:]])
@@ -115,5 +115,5 @@ class Ranking(DeviceRead):
     def width(self) -> int:
         return 1 + 2 * self.count
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         return LogProbabilities(logits, self.top, mask_id, vocabulary).of

@@ -32,7 +32,7 @@ from remask.sampling.decoder import (
     Decoding,
     Outcome,
     Positions,
-    Predicted,
+    Predictions,
     RuleDecoder,
     StepContext,
     Transfers,
@@ -279,7 +279,7 @@ class BlockCausalDecoder(RuleDecoder):
             return select.RankRule.above(threshold)
         return self._blind_choice() if threshold is None else None
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         positions, confidence = predictions.positions, predictions.confidence
         length = self.params.blocks.sub_block_length
         if length is not None and len(positions):
@@ -370,7 +370,7 @@ class EditingDecoder(BlockCausalDecoder):
         predecessors = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
         return replace(group, penalty=Penalty(predecessors, size))
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions of masks that are filled and of tokens that are replaced now, ascending."""
         positions, tokens = predictions.positions, predictions.tokens
         masks = self._mask_flags[positions]
@@ -423,7 +423,7 @@ class IndelDecoder(BlockCausalDecoder):
         params = self.params
         return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions)
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions whose tokens differ after DELETE and INSERT are applied, ascending."""
         state = self._state
         positions = predictions.positions

@@ -22,7 +22,7 @@ from remask.sampling.decoder import (
     Decoding,
     Outcome,
     Positions,
-    Predicted,
+    Predictions,
     StepContext,
     Tokens,
     blocks_of,
@@ -171,7 +171,7 @@ class CanvasDecoder(Decoder):
             free=True, signal=signal,
         )  # fmt: skip
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions whose tokens change, or the whole canvas once it is done."""
         decoding = self._decoding
         renoising = decoding.params.renoising

@@ -18,7 +18,7 @@ from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, SamplingParams, fits_mode
-from remask.sampling.decoder import Decoding, Outcome, Positions, Predicted, RuleDecoder, StepContext, blocks_of
+from remask.sampling.decoder import Decoding, Outcome, Positions, Predictions, RuleDecoder, StepContext, blocks_of
 from remask.sampling.rows import RowGroup
 
 WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
@@ -167,7 +167,7 @@ class CausalDecoder(RuleDecoder):
             group.step = 0
         return group
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions that are written: after a draft its accepted leading tokens and the one after them.
 
         In a block that is denoised they are the rule's choice, and in its last step all masks.

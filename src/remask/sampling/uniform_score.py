@@ -50,7 +50,7 @@ class NoisyRows:
     banned_rows: int = 0
     table: NDArray[np.float32] | None = None
 
-    def piece(self, start: int, stop: int) -> "NoisyRows":
+    def slice_rows(self, start: int, stop: int) -> "NoisyRows":
         """The rows from index `start` up to `stop`."""
         weights = None if self.weights is None else self.weights[start:stop]
         banned = min(max(0, self.banned_rows - start), stop - start)
