@@ -108,7 +108,7 @@ class ACache(Around):
             exact=False,
         )
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+    def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:  # noqa: ARG002
         """All layers."""
         return layers
 

@@ -277,7 +277,7 @@ def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV)
         usage.prefix_tokens = shared.prefix.length
         usage.cached_tokens = shared.cached_tokens
     prefix = placement.unleased_prefix if placement.lease is None else placement.lease.prefix.length
-    return RequestRecord(usage, prefix=prefix)
+    return RequestRecord(usage, prefix_length=prefix)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:

@@ -26,8 +26,8 @@ class PageSharing:
 
     chain: PageChain
     canvas: Canvas
-    block: int
-    block_offset: int  # length of the first block of the canvas, if that is shorter than `block`
+    block_length: int
+    block_offset: int  # length of the first block of the canvas, if that is shorter than `block_length`
     salt: str
     stored_pages: list[Page]  # with which the canvas begins
     extents: list[PageRange]  # the pages that follow these, one each
@@ -51,7 +51,7 @@ class PageSharing:
         """Number of leading positions whose blocks have settled."""
         noisy = self.canvas.noisy
         settled = int(noisy.argmax()) if noisy.any() else len(noisy)
-        return max(0, settled - (settled - self.block_offset) % self.block)
+        return max(0, settled - (settled - self.block_offset) % self.block_length)
 
     def record_pass(self, plan: Plan, settled_length: int) -> None:
         """Publish the pages that the pass of `plan` has completed; `settled_length` is that of its start."""

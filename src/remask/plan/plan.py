@@ -221,9 +221,9 @@ class PrefixHit:
         """Number of positions whose K/V are read in place."""
         return 0 if self.copied else self.length
 
-    def rows(self, canvas: int) -> Mask:
+    def rows(self, canvas_length: int) -> Mask:
         """A fresh mask of its positions on a canvas of this length."""
-        return rows_of(range(self.length), canvas)
+        return rows_of(range(self.length), canvas_length)
 
 
 @dataclass(frozen=True, slots=True)

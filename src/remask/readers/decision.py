@@ -57,10 +57,10 @@ class Reading(Reader):
     def decoding(self, request: RequestView) -> Decoding:
         self.check_kind(request.shape.kind, request.shape.family)
         self._check_slots(request.shape.vocab, request.shape.mask_id)
-        for other in request.readers:
-            if other.writes:
+        for reader in request.readers:
+            if reader.writes:
                 raise ConfigError(
-                    f"{other.name} is about an answer that is written, and a reading writes none; leave it out"
+                    f"{reader.name} is for answers that are written, and a reading writes nothing; leave it out"
                 )
         if request.params != SamplingParams(max_tokens=len(self.token_ids)):
             raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
@@ -69,8 +69,8 @@ class Reading(Reader):
     def start(self, start: Start) -> Reader:
         return _RunningReading(self.slots, start.canvas.prompt)
 
-    def _check_slots(self, vocab: int, mask_id: int) -> None:
-        """Raise `ConfigError` if masks or slots are malformed, or a token is not one of the model's `vocab` tokens."""
+    def _check_slots(self, vocab_size: int, mask_id: int) -> None:
+        """Raise `ConfigError` if masks or slots are malformed, or a token id is not below `vocab_size`."""
         if not self.slots or not all(self.slots.values()):
             raise ConfigError("reading: it needs at least one slot, and each slot at least one token")
         if list(self.masks) != sorted(set(self.masks)) or not set(self.masks) <= set(range(len(self.token_ids))):
@@ -78,10 +78,10 @@ class Reading(Reader):
         if not self.slots.keys() <= set(self.masks):
             raise ConfigError(f"reading.slots holds {min(self.slots.keys() - set(self.masks))}, where no mask stands")
         tokens = {*self.token_ids}.union(*self.slots.values())
-        unknown_tokens = [token for token in tokens if not 0 <= token < vocab]
+        unknown_tokens = [token for token in tokens if not 0 <= token < vocab_size]
         if unknown_tokens:
             raise ConfigError(
-                f"reading holds the token {unknown_tokens[0]}; token ids are whole numbers from 0 to {vocab - 1}"
+                f"reading holds the token {unknown_tokens[0]}; token ids are whole numbers from 0 to {vocab_size - 1}"
             )
         if any(mask_id in labels for labels in self.slots.values()):
             raise ConfigError(f"reading.slots holds the mask token {mask_id}, which no answer has")

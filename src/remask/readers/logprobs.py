@@ -61,13 +61,13 @@ class PredictedLogprobs(Reader):
     Args:
         length: number of positions of the canvas.
         top: how many of the most probable tokens are reported for each position.
-        vocab: number of tokens of the model.
+        vocab_size: number of tokens of the model.
     """
 
     name = Logprobs.name
 
-    def __init__(self, length: int, top: int, vocab: int) -> None:
-        self._ranking = Ranking(top, vocab)
+    def __init__(self, length: int, top: int, vocab_size: int) -> None:
+        self._ranking = Ranking(top, vocab_size)
         self._rows: NDArray[np.float32] = np.zeros((length, self._ranking.width), dtype=np.float32)
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
@@ -104,12 +104,12 @@ class Ranking(DeviceRead):
     """The numbers of `LogProbabilities.of`: float32 [1 + 2 * count, rows]."""
 
     top: int
-    vocab: int
+    vocab_size: int
 
     @property
     def count(self) -> int:
         """How many most probable tokens are read: `top`, or all but the mask token if the vocabulary has fewer."""
-        return min(self.top, self.vocab - 1)
+        return min(self.top, self.vocab_size - 1)
 
     @property
     def width(self) -> int:

@@ -67,7 +67,7 @@ class BlockCausalDecoding(Decoding):
         prompt: Sequence[int],
         params: SamplingParams,
         defaults: SamplingDefaults,
-        block: int | None,
+        block_length: int | None,
         mask_id: int,
         seed: int,
         template: Template | None = None,
@@ -76,14 +76,14 @@ class BlockCausalDecoding(Decoding):
         routing: int = 1,
         max_steps: int = MAX_STEPS_PER_BLOCK,
     ) -> "BlockCausalDecoding":
-        """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block`.
+        """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block_length`.
 
         The model may write `edit_tokens`, and chooses experts in blocks of `routing` positions. The request may take at
         most `max_steps` steps.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
-        length = params.block_length or block
+        length = params.block_length or block_length
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         rule = RULES.get(params.remasking.rule or defaults.remasking)

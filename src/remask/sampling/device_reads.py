@@ -32,8 +32,8 @@ class LogProbabilities:
 
         Float32 holds token ids exactly.
         """
-        chosen = self._vocabulary.at(self._logits, tokens) - self._total
-        return torch.cat([chosen[None], *self._top])
+        logprobs = self._vocabulary.at(self._logits, tokens) - self._total
+        return torch.cat([logprobs[None], *self._top])
 
     def each(self, tokens: Tensor) -> Tensor:
         """Return the log-probabilities of `tokens` [rows, n], float32 [n, rows]."""
@@ -94,7 +94,7 @@ class BestTokens(DeviceRead):
 class MostProbable(DeviceRead):
     """The `count` most probable tokens but the mask, their log-probabilities and, above temperature 0, drawn tokens.
 
-    These are a token drawn with the request's filters, its probability, and a drawn token that is none of `barred`.
+    These are a token drawn with the request's filters, its probability, and a token drawn without those of `barred`.
     Probabilities are before temperature and filters.
     """
 
