@@ -117,9 +117,9 @@ class Planned(CachePolicy):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("two layers", "in spans of one layer each"),
-        ("negative", "a threshold from 0"),
-        ("dead rows", "rows that are computed"),
+        ("two layers", "a span of its own without a pick, got 2 layers"),
+        ("negative", "the threshold must be >= 0"),
+        ("dead rows", "all compared rows must be computed"),
         ("no outputs", "on a canvas that keeps none"),
         ("never computed", "never written|never computed"),
     ],

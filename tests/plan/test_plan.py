@@ -185,7 +185,7 @@ def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
     plan = Plan(
         (Span(range(1), mask(0, 2, 3, 4, 5)), Span(range(1, 4), mask(0, 2, 3, 4, 5), pick=pick, held=mask(0))), mask(4)
     )
-    chosen = plan.chosen(2, mask(3, 5))
+    chosen = plan.with_choice(2, mask(3, 5))
     assert [(span.layers, span.pick) for span in chosen.spans] == [
         (range(1), None),
         (range(1, 2), pick),
@@ -197,7 +197,7 @@ def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
     assert chosen.spans[2].held.tolist() == mask(0, 2, 4).tolist()
     assert chosen.cost == plan.cost
     assert all(span.rows.tolist() == mask(0, 2, 3, 4, 5).tolist() for span in chosen.spans)
-    for unchanged in (plan.chosen(0, mask(2)), chosen.chosen(2, mask(2))):
+    for unchanged in (plan.with_choice(0, mask(2)), chosen.with_choice(2, mask(2))):
         assert unchanged.spans[-1].pick is pick
         assert unchanged.cost == plan.cost
 

@@ -115,7 +115,7 @@ def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
         for layer, by_key, slots in choices:
             span_pick = plan.spans.at(layer).pick
             if span_pick is not None and (span_pick.by == "key") == by_key:
-                plan = plan.chosen(layer, span_pick.candidates & np.isin(state.slots(layer), slots))
+                plan = plan.with_choice(layer, span_pick.candidates & np.isin(state.slots(layer), slots))
         result.append((state, plan))
     return result
 

@@ -181,7 +181,7 @@ class Plan:
         hook = None if self.hook is None else self.hook.below(lead)
         return Plan(spans, self.predict & lead, transfer, sees, self.refreshes, hook)
 
-    def chosen(self, layer: int, rows: Mask) -> "Plan":
+    def with_choice(self, layer: int, rows: Mask) -> "Plan":
         """The plan with the pick of `layer` replaced by its result: `rows` are computed, and the other ones held."""
 
         def resolve_pick(span: Span) -> Span:

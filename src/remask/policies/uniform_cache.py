@@ -50,10 +50,8 @@ class Drift(LayerHook):
             raise PlanError(f"drift: the threshold must be >= 0, got {self.threshold}")
         for span in filter(self.compares, spans):
             if len(span.layers) > 1 or span.pick is not None:
-                raise PlanError(
-                    f"drift: layers from {self.compared} on must have a span each, without a pick, got {span.layers} "
-                    f"with pick={span.pick}"
-                )
+                cause = f"{len(span.layers)} layers" if span.pick is None else "a pick"
+                raise PlanError(f"drift: each compared layer must have a span of its own without a pick, got {cause}")
             if (self.candidates & ~span.written).any():
                 raise PlanError(f"drift: all compared rows must be computed and write their K and V in {span.layers}")
 

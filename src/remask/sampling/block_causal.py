@@ -103,7 +103,7 @@ class BlockCausalDecoding(Decoding):
             )
         if params.blocks.sub_block_length is not None and length % params.blocks.sub_block_length:
             raise ConfigError(
-                f"sub_block_length={params.blocks.sub_block_length} is no divisor of the block of {length}; use one "
+                f"sub_block_length={params.blocks.sub_block_length} does not divide the block of {length}; use one "
                 "that is"
             )
         if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
@@ -157,7 +157,7 @@ class BlockCausalDecoding(Decoding):
         if len(late_positions):
             index = int(late_positions[0]) - len(self.prompt)
             raise ConfigError(
-                f"canvas: place {index} of the response is fixed, and stands in a block behind one with a hole. A "
+                f"canvas: place {index} of the response is fixed, and its block comes after a block with a hole. A "
                 f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
                 "fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform model"
             )
@@ -190,11 +190,11 @@ class BlockCausalDecoding(Decoding):
         """None: a block ends as soon as it is full."""
 
     def max_passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return the number of positions to be filled, of which every step fills one, and of steps that only edit."""
+        """Return the number of positions to be filled, one in each step, plus the number of steps that only edit."""
         if self.rule.indel is not None:
             return self.total_steps
-        fixed = 0 if self.template is None else len(self.template) - self.template.open_places
-        return self.length - len(self.prompt) - fixed + self._edit_steps
+        fixed_count = 0 if self.template is None else len(self.template) - self.template.open_places
+        return self.length - len(self.prompt) - fixed_count + self._edit_steps
 
     @property
     def max_post_steps(self) -> int:
