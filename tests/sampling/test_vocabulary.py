@@ -128,7 +128,7 @@ def noisy(rows: int, **more: Any) -> NoisyRows:
 
 
 MEASURES = [
-    {"measure": measure, "basis": basis, "temperature": temperature, **narrow}
+    {"row_measure": measure, "basis": basis, "temperature": temperature, **narrow}
     for measure in (None, MARGIN, NEGATIVE_ENTROPY)
     for basis in ("logits", "tempered", "filtered")
     for temperature in (0.0, 0.7)
