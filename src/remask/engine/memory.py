@@ -276,8 +276,9 @@ def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV)
         usage.prefix_depth = shared.prefix.boundary
         usage.prefix_tokens = shared.prefix.length
         usage.cached_tokens = shared.cached_tokens
-    prefix = placement.unleased_prefix if placement.lease is None else placement.lease.prefix.length
-    return RequestRecord(usage, prefix_length=prefix)
+    lease = placement.lease
+    prefix_length = placement.unleased_prefix if lease is None else lease.prefix.length
+    return RequestRecord(usage, prefix_length=prefix_length)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:

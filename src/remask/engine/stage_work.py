@@ -198,9 +198,9 @@ def make_partial(layer: int, parts: list[StageRows], device: torch.device, slide
     picks: defaultdict[tuple[bool, int, int], _PickLists] = defaultdict(_PickLists)  # by keys, every, phase
     count = 0
     for number, part in enumerate(parts):
-        fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
-        computed.append(fixed)
-        count += len(fixed)
+        computed_rows = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
+        computed.append(computed_rows)
+        count += len(computed_rows)
         pick = part.span.pick
         if pick is not None:
             candidates = part.rows.start + np.flatnonzero(pick.candidates[part.positions])

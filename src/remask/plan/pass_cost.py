@@ -77,13 +77,13 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
     live: Mask = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
     for span in plan.spans:
         candidates = 0 if span.pick is None else int(span.pick.candidates.sum())
-        chosen = 0 if span.pick is None else span.pick.count
+        pick_count = 0 if span.pick is None else span.pick.count
         rows = span.count
         layers = len(span.layers)
         selections = len(_selection_layers(span))
         queries = sum(w.queries_of(span.layers))
-        writes = int(span.written.sum()) + chosen
-        selected_numbers = selections * chosen * w.keys  # K or V of chosen rows, which the selection has projected
+        writes = int(span.written.sum()) + pick_count
+        selected_numbers = selections * pick_count * w.keys  # K or V of chosen rows, which the selection has projected
         written_numbers = sum(w.keys_of(span.layers)) * 2 * writes - selected_numbers
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed reads its cached outputs, and a computed one writes them.
@@ -153,7 +153,7 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     Which rows a pick chooses is not known, so each of these is assumed to see as many keys as any row can.
     """
     positions = np.flatnonzero(span.computed)
-    chosen = 0 if span.pick is None else span.pick.count
+    pick_count = 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     reach = plan.reach(span)
     starts = starts_of(positions, plan.sees) if w.block_windows else None
@@ -161,10 +161,10 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     total = 0
     for (window, queries), layers in kinds.items():
         if window is None:
-            total += layers * queries * (int(sees.sum()) + chosen * reach)
+            total += layers * queries * (int(sees.sum()) + pick_count * reach)
         else:
             first, end = neighbours(positions, sees, window, starts)
-            total += layers * queries * (int((end - first).sum()) + chosen * min(2 * window + 1, reach))
+            total += layers * queries * (int((end - first).sum()) + pick_count * min(2 * window + 1, reach))
     return total
 
 
