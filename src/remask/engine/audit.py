@@ -207,12 +207,8 @@ class Auditor:
     def _is_reference(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact pass with which an audit of its prefix compares."""
         is_exact = running.policy.traits.exact and not self.passes.model.quantized
-        return (
-            self.share > 0
-            and is_exact
-            and running.record.prefix_length > 0
-            and _has_earned_depth(running.request.policy)
-        )
+        has_prefix = running.record.prefix_length > 0
+        return self.share > 0 and is_exact and has_prefix and _has_earned_depth(running.request.policy)
 
     def _is_due(self, kind: str, rows: int, passes: int) -> bool:
         """Count a request of this kind. Whether it is to be audited, by this many `passes` over `rows` rows.

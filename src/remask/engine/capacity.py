@@ -106,9 +106,8 @@ def layer_bytes(
         mlp_width = max(mlp_width, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
         mlp_width += mixture.experts * 3 * float_itemsize // itemsize + hidden
     mlp = itemsize * (3 * hidden + queries + mlp_width)
-    attention_total = itemsize * (2 * queries + keys) * rows + attention_bytes(
-        part, rows, max_canvas, itemsize, attention
-    )
+    attention_total = itemsize * (2 * queries + keys) * rows
+    attention_total += attention_bytes(part, rows, max_canvas, itemsize, attention)
     return rows * resident + max(rows * max(projections, selection, mlp), attention_total)
 
 

@@ -306,7 +306,7 @@ def _chunks(turns: Sequence[Turn], max_rows: int) -> Iterator[tuple[slice, list[
 
 
 def _row_slices(hidden: Tensor, group: RowGroup, max_rows: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
-    """Cut the rows `hidden` [M, D] of a group that weighs more than `max_rows` into slices of at most that weight."""
+    """Cut the rows `hidden` [M, D] of a group that weighs more than `max_rows` into slices."""
     row_count = group.rows.stop - group.rows.start
     # Slices of equal size, so that the result depends on the request alone.
     slice_count = min(row_count, -(-weight(group) // max_rows))

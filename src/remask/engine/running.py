@@ -32,9 +32,7 @@ class RequestRecord:
     fixed_lead: int = 0  # leading response tokens that were final from the start
     first_settled_s: float | None = None  # seconds from its arrival to the first final response token after these
     has_reported: bool = False  # whether an event other than its start has been reported
-    prefix_length: int = (
-        0  # leading tokens that it shares with other requests, whether it reads them from the store or not
-    )
+    prefix_length: int = 0  # leading tokens that it shares with other requests, read from the store or not
 
 
 class RunningRequest(Member):

@@ -175,12 +175,11 @@ class Prefixes(Sharing):
 
     def _no_prefix_reason(self, pending: PendingRequest) -> Unread | None:
         """Why a request shares nothing. None if it chose so, or its policy would read nothing anyway."""
-        request, prompt_length = pending.request, len(pending.request.prompt_token_ids)
+        request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
         if request.prefix_length:
             return Unread("short", "the one token of the prefix predicts the response, so it is computed")
-        if not request.find_prefix or not request.policy.boundary(
-            prompt_length, pending.decoding.length, self.shape.layers
-        ):
+        prompt_length = len(request.prompt_token_ids)
+        if not request.find_prefix or not request.policy.boundary(prompt_length, canvas_length, layers):
             return None
         if pending.common_tokens is not None:
             return Unread("nothing", f"no recent prompt begins with {self.config.prefix_min} tokens of this one")
@@ -223,7 +222,7 @@ class Prefixes(Sharing):
         policy = self.policy(pending, length)
         boundary = policy.boundary(length, canvas_length, layers)
         if not boundary:
-            # `policy` has an earned depth as if the user had set it. The reason names what the user did set.
+            # `policy` has an earned depth as a number that nobody set, so the request's own policy gives the reason.
             return LeaseChoice(unread=request.policy.unread(length, canvas_length), unleased_prefix=requested_tokens)
         hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
         return LeaseChoice(LeasePlan(hit, requested_tokens, entry))
