@@ -180,7 +180,7 @@ def panel(each: ObservedPass, before: list[Any] | None, seen: NDArray[np.bool_],
             row[span.computed] = COMPUTED
             if span.pick is not None:
                 assert before is not None
-                among = span.pick.among
+                among = span.pick.candidates
                 # K of a picked row is written, and V of all rows among which are picked.
                 moved = (now[layer][0] != before[layer][0]).flatten(1).any(1).numpy()
                 row[among] = np.where(moved, COMPUTED, RENEWED)[among]

@@ -42,9 +42,9 @@ from remask.plan import (
 )
 from remask.plan.cost import OperationCost
 from remask.policies import Around, CachePolicy, DepthLookup, RequestFacts, Schedule, Traits
-from remask.policies.on_device import AttendingRows, DeviceHook, Hooked
+from remask.policies.on_device import AttendingRows, DeviceHook, PassCanvas
 from remask.policies.registry import POLICIES
-from remask.readers import Asked, DeviceRead, Predicted, Reader, ReadPass, Start
+from remask.readers import DeviceRead, Predictions, Reader, ReadPass, RequestView, Start
 from remask.request.json_schema import ANNOTATIONS, REFUSED, WORKS
 from remask.request.questions import Decisions, Question
 from remask.request.sampling_groups import BlockParams, RemaskingParams, UniformParams
@@ -380,8 +380,8 @@ POLICY: dict[str, tuple[Any, ...]] = {
 }
 DEVICE: dict[str, tuple[Any, ...]] = {
     "What few policies need": (PrefixHit, LastPass, StepFacts, Spans, TopRho, Schedule, RequestFacts, DepthLookup),
-    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, Hooked, AttendingRows),
-    "Readers": (Reader, Asked, Start, ReadPass, Predicted, DeviceRead, Vocabulary),
+    "Between layers": (LayerHook, HookCost, OperationCost, DeviceHook, PassCanvas, AttendingRows),
+    "Readers": (Reader, RequestView, Start, ReadPass, Predictions, DeviceRead, Vocabulary),
 }
 _ATTRIBUTES = re.compile(r"\n*^(?:Attributes|Args):\n((?:[ ]{4}.*\n?|\n)+)", re.MULTILINE)
 

@@ -14,7 +14,7 @@ from remask.denoising.rules import BlockFacts, Knobs, Remasking, Step
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
 from remask.sampling.blocks import even_blocks
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from remask.sampling.masked import MaskedDecoding, Rule
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,7 +46,7 @@ def test_the_rule_of_the_example_decodes_a_canvas(apart: Remasking) -> None:
     while not decoder.finished:
         positions = np.flatnonzero(canvas.noisy)
         confidence = np.linspace(0.9, 0.1, len(positions), dtype=np.float32)
-        chosen = decoder.choose(Predicted(positions, positions, confidence))
+        chosen = decoder.choose(Predictions(positions, positions, confidence))
         transferred.append(chosen.tolist())
         canvas.settle(chosen, decoder.step)
         decoder.advance()

@@ -49,8 +49,8 @@ class Revive(LayerHook):
         w, rows, among = widths, int(self.rows.sum()), len(self.rows)
         cost = OperationCost(
             flops=2 * rows * w.queries * (w.hidden + among),
-            kv_read=w.item * among * w.keys,
-            activations=w.item * rows * (w.hidden + w.queries),
+            kv_read=w.itemsize * among * w.keys,
+            activations=w.itemsize * rows * (w.hidden + w.queries),
         )
         return HookCost(watch=cost, looks=1)
 
@@ -66,7 +66,7 @@ class ReviveRows(DeviceHook):
                 changed[each.number] = replace(plan.refreshed(hook.at), hook=replace(hook, revived=True))
         return changed
 
-    def done(self) -> None:
+    def after_pass(self) -> None:
         asked = list[AttendingRows]()
         for each in self.canvases:
             assert isinstance(each.plan.hook, Revive)

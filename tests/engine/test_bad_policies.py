@@ -21,7 +21,7 @@ class Bad(CachePolicy):
     planner: Planner
     layers: int = LAYERS
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+    def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:  # noqa: ARG002
         return self.layers
 
     def plan(self, view: View) -> Plan:

@@ -337,5 +337,7 @@ def test_the_cost_of_a_pass_counts_a_shared_prefix_as_often_as_it_is_read(apart:
         engine.step()
         return costs.last.operations["attention"].kv_read
 
-    saved = 2 * (6 * model.config.layers) * 2 * widths.keys * widths.item  # what two of three requests need not read
+    saved = (
+        2 * (6 * model.config.layers) * 2 * widths.keys * widths.itemsize
+    )  # what two of three requests need not read
     assert read(*work) == 3 * read(work[0]) - (0 if apart else saved)

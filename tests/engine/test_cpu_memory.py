@@ -43,7 +43,7 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free: int, **limits: Any) -> Engi
 
 @pytest.mark.parametrize("kind", [None, "int8"])
 def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
-    token, before = token_bytes(TINY, 4, kv_item=None if kind is None else 2), [0, 0, 0]
+    token, before = token_bytes(TINY, 4, kv_itemsize=None if kind is None else 2), [0, 0, 0]
     seen = set[int]()
     for free in range(4 * MB, 400 * MB, 9 * MB):
         try:

@@ -117,9 +117,9 @@ class Planned(CachePolicy):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("two layers", "in spans of one layer each"),
-        ("negative", "a threshold from 0"),
-        ("dead rows", "rows that are computed"),
+        ("two layers", "a span of its own without a pick, got 2 layers"),
+        ("negative", "the threshold must be >= 0"),
+        ("dead rows", "all compared rows must be computed"),
         ("no outputs", "on a canvas that keeps none"),
         ("never computed", "never written|never computed"),
     ],
@@ -143,7 +143,7 @@ def test_what_stands_still_is_held_by_its_own_threshold() -> None:
     assert after.spans[1].computed.tolist() == [False, True, False, True]
     short = after.below(np.full(4, 3), SpanMemo())
     assert isinstance(short.hook, Drift)
-    assert short.hook.among.tolist() == [True, True, True, False]
+    assert short.hook.candidates.tolist() == [True, True, True, False]
 
 
 def dllm(layers: int) -> CachePolicy:

@@ -62,7 +62,7 @@ class MeasureNorms(DeviceHook):
         self.ended.append(layer)
         return {}
 
-    def done(self) -> None:
+    def after_pass(self) -> None:
         assert self.ended == list(range(LAYERS))
         for each in self.canvases:
             each.branch.hook_output = [*(each.branch.hook_output or []), self.found[each.number]]

@@ -108,7 +108,9 @@ def test_refused(template: Template, more: dict[str, Any], told: str) -> None:
 
 def test_a_block_causal_model_cannot_look_ahead() -> None:
     engine = poisoned_engine(kinds.checkpoint("sdar, blocks of 3").model, page_size=3)
-    with pytest.raises(ConfigError, match="place 4 of the response is fixed, and stands in a block behind one"):
+    with pytest.raises(
+        ConfigError, match="place 4 of the response is fixed, and its block comes after a block with a hole"
+    ):
         engine.check(Request("r", [1], SamplingParams(max_tokens=8), template=replace(hole_then(4, 4), padding=())))
     template = Template((OPEN, 1), (Hole(0, 1),))  # both in the prompt's block
     results = run(

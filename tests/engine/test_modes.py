@@ -21,7 +21,7 @@ from remask.policies.exact import Exact
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.sampling.causal import CausalDecoding
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from tests.depth.models import with_ascii_tokenizer
 from tests.engine.support import CheckedTransformer, Work, lively_adapters, lively_weights, poisoned_engine, run
 from tests.engine.support import small_config as small
@@ -260,7 +260,7 @@ def test_the_last_step_of_a_block_fills_what_is_left() -> None:
     decoder, counts = decoding.decoder(canvas, "all"), list[int]()
     while not decoder.finished:
         open_ = decoder.block.start + np.flatnonzero(canvas.noisy[decoder.block.start : decoder.block.stop])
-        chosen = decoder.choose(Predicted(open_, open_, np.full(len(open_), 0.5, dtype=np.float32)))
+        chosen = decoder.choose(Predictions(open_, open_, np.full(len(open_), 0.5, dtype=np.float32)))
         canvas.settle(chosen, decoder.step)
         decoder.advance()
         counts.append(len(chosen))

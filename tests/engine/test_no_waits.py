@@ -104,7 +104,7 @@ class Reads:
 def chosen(turn: Turn, decoder: Decoder, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
     """What the host would choose of the positions that are still noisy when a pass is read."""
     candidates, noisy = runner._candidates(turn, decoder), turn.member.canvases[0].canvas.noisy
-    known, positions = candidates.chosen, candidates.positions
+    known, positions = candidates.choice, candidates.positions
     if not isinstance(known, RankRule):
         return np.isin(positions, [] if known is None else known)
     rows = np.flatnonzero((candidates.choice_kinds() == RANKED) & noisy[positions])

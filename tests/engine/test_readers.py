@@ -119,5 +119,5 @@ def test_a_check_refuses_and_names_differ() -> None:
     engine = make_engine()
     with pytest.raises(ConfigError, match="picky: not 2 tokens in 6 steps"):
         engine.check(asked("r", [1, 2], Picky()))
-    with pytest.raises(ConfigError, match="two of them are called 'drafts'"):
+    with pytest.raises(ConfigError, match="two are called 'drafts'"):
         engine.check(Request("r", [1], SamplingParams(max_tokens=4), readers=(Drafts(), Drafts())))

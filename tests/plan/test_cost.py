@@ -23,7 +23,7 @@ from tests.policies.views import Walk
 
 D, Q, K, UP, F, V, ITEM = 8, 12, 4, 20, 10, 50, 2
 FEED = FeedForward(UP, F)
-WIDTHS = Widths(hidden=D, queries=Q, keys=K, feeds=(FEED,) * 2, vocab=V, sink=False, item=ITEM)
+WIDTHS = Widths(hidden=D, queries=Q, keys=K, feeds=(FEED,) * 2, vocab=V, sink=False, itemsize=ITEM)
 T = 6
 ALL = np.ones(T, dtype=np.bool_)
 
@@ -183,7 +183,7 @@ def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, 
             span = next(span for span in plan.spans if layer in span.layers)
             chosen = 0 if span.pick is None else span.pick.count
             for position in range(walk.length):
-                looked = span.pick is not None and span.pick.among[position]
+                looked = span.pick is not None and span.pick.candidates[position]
                 full = span.rows[position] and not looked and not (span.held is not None and span.held[position])
                 flops["selection"] += 2 * D * K * bool(looked)
                 flops["projections"] += 2 * D * (2 * Q + 2 * K) * full

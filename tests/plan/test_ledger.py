@@ -240,7 +240,7 @@ def test_a_bad_revision_records_nothing(times: int) -> None:
     assert ledger.step == times
     assert np.array_equal(ledger.written, written)
     assert np.array_equal(ledger.saved, kept)
-    ledger.revise(begun.chosen(1, rows(4, 1)))
+    ledger.revise(begun.with_choice(1, rows(4, 1)))
     assert ledger.step == times
     assert ledger.written[:, 1].tolist() == [times, times, 0]
 

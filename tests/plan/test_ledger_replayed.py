@@ -60,7 +60,7 @@ class Replay:
 
     def _write(self, layer: int, span: Span, plan: Plan) -> None:
         held = set() if span.held is None else ones(span.held)
-        among = set() if span.pick is None else ones(span.pick.among)
+        among = set() if span.pick is None else ones(span.pick.candidates)
         frozen = set() if span.frozen is None else ones(span.frozen)
         attending = set()
         for row in ones(span.rows):

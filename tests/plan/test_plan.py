@@ -89,7 +89,7 @@ def test_cut_changes_nothing_but_the_boundary(plan: Plan, data: st.DataObject) -
 
 @pytest.mark.parametrize("at", [-1, 5, 100])
 def test_cut_outside_the_layers_is_refused(at: int) -> None:
-    with pytest.raises(PlanError, match=f"cannot cut a plan of 4 layers at {at}"):
+    with pytest.raises(PlanError, match=f"cannot cut a plan of 4 layers at layer {at}:"):
         Plan((Span(range(4), mask(0)),), predict=mask()).cut(at)
 
 
@@ -185,7 +185,7 @@ def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
     plan = Plan(
         (Span(range(1), mask(0, 2, 3, 4, 5)), Span(range(1, 4), mask(0, 2, 3, 4, 5), pick=pick, held=mask(0))), mask(4)
     )
-    chosen = plan.chosen(2, mask(3, 5))
+    chosen = plan.with_choice(2, mask(3, 5))
     assert [(span.layers, span.pick) for span in chosen.spans] == [
         (range(1), None),
         (range(1, 2), pick),
@@ -197,7 +197,7 @@ def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
     assert chosen.spans[2].held.tolist() == mask(0, 2, 4).tolist()
     assert chosen.cost == plan.cost
     assert all(span.rows.tolist() == mask(0, 2, 3, 4, 5).tolist() for span in chosen.spans)
-    for unchanged in (plan.chosen(0, mask(2)), chosen.chosen(2, mask(2))):
+    for unchanged in (plan.with_choice(0, mask(2)), chosen.with_choice(2, mask(2))):
         assert unchanged.spans[-1].pick is pick
         assert unchanged.cost == plan.cost
 
@@ -237,7 +237,7 @@ def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
         mask(1).tolist(),
         mask(1).tolist(),
     ]
-    assert (second.pick.among.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
+    assert (second.pick.candidates.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
     assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
     assert cut.transfer is not None
     assert not cut.transfer.any()

@@ -36,7 +36,7 @@ def parts(plan: Plan, layer: int) -> tuple[set[int], set[int], set[int], int]:
     """Of one layer: rows computed in any case, rows held, rows among which is picked, and how many."""
     span = next(span for span in plan.spans if layer in span.layers)
     held = set() if span.held is None else positions(span.held)
-    among = set() if span.pick is None else positions(span.pick.among)
+    among = set() if span.pick is None else positions(span.pick.candidates)
     assert span.frozen is None
     assert held | among <= positions(span.rows)
     assert not held & among

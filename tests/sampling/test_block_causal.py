@@ -10,7 +10,7 @@ from remask.errors import ConfigError
 from remask.plan.canvas import Canvas
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.block_causal import BlockCausalDecoding, EditingDecoder
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from tests.sampling_fields import flat_params
 
 MASK = 39
@@ -29,7 +29,7 @@ def chosen(confidence: list[float], known: int = 0, step: int = 0, **sampling: A
     first = 0 if known else 8
     positions = np.flatnonzero(walk.canvas.noisy[first : first + 8]) + first
     values = np.array(confidence, dtype=np.float32)[positions - first]
-    return [int(position) - first for position in walk.choose(Predicted(positions, positions, values))]
+    return [int(position) - first for position in walk.choose(Predictions(positions, positions, values))]
 
 
 def test_blocks_stand_on_an_absolute_grid() -> None:

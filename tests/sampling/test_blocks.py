@@ -13,7 +13,7 @@ from remask.plan.canvas import OPEN, Canvas, Hole, Template
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.blocks import Blocks, LinearSchedule, even_blocks, hole_blocks, ragged_blocks
-from remask.sampling.decoder import Decoder, Decoding, Predicted
+from remask.sampling.decoder import Decoder, Decoding, Predictions
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 from tests.oracles.a2d import linear_counts
@@ -101,7 +101,7 @@ def step(canvas: Canvas, decoder: Decoder) -> None:
     """One step in which the model is sure of token 9 everywhere."""
     positions = np.array([place for place in decoder.block if canvas.noisy[place]], dtype=np.int64)
     sure = np.ones(len(positions), dtype=np.float32)
-    chosen = decoder.choose(Predicted(positions, np.full(len(positions), 9), sure))
+    chosen = decoder.choose(Predictions(positions, np.full(len(positions), 9), sure))
     canvas.write(chosen, np.full(len(chosen), 9))
     canvas.settle(decoder.outcome(chosen).final, decoder.step)
     decoder.advance()

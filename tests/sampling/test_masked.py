@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingDefaults
 from remask.sampling.blocks import TimeSchedule
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 from tests.sampling_fields import flat_params
 
@@ -42,7 +42,7 @@ class Bench:
         """One step under confidences by position; returns what was transferred."""
         positions = np.array(self.candidates(), dtype=np.int64)
         values = np.linspace(0.9, 0.1, len(self.canvas)) if confidence is None else np.asarray(confidence)
-        chosen = self.decoder.choose(Predicted(positions, positions, values[positions].astype(np.float32)))
+        chosen = self.decoder.choose(Predictions(positions, positions, values[positions].astype(np.float32)))
         assert set(chosen.tolist()) <= set(positions.tolist())
         assert sorted(set(chosen.tolist())) == chosen.tolist()
         self.canvas.settle(self.decoder.outcome(chosen).final, self.decoder.step)
@@ -202,7 +202,7 @@ def test_confidence_threshold_shares_masks_evenly() -> None:
 def test_no_candidates_means_no_choice() -> None:
     bench = Bench(max_tokens=2)
     nothing = np.array([], dtype=np.int64)
-    assert bench.decoder.choose(Predicted(nothing, nothing, nothing.astype(np.float32))).tolist() == []
+    assert bench.decoder.choose(Predictions(nothing, nothing, nothing.astype(np.float32))).tolist() == []
 
 
 RULES: list[dict[str, Any]] = [
@@ -267,7 +267,9 @@ def test_idle_steps_are_skipped_to_where_a_loop_over_them_ends(data: st.DataObje
         if data.draw(st.booleans()) and len(inside):
             chosen = inside[: data.draw(st.integers(0, len(inside)))]
         else:
-            chosen = decoders[1].choose(Predicted(inside, inside, np.linspace(0.9, 0.1, len(inside), dtype=np.float32)))
+            chosen = decoders[1].choose(
+                Predictions(inside, inside, np.linspace(0.9, 0.1, len(inside), dtype=np.float32))
+            )
         for canvas, decoder in zip(canvases, decoders, strict=True):
             canvas.settle(chosen, decoder.step)
             decoder.advance()

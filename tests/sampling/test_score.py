@@ -76,7 +76,7 @@ def test_the_mask_token_is_never_chosen(
 ) -> None:
     x = logits(6)
     x[:, mask_id] = 20.0
-    options: dict[str, Any] = {"measure": measure, "temperature": temperature, "basis": basis, **narrow}
+    options: dict[str, Any] = {"row_measure": measure, "temperature": temperature, "basis": basis, **narrow}
     tokens, _ = run(x, group(6, **options), mask_id=mask_id)
     assert mask_id not in tokens
 
@@ -92,14 +92,14 @@ def test_the_mask_token_counts_in_the_probabilities() -> None:
 def test_entropy() -> None:
     x = logits(5)
     p = softmax(x)
-    _, confidence = run(x, group(5, measure=NEGATIVE_ENTROPY))
+    _, confidence = run(x, group(5, row_measure=NEGATIVE_ENTROPY))
     assert close(confidence, (p * (p + 1e-10).log()).sum(-1))
 
 
 def test_margin() -> None:
     x = logits(5)
     first, second = softmax(x).sort(-1, descending=True).values[:, :2].unbind(-1)
-    tokens, confidence = run(x, group(5, measure=MARGIN))
+    tokens, confidence = run(x, group(5, row_measure=MARGIN))
     assert close(confidence, first - second)
     assert tokens == without_mask(x).argmax(-1).tolist()
 
@@ -182,7 +182,7 @@ def test_groups_are_read_apart_and_in_order() -> None:
     groups = [
         group(2),
         group(0, rows=slice(2, 4), guide=slice(4, 6), reads=(PassGuidance(1.0, None),)),
-        group(0, rows=slice(6, 7), measure=NEGATIVE_ENTROPY),
+        group(0, rows=slice(6, 7), row_measure=NEGATIVE_ENTROPY),
         group(0, rows=slice(7, 9), temperature=0.8, seed=3),
     ]
     tokens, confidence = run(x, *groups)
@@ -315,7 +315,7 @@ def test_pieces_are_read_as_the_whole(
     parts = []
     for start, stop in pairwise([0, *sorted(cuts), COUNT]):
         rows_of = x[start:stop] if keep is None else torch.cat([x[start:stop], x[COUNT + start : COUNT + stop]])
-        parts.append(score(rows_of.clone(), [every.piece(start, stop)], MASK_ID, more=width))
+        parts.append(score(rows_of.clone(), [every.slice_rows(start, stop)], MASK_ID, more=width))
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
     if keep is not None and before is not None:
         torch.testing.assert_close(keep.logits, before)

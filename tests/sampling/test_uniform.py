@@ -9,7 +9,7 @@ import torch
 from remask.denoising.noise import Noise, log_snrs
 from remask.errors import ConfigError
 from remask.plan.canvas import Template
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from remask.sampling.filters import top_k, top_p
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
 from remask.sampling.uniform_score import gain, reverse_step
@@ -89,7 +89,7 @@ def test_recorded_adaptive_steps(name: str, strategy: str) -> None:
         scores = gain(step.logits.float(), step.tokens, torch.from_numpy(rows.weights))
         torch.testing.assert_close(scores, trace.tensors[f"{strategy}.score"][number, 0], rtol=0, atol=5e-6)
         tokens = step.logits.argmax(-1).numpy()
-        written = walk.choose(Predicted(positions, tokens, scores.numpy()))
+        written = walk.choose(Predictions(positions, tokens, scores.numpy()))
         canvas.write(written, tokens[written - positions[0]])
         assert canvas.tokens[positions].tolist() == after.tolist()
         canvas.settle(walk.outcome(written).final, walk.step)
@@ -114,7 +114,7 @@ def test_recorded_ancestral_steps(name: str, strategy: str) -> None:
         logits = top_p(top_k(step.logits.float() / group.temperature, group.top_k), group.top_p)
         chances = reverse_step(logits, step.tokens, noisy(walk).transition, greedy=False)
         torch.testing.assert_close(chances, recorded[number, 0], rtol=0, atol=1e-5)
-        written = walk.choose(Predicted(positions, after.numpy(), np.ones(len(positions), dtype=np.float32)))
+        written = walk.choose(Predictions(positions, after.numpy(), np.ones(len(positions), dtype=np.float32)))
         assert written.tolist() == positions[(after != step.tokens).numpy()].tolist()
         canvas.write(positions, after.numpy())
         canvas.settle(walk.outcome(written).final, walk.step)
@@ -185,8 +185,8 @@ def test_positions_that_gain_nothing_are_not_written() -> None:
     current = decoding().canvas().tokens[positions]
     tokens = np.where(np.arange(8) == 2, current, current + 1)
     scores = np.array([0.1, 0.0, 0.9, 0.0, 0.3, 0.2, 0.0, 0.0], dtype=np.float32)
-    assert walk.choose(Predicted(positions, tokens, scores)).tolist() == [9, 10], "the best one changes no token"
-    assert walk.choose(Predicted(positions, tokens, np.zeros(8, dtype=np.float32))).tolist() == []
+    assert walk.choose(Predictions(positions, tokens, scores)).tolist() == [9, 10], "the best one changes no token"
+    assert walk.choose(Predictions(positions, tokens, np.zeros(8, dtype=np.float32))).tolist() == []
 
 
 def test_weights_are_priors_over_the_block() -> None:
@@ -265,7 +265,7 @@ def test_revisions_keep_every_block_open_to_the_end() -> None:
     while not walk.finished:
         positions = np.arange(walk.block.start, walk.block.stop)
         tokens = canvas.tokens[positions] ^ 1  # every proposal is another token
-        written = walk.choose(Predicted(positions, tokens, np.linspace(0.9, 0.5, len(positions), dtype=np.float32)))
+        written = walk.choose(Predictions(positions, tokens, np.linspace(0.9, 0.5, len(positions), dtype=np.float32)))
         outcome = walk.outcome(written)
         assert outcome.edits is not None
         fresh = walk.context.fresh

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remask.errors import ConfigError
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from remask.sampling.filters import Draws
 from remask.sampling.uniform import UniformDecoder
 from remask.sampling.uniform_correction import Correction
@@ -149,7 +149,7 @@ def walk_to_the_end(walk: UniformDecoder) -> list[tuple[int, range, int]]:
         positions = np.arange(walk.block.start, walk.block.stop)
         current = walk.canvas.tokens[positions]
         sure, best = np.ones(len(positions), dtype=np.float32), current[None].astype(np.float32)
-        written = walk.choose(Predicted(positions, current, sure, numbers=best))
+        written = walk.choose(Predictions(positions, current, sure, numbers=best))
         assert not len(written)
         told.append((walk.block_step, walk.block, len(walk.outcome(written).final)))
         walk.advance()

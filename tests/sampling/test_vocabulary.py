@@ -71,7 +71,7 @@ def test_every_reduction(size: int, seed: int, scale: float) -> None:
         check(exact, tolerance=0)
     for near in (lambda v, y: v.sum(y.exp()), lambda v, y: v.logsumexp(y)):
         check(near)
-    for near in (lambda v, y: v.softmax(y), lambda v, y: v.log_softmax(y), lambda v, y: v.only(tokens, y)):
+    for near in (lambda v, y: v.softmax(y), lambda v, y: v.log_softmax(y), lambda v, y: v.one_hot(tokens, y)):
         check(near, columns)
     for count in (None, 1, 5, 36, 37, 90):
         check(lambda v, y, count=count: v.top_k(y, count), columns, 0)
@@ -128,7 +128,7 @@ def noisy(rows: int, **more: Any) -> NoisyRows:
 
 
 MEASURES = [
-    {"measure": measure, "basis": basis, "temperature": temperature, **narrow}
+    {"row_measure": measure, "basis": basis, "temperature": temperature, **narrow}
     for measure in (None, MARGIN, NEGATIVE_ENTROPY)
     for basis in ("logits", "tempered", "filtered")
     for temperature in (0.0, 0.7)

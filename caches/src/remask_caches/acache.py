@@ -50,8 +50,8 @@ class Weigh(LayerHook):
         rows, among = layers * int(self.rows.sum()), int(self.among.sum())
         cost = OperationCost(
             flops=2 * rows * w.queries * (w.hidden + among),
-            kv_read=layers * w.item * among * w.keys,
-            activations=w.item * rows * (w.hidden + w.queries),
+            kv_read=layers * w.itemsize * among * w.keys,
+            activations=w.itemsize * rows * (w.hidden + w.queries),
         )
         return HookCost(watch=cost, looks=layers)
 
@@ -108,7 +108,7 @@ class ACache(Around):
             exact=False,
         )
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+    def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:  # noqa: ARG002
         """All layers."""
         return layers
 

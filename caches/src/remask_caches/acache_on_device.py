@@ -11,7 +11,7 @@ from remask_caches.acache import Weigh
 class AttentionScores(DeviceHook):
     """Reports the attention that the plans ask for to the policy: float32 [T], 0 at other positions."""
 
-    def done(self) -> None:
+    def after_pass(self) -> None:
         """Waits for the device once for all canvases."""
         asked = list[AttendingRows]()
         for each in self.canvases:
@@ -24,5 +24,5 @@ class AttentionScores(DeviceHook):
         ends = np.cumsum([len(each) for each in totals])[:-1]
         for rows_of, found in zip(asked, np.split(fetch(torch.cat(totals)), ends), strict=True):
             attention = np.zeros(len(rows_of.branch.canvas), dtype=np.float32)
-            attention[rows_of.among] = found
+            attention[rows_of.key_positions] = found
             rows_of.branch.hook_output = attention

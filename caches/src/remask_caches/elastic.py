@@ -75,8 +75,8 @@ class Watch(LayerHook):
         rows = layers * int(self.window.sum()) + 2 * compared * int(self.tracked.sum())
         cost = OperationCost(
             flops=2 * rows * w.queries * (w.hidden + len(self.among)),
-            kv_read=(layers + compared) * w.item * len(self.among) * w.keys,
-            activations=w.item * rows * (w.hidden + w.queries),
+            kv_read=(layers + compared) * w.itemsize * len(self.among) * w.keys,
+            activations=w.itemsize * rows * (w.hidden + w.queries),
         )
         return HookCost(watch=cost, looks=layers + compared)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.machine.transfers import fetch, send
 from remask.model.stage import Index, Stage
 from remask.plan import Plan
-from remask.policies.on_device import AttendingRows, Changed, DeviceHook, Hooked
+from remask.policies.on_device import AttendingRows, Changed, DeviceHook, PassCanvas
 from remask_caches.elastic import Similarity, Watch
 
 
@@ -77,7 +77,7 @@ class WatchAttention(DeviceHook):
         drifted = [watcher for watcher in comparing if watcher.needs_refresh(layer)]
         return {each.number: each.watch.refresh(plans[each.number], layer + 1) for each in drifted}
 
-    def done(self) -> None:
+    def after_pass(self) -> None:
         """Reports the tokens that the layers track now, which the next pass compares."""
         tokens = [torch.cat(watcher.followed) for watcher in self._watchers]
         ends = np.cumsum([len(each) for each in tokens])[:-1]
@@ -89,7 +89,7 @@ class WatchAttention(DeviceHook):
 class DriftWatcher:
     """Watches the attention of one canvas during one pass. The tracked tokens change when the pass is done."""
 
-    def __init__(self, hooked: Hooked, device: torch.device) -> None:
+    def __init__(self, hooked: PassCanvas, device: torch.device) -> None:
         branch, plan = hooked.branch, hooked.plan
         if branch.hook_state is None:
             branch.hook_state = Tracker()

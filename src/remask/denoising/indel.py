@@ -150,7 +150,7 @@ class IndelBlock(ABC):
 
     def choose(self, candidates: TokenCandidates, pick: Pick) -> Round:
         """Apply the predictions of a pass, with `pick` for escapes. Writes all attributes."""
-        old = self.tokens
+        old_tokens = self.tokens
         masks = self.masks
         original = int((masks & self.original).sum())
         best = candidates.tokens[:, 0]
@@ -159,27 +159,27 @@ class IndelBlock(ABC):
         if candidates.drawn is not None:
             fill_tokens, fill_probabilities, plain_tokens = candidates.drawn
         filled = self._choose_fills(masks, fill_probabilities, original)
-        edited = ~masks & (best_probabilities > self._limits.edit_threshold) & (best != old)
+        edited = ~masks & (best_probabilities > self._limits.edit_threshold) & (best != old_tokens)
         last = self._is_last_pass(bool((masks & self.original & ~filled).any()), original)
         if last:
             filled = masks
-        new = np.where(filled, fill_tokens, np.where(edited, best, old))
-        written = filled | edited
+        new_tokens = np.where(filled, fill_tokens, np.where(edited, best, old_tokens))
+        write_mask = filled | edited
         escapes: Writes = ()
         if last:
-            self._replace_edit_tokens(new, written, filled, candidates, plain_tokens)
-        elif written.any():
+            self._replace_edit_tokens(new_tokens, write_mask, filled, candidates, plain_tokens)
+        elif write_mask.any():
             probabilities = np.where(filled, fill_probabilities, best_probabilities)
-            escapes = self._escape(new, probabilities, candidates, pick)
-        self._record(new, written)
+            escapes = self._escape(new_tokens, probabilities, candidates, pick)
+        self._record(new_tokens, write_mask)
         fills, edits = (
-            tuple((position, int(new[position])) for position in np.flatnonzero(changed).tolist())
+            tuple((position, int(new_tokens[position])) for position in np.flatnonzero(changed).tolist())
             for changed in (filled, edited)
         )
         result = Round(fills, edits, original, int(masks.sum()) - original, self.post, last, escapes)
-        self._apply_edits(new)
+        self._apply_edits(new_tokens)
         self.step += 1
-        if self._is_stable(old, written):
+        if self._is_stable(old_tokens, write_mask):
             self.end_reason = "stable"
         elif last and self._ends_with_last:
             self.end_reason = "budget"
@@ -188,16 +188,21 @@ class IndelBlock(ABC):
         return result
 
     def _replace_edit_tokens(
-        self, new: Tokens, written: Mask, filled: Mask, candidates: TokenCandidates, plain_tokens: Tokens | None
+        self,
+        new_tokens: Tokens,
+        write_mask: Mask,
+        filled: Mask,
+        candidates: TokenCandidates,
+        plain_tokens: Tokens | None,
     ) -> None:
-        """Replace DELETE and INSERT among the `written` tokens of `new` by other tokens, in place."""
-        for position in np.flatnonzero(written & self._edit_tokens.matches(new)).tolist():
+        """Replace DELETE and INSERT among the `write_mask` tokens of `new_tokens` by other tokens, in place."""
+        for position in np.flatnonzero(write_mask & self._edit_tokens.matches(new_tokens)).tolist():
             if filled[position] and plain_tokens is not None:
-                new[position] = plain_tokens[position]
+                new_tokens[position] = plain_tokens[position]
             else:
                 token = candidates.best(position, self._edit_tokens.delete, self._edit_tokens.insert)
                 assert token is not None
-                new[position] = token
+                new_tokens[position] = token
 
     @staticmethod
     @abstractmethod
@@ -220,15 +225,17 @@ class IndelBlock(ABC):
         """
 
     @abstractmethod
-    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
-        """Change `new`, in place, if it repeats a state of the block. Returns the positions and tokens that changed."""
+    def _escape(
+        self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
+    ) -> Writes:
+        """Change `new_tokens`, in place, if it repeats a state of the block. Returns what it changed."""
 
     @abstractmethod
-    def _record(self, new: Tokens, written: Mask) -> None:
+    def _record(self, new_tokens: Tokens, write_mask: Mask) -> None:
         """Record the tokens of a pass before DELETE and INSERT are applied."""
 
-    def _is_stable(self, old: Tokens, written: Mask) -> bool:  # noqa: ARG002
-        return np.array_equal(self.tokens, old) and not self.masks.any()
+    def _is_stable(self, old_tokens: Tokens, write_mask: Mask) -> bool:  # noqa: ARG002
+        return np.array_equal(self.tokens, old_tokens) and not self.masks.any()
 
     def _choose_by_threshold(self, masks: Mask, probabilities: Probabilities, least: int) -> Mask:
         """Which masks are above the threshold, bool [n], but at least the `least` most probable ones."""
@@ -240,23 +247,23 @@ class IndelBlock(ABC):
         filled[positions[select.top(probabilities[positions], least)]] = True
         return filled
 
-    def _apply_edits(self, new: Tokens) -> None:
+    def _apply_edits(self, new_tokens: Tokens) -> None:
         """Apply DELETE and INSERT from left to right, and cut or fill up with masks to the length of the block."""
         tokens: list[int] = []
         original: list[bool] = []
-        old = self.tokens.tolist()
-        for position, token in enumerate(new.tolist()):
+        old_tokens = self.tokens.tolist()
+        for position, token in enumerate(new_tokens.tolist()):
             if token == self._edit_tokens.delete:
                 continue
             if token == self._edit_tokens.insert:
                 tokens.append(self._mask_id)
                 original.append(False)
-                token = old[position]
+                token = old_tokens[position]
             tokens.append(token)
             original.append(bool(self.original[position]))
-        missing = max(0, len(new) - len(tokens))
-        self.tokens = np.array(tokens + [self._mask_id] * missing, dtype=np.int64)[: len(new)]
-        self.original = np.array(original + [False] * missing, dtype=np.bool_)[: len(new)]
+        mask_count = max(0, len(new_tokens) - len(tokens))
+        self.tokens = np.array(tokens + [self._mask_id] * mask_count, dtype=np.int64)[: len(new_tokens)]
+        self.original = np.array(original + [False] * mask_count, dtype=np.bool_)[: len(new_tokens)]
 
 
 class Levenshtein(IndelBlock):
@@ -290,21 +297,23 @@ class Levenshtein(IndelBlock):
             return self.post >= max_post_steps
         return original > 0 and not unfilled
 
-    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
+    def _escape(
+        self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
+    ) -> Writes:
         escapes: list[tuple[int, int]] = []
-        while new.tobytes() in self._past_states and len(escapes) < MAX_ESCAPES:
-            positions = np.flatnonzero(new != self.tokens)
+        while new_tokens.tobytes() in self._past_states and len(escapes) < MAX_ESCAPES:
+            positions = np.flatnonzero(new_tokens != self.tokens)
             if not len(positions):
                 break
             position = int(positions[pick(probabilities[positions])])
-            token = candidates.best(position, int(new[position]))
+            token = candidates.best(position, int(new_tokens[position]))
             assert token is not None
-            new[position] = token
+            new_tokens[position] = token
             escapes.append((position, token))
         return tuple(escapes)
 
-    def _record(self, new: Tokens, written: Mask) -> None:  # noqa: ARG002
-        self._past_states.add(new.tobytes())
+    def _record(self, new_tokens: Tokens, write_mask: Mask) -> None:  # noqa: ARG002
+        self._past_states.add(new_tokens.tobytes())
 
 
 class JointThresholdIndel(IndelBlock):
@@ -339,24 +348,26 @@ class JointThresholdIndel(IndelBlock):
             return True
         return self.post >= max_post_steps if max_post_steps else not unfilled
 
-    def _escape(self, new: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick) -> Writes:
+    def _escape(
+        self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
+    ) -> Writes:
         state = self.tokens.tobytes()
         if state not in self._past_states:
             self._past_states.add(state)
             return ()
-        positions = np.flatnonzero(new != self.tokens)
+        positions = np.flatnonzero(new_tokens != self.tokens)
         if not len(positions):
             return ()
         position = int(positions[pick(probabilities[positions])])
         token = candidates.best(position, *self._past_tokens[position])
         if token is None:
             return ()
-        new[position] = token
+        new_tokens[position] = token
         return ((position, token),)
 
-    def _record(self, new: Tokens, written: Mask) -> None:
-        for position in np.flatnonzero(written).tolist():
-            self._past_tokens[position].add(int(new[position]))
+    def _record(self, new_tokens: Tokens, write_mask: Mask) -> None:
+        for position in np.flatnonzero(write_mask).tolist():
+            self._past_tokens[position].add(int(new_tokens[position]))
 
-    def _is_stable(self, old: Tokens, written: Mask) -> bool:
-        return not written.any() or super()._is_stable(old, written)
+    def _is_stable(self, old_tokens: Tokens, write_mask: Mask) -> bool:
+        return not write_mask.any() or super()._is_stable(old_tokens, write_mask)

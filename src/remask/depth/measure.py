@@ -107,7 +107,7 @@ _NO_PREFIX = -1  # no hash of a prefix is negative
 
 
 def _prefixes(record: Record) -> set[int]:
-    return {audit.prefix for audit in record.audits}
+    return {audit.prefix_key for audit in record.audits}
 
 
 def _proven_depth(record: Record) -> int:

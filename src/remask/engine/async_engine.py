@@ -173,11 +173,11 @@ class AsyncEngine:
         """
         self._check_open()
         work = Counter[str]()
-        for item in pending:
-            work[item.request.owner.client] += item.row_layers
+        for pending_request in pending:
+            work[pending_request.request.owner.client] += pending_request.row_layers
         for client, row_layers in work.items():
             self.check_room(client, len(pending), row_layers)
-        ids = [item.request.id for item in pending]
+        ids = [pending_request.request.id for pending_request in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work

@@ -164,9 +164,9 @@ class Auditor:
             return
         if len(running.canvases) > 1 or not len(turn.predicted) or running.decoder.context.drafts:
             return
-        prefix = running.record.prefix
-        if prefix and isinstance(policy, BiCache | Reuse):
-            self._choose_prefix_audit(turn, running, prefix)
+        prefix_length = running.record.prefix_length
+        if prefix_length and isinstance(policy, BiCache | Reuse):
+            self._choose_prefix_audit(turn, running, prefix_length)
         if running.policy.traits.exact or isinstance(running.policy, Reuse):
             return
         inner = running.policy.inner if isinstance(running.policy, BiCache) else running.policy
@@ -176,10 +176,10 @@ class Auditor:
         if self._is_due(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantized):
             self.candidates[running] = _StepAudit(name)
 
-    def _choose_prefix_audit(self, turn: Turn, running: RunningRequest, prefix: int) -> None:
+    def _choose_prefix_audit(self, turn: Turn, running: RunningRequest, prefix_length: int) -> None:
         policy, length = running.request.policy, len(running.canvases[0].canvas)
-        record = self.depths.record(running.request.adapter or "", prefix, length)
-        key = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix], running.request.salt)
+        record = self.depths.record(running.request.adapter or "", prefix_length, length)
+        key = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix_length], running.request.salt)
         hit = running.canvases[0].prefix
         read_depth = 0
         if hit is not None:
@@ -200,12 +200,15 @@ class Auditor:
             self._prefix_audits += 1
         pass_input = PassInput.of(turn)
         hidden = turn.hidden if self._is_reference(running) else None
-        self._enqueue(partial(self._audit_prefix, pass_input, hidden, prefix, key, record, depths, read_depth, name))
+        self._enqueue(
+            partial(self._audit_prefix, pass_input, hidden, prefix_length, key, record, depths, read_depth, name)
+        )
 
     def _is_reference(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact pass with which an audit of its prefix compares."""
         is_exact = running.policy.traits.exact and not self.passes.model.quantized
-        return self.share > 0 and is_exact and running.record.prefix > 0 and _has_earned_depth(running.request.policy)
+        has_prefix = running.record.prefix_length > 0
+        return self.share > 0 and is_exact and has_prefix and _has_earned_depth(running.request.policy)
 
     def _is_due(self, kind: str, rows: int, passes: int) -> bool:
         """Count a request of this kind. Whether it is to be audited, by this many `passes` over `rows` rows.
@@ -238,7 +241,7 @@ class Auditor:
         self,
         pass_input: PassInput,
         hidden: Tensor | None,
-        prefix: int,
+        prefix_length: int,
         key: int,
         record: Record,
         depths: tuple[int, ...],
@@ -255,7 +258,7 @@ class Auditor:
                 return
             yield
         for depth in depths:
-            predicted = self._count_pass(pass_input, passes.run_reusing(pass_input, prefix, depth))
+            predicted = self._count_pass(pass_input, passes.run_reusing(pass_input, prefix_length, depth))
             if predicted is None:
                 return
             audits.append(Audit(key, depth, passes.max_divergence(reference, predicted)))

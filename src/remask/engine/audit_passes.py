@@ -66,14 +66,14 @@ class AuditPasses:
         """
         return self._run(pass_input, pass_input.sees, 0, rounded)
 
-    def run_reusing(self, pass_input: PassInput, prefix: int, depth: int) -> Tensor | None:
-        """Run a pass that reuses the first `prefix` rows in `depth` layers, without rounding. Returns as `run_exact`.
+    def run_reusing(self, pass_input: PassInput, prefix_length: int, depth: int) -> Tensor | None:
+        """Run a pass without rounding that reuses the first `prefix_length` rows in `depth` layers; see `run_exact`.
 
         In these layers the prefix rows attend to themselves alone, as in the pass that fills the store. They go on from
         there, as under `bicache` in a step that refreshes.
         """
         sees = np.full(len(pass_input.canvas), len(pass_input.canvas))
-        sees[:prefix] = prefix
+        sees[:prefix_length] = prefix_length
         return self._run(pass_input, sees, depth, rounded=False)
 
     def max_divergence(self, reference: Tensor, predicted: Tensor) -> float:

@@ -234,7 +234,7 @@ class TokenBuffer:
         `kernels` a Triton kernel does it. `scores` [2 + n, R] are those of `runner.score_rows`. Returns them with one
         more row, which is 1 where a position was chosen and 0 elsewhere.
         """
-        if not scores.shape[1] or all(request.chosen is None for request in requests):
+        if not scores.shape[1] or all(request.choice is None for request in requests):
             return torch.cat((scores, torch.zeros_like(scores[:1])))
         choice = RowChoice.of(requests, len(self.values) - 1, scores.device)
         if kernels:

@@ -57,12 +57,12 @@ class TokenBytes:
     state: int  # the hidden states that a stored prefix has in addition
 
 
-def token_bytes(config: ModelConfig, item: int, ranks: int = 1, kv_item: int | None = None) -> TokenBytes:
-    """The memory of one token on each of `ranks`. A number takes `item` bytes, in K and V `kv_item` bytes if given."""
+def token_bytes(config: ModelConfig, itemsize: int, ranks: int = 1, kv_itemsize: int | None = None) -> TokenBytes:
+    """The memory of one token on each of `ranks`, with `itemsize` bytes a number; `kv_itemsize` in K and V if given."""
     part = Shard(0, ranks).part(config)
-    kv = part.kv_numbers * (kv_item or item) + config.self_conditioning * config.hidden * item
+    kv = part.kv_numbers * (kv_itemsize or itemsize) + config.self_conditioning * config.hidden * itemsize
     # Exact pages of block-causal models need no states, and uniform models store nothing.
-    return TokenBytes(kv, (config.layers - 1) * config.hidden * item if config.kind == "masked" else 0)
+    return TokenBytes(kv, (config.layers - 1) * config.hidden * itemsize if config.kind == "masked" else 0)
 
 
 def weight_bytes(
@@ -82,7 +82,9 @@ def logit_bytes(config: ModelConfig, rows: int, ranks: int = 1) -> int:
     return LOGIT_COPIES * min(rows * DRAW_WEIGHT, logit_rows(config)) * -(-config.vocab // ranks) * 4
 
 
-def layer_bytes(part: ModelConfig, rows: int, max_canvas: int, item: int, attention: Attention | None = None) -> int:
+def layer_bytes(
+    part: ModelConfig, rows: int, max_canvas: int, itemsize: int, attention: Attention | None = None
+) -> int:
     """Upper estimate of the bytes that `rows` rows of canvases of up to `max_canvas` tokens take in a layer.
 
     What a layer computes exists for one layer at a time. `part` is the shape that a rank computes. `attention` is that
@@ -90,21 +92,22 @@ def layer_bytes(part: ModelConfig, rows: int, max_canvas: int, item: int, attent
     """
     queries, keys = _max_widths(part)
     hidden = part.hidden
-    float_item = 4 * max(1, item // 4)  # bytes of a number in float32, or in the model's dtype if that is wider
-    angle_item = max(item, 4) if part.rope_float32 else item
+    float_itemsize = 4 * max(1, itemsize // 4)  # bytes of a number in float32, or in the model's dtype if that is wider
+    angle_itemsize = max(itemsize, 4) if part.rope_float32 else itemsize
     # All through the layer: hidden states of this stage and the one before, cos and sin, and indices.
-    resident = item * 2 * hidden + angle_item * (part.rotary_dim or part.head_dim) + INDICES * 8
-    norm = 3 * float_item * max(hidden, queries)
-    rope = 2 * angle_item * (queries + keys) if angle_item > item else 0
-    projections = item * (hidden + 2 * queries + 3 * keys) + max(norm, rope)
-    selection = item * (2 * hidden + 2 * keys) + 5 * float_item * keys
+    resident = itemsize * 2 * hidden + angle_itemsize * (part.rotary_dim or part.head_dim) + INDICES * 8
+    norm = 3 * float_itemsize * max(hidden, queries)
+    rope = 2 * angle_itemsize * (queries + keys) if angle_itemsize > itemsize else 0
+    projections = itemsize * (hidden + 2 * queries + 3 * keys) + max(norm, rope)
+    selection = itemsize * (2 * hidden + 2 * keys) + 5 * float_itemsize * keys
     mlp_width = (3 if part.gated else 1) * part.intermediate
     mixture = part.mixture
     if mixture is not None:  # a row is copied for each of its experts
         mlp_width = max(mlp_width, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
-        mlp_width += mixture.experts * 3 * float_item // item + hidden
-    mlp = item * (3 * hidden + queries + mlp_width)
-    attention_total = item * (2 * queries + keys) * rows + attention_bytes(part, rows, max_canvas, item, attention)
+        mlp_width += mixture.experts * 3 * float_itemsize // itemsize + hidden
+    mlp = itemsize * (3 * hidden + queries + mlp_width)
+    attention_total = itemsize * (2 * queries + keys) * rows
+    attention_total += attention_bytes(part, rows, max_canvas, itemsize, attention)
     return rows * resident + max(rows * max(projections, selection, mlp), attention_total)
 
 
@@ -116,7 +119,7 @@ def _max_widths(part: ModelConfig) -> tuple[int, int]:
 
 
 def attention_bytes(
-    part: ModelConfig, rows: int, max_canvas: int, item: int, attention: Attention | None, *, filled: bool = False
+    part: ModelConfig, rows: int, max_canvas: int, itemsize: int, attention: Attention | None, *, filled: bool = False
 ) -> int:
     """Upper estimate of the bytes that attention takes beside queries and results; parameters as in `layer_bytes`.
 
@@ -133,18 +136,22 @@ def attention_bytes(
             numbers = max(sum(size.lengths) for size in sizes) * 4
             return MAX_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
     # Queries and results in float32, those of a unit, its gathered K and V, and a tile of scores.
-    float_item = 4 * max(1, item // 4)
+    float_itemsize = 4 * max(1, itemsize // 4)
     queries, keys = _max_widths(part)
-    scores = 2 * float_item * min(GPU_SCORES, part.heads * rows * max_canvas)
-    return rows * float_item * (5 * queries + 4 * part.heads) + 2 * max_canvas * keys * (item + float_item) + scores
+    scores = 2 * float_itemsize * min(GPU_SCORES, part.heads * rows * max_canvas)
+    return (
+        rows * float_itemsize * (5 * queries + 4 * part.heads)
+        + 2 * max_canvas * keys * (itemsize + float_itemsize)
+        + scores
+    )
 
 
 def _largest_lists(rows: int, max_canvas: int) -> Iterator[WorkList]:
     """Yield the work lists of at most `rows` rows for which attention needs the most memory.
 
-    Memory grows with partial results, which a row has for each of its units and for each piece into which a unit is
+    Memory grows with partial results, which a row has for each of its units and for each part into which a unit is
     cut. So all canvases share their first slot, which puts each row into two units, one of them with nearly all slots.
-    As short lists are cut into more pieces, full passes of 1, 2, 4, ... canvases are listed, and one in which only
+    As short lists are cut into more parts, full passes of 1, 2, 4, ... canvases are listed, and one in which only
     `UNIT_ROWS` rows see many slots.
     """
     max_canvases = max(1, rows // max_canvas)
@@ -176,7 +183,7 @@ def _list_builder(slots: int) -> tuple[WorkListBuilder, int]:
 
 
 def workspace_bytes(
-    config: ModelConfig, rows: int, max_canvas: int, item: int, ranks: int = 1, attention: Attention | None = None
+    config: ModelConfig, rows: int, max_canvas: int, itemsize: int, ranks: int = 1, attention: Attention | None = None
 ) -> int:
     """Upper estimate of the bytes that a pass over `rows` rows takes beside weights and K/V, on each of `ranks`.
 
@@ -184,7 +191,7 @@ def workspace_bytes(
     they are not used at the same time, because PyTorch's allocator does not merge all freed memory.
     """
     part = Shard(0, ranks).part(config)
-    return layer_bytes(part, rows, max_canvas, item, attention) + logit_bytes(config, rows, ranks)
+    return layer_bytes(part, rows, max_canvas, itemsize, attention) + logit_bytes(config, rows, ranks)
 
 
 def product_bytes(part: ModelConfig) -> int:
@@ -201,7 +208,7 @@ def pass_rows(
     config: ModelConfig,
     max_rows: int,
     max_canvas: int,
-    item: int,
+    itemsize: int,
     room: int,
     ranks: int = 1,
     attention: Attention | None = None,
@@ -212,7 +219,7 @@ def pass_rows(
     """
     min_rows = 2 * max_canvas  # as classifier-free guidance runs two canvases together
     rows = max(min_rows, max_rows)
-    while rows > min_rows and workspace_bytes(config, rows, max_canvas, item, ranks, attention) > room:
+    while rows > min_rows and workspace_bytes(config, rows, max_canvas, itemsize, ranks, attention) > room:
         rows = max(min_rows, rows // 2)
     return rows
 
@@ -257,8 +264,8 @@ def check_weights_fit(
     whether the device computes in it, so that it may be advised.
     """
 
-    def required_bytes(ranks: int, kind: Quantization | None = quantization, item: NumberFormat = dtype) -> int:
-        return weight_bytes(config, item, ranks, kind) * (1 if apart else ranks)
+    def required_bytes(ranks: int, kind: Quantization | None = quantization, number: NumberFormat = dtype) -> int:
+        return weight_bytes(config, number, ranks, kind) * (1 if apart else ranks)
 
     if required_bytes(ranks) <= memory.room:
         return
@@ -267,7 +274,7 @@ def check_weights_fit(
     if apart:
         counts = [count for count in _rank_counts(config) if count > ranks and required_bytes(count) <= memory.room]
         ways = [f"--tensor-parallel {counts[0]}"] if counts else []
-    if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, item=FORMATS["bfloat16"]) <= memory.room:
+    if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, number=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
         kinds: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")

@@ -16,7 +16,7 @@ from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
-from remask.readers.base import Asked, Reader
+from remask.readers.base import Reader, RequestView
 from remask.readers.implied import logit_readers
 from remask.request.sampling_groups import RenoisingParams
 from remask.request.sampling_params import SPECULATION, SamplingParams
@@ -95,23 +95,23 @@ def check_request(
     is_model_limit = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if is_model_limit else ''}"
     way_out = "" if is_model_limit else " or raise max_model_len"
-    prompt, response = len(request.prompt_token_ids), params.max_tokens
-    length = prompt + response
+    prompt_length, response_length = len(request.prompt_token_ids), params.max_tokens
+    length = prompt_length + response_length
     if length > max_model_len and not shape.whole_canvas:
         raise CanvasLengthError(
-            f"prompt of {prompt} tokens and max_tokens={response} make a canvas of {length}, but {limit}; shorten one "
-            f"of them{way_out}",
-            prompt,
-            response,
+            f"prompt of {prompt_length} tokens and max_tokens={response_length} make a canvas of {length}, but "
+            f"{limit}; shorten one of them{way_out}",
+            prompt_length,
+            response_length,
         )
     limits.check_steps(params)
     seed = secrets.randbits(62) if params.seed is None else params.seed
     if seed < 0:
         seed %= LARGEST  # random generators take no negative seed
     schedule, readers = policy.traits.schedule, request.readers
-    asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
+    view = RequestView(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
-    decoding = _make_decoding(asked, limits, adapters)
+    decoding = _make_decoding(view, limits, adapters)
     if decoding.length > max_model_len:
         block = max(map(len, decoding.block_ranges))
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
@@ -132,9 +132,9 @@ def check_request(
         policy.check(facts)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
-        reader.check(asked, decoding)
+        reader.check(view, decoding)
     if params.mode == SPECULATION:
-        reader_of_steps = _find_undraftable(asked, decoding)
+        reader_of_steps = _find_undraftable(view, decoding)
         if reader_of_steps is not None:
             raise ConfigError(
                 f"mode {SPECULATION!r}: what {reader_of_steps.name!r} reads or writes depends on the steps before; use "
@@ -163,7 +163,7 @@ def _check_readers(readers: Sequence[Reader]) -> None:
     names = [reader.name for reader in readers]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        raise ConfigError(f"readers: two of them are called {duplicate!r}, by which results name them; leave one out")
+        raise ConfigError(f"readers: two are called {duplicate!r}, and results name readers; leave one out")
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
@@ -193,18 +193,18 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
             raise ConfigError(f"logit_bias names the mask token {token}, which is never chosen; leave it out")
 
 
-def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
+def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
     """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
-    prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
-    for reader in asked.readers:
-        special = reader.decoding(asked)
+    prompt, params, template, shape, seed = view.prompt, view.params, view.template, view.shape, view.seed
+    for reader in view.readers:
+        special = reader.decoding(view)
         if special is not None:
             return special
     check_fields(params, shape.kind)
     _check_bias(params, shape)
     if shape.self_conditioning:
         assert shape.block_length is not None
-        formed = any(reader.has_form for reader in asked.readers)
+        formed = any(reader.has_form for reader in view.readers)
         return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, has_form=formed)
     if params.renoising != RenoisingParams():
         raise ConfigError(f"renoising is for models that write canvases of noise; leave it out on {shape.family}")
@@ -235,21 +235,21 @@ def _make_decoding(asked: Asked, limits: RequestLimits, adapters: Collection[str
         return decoding
     if shape.kind == "uniform":
         assert shape.noise is not None
-        canvas = min(shape.max_length, limits.max_canvas)
+        canvas_length = min(shape.max_length, limits.max_canvas)
         stops = shape.stop_ids
         if shape.whole_canvas:
-            return WholeCanvasDecoding.on_canvas(prompt, params, shape.noise, stops, canvas, seed, template)
+            return WholeCanvasDecoding.on_canvas(prompt, params, shape.noise, stops, canvas_length, seed, template)
         return UniformDecoding.of(
-            prompt, params, shape.noise, stops, canvas, seed, shape.structured_attention, template
+            prompt, params, shape.noise, stops, canvas_length, seed, shape.structured_attention, template
         )
     decoding_type = GrowingDecoding if canvas_grows(params, shape.sampling, template) else MaskedDecoding
-    blockwise = asked.schedule.blockwise
+    blockwise = view.schedule.blockwise
     return decoding_type.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
-def _find_undraftable(asked: Asked, decoding: Decoding) -> Reader | None:
+def _find_undraftable(view: RequestView, decoding: Decoding) -> Reader | None:
     """A reader that depends on more than a row and its position, so that drafts exclude it; None if there is none."""
-    readers = (*asked.readers, *logit_readers(asked.params, decoding.canvas()))
+    readers = (*view.readers, *logit_readers(view.params, decoding.canvas()))
     return next((reader for reader in readers if not reader.rowwise), None)
 
 

@@ -21,6 +21,7 @@ DATA_SHEETS: Mapping[str, tuple[float, float]] = {"h100": (989e12, 3.35e12), "h2
 """FLOPs of dense bfloat16 and bytes a second, by a part of the GPU's name."""
 CPU_REFERENCE = "llada-8b", 1.77  # a preset, and seconds of one core for a pass of one block as int8: docs/laptop.md
 CPU_BANDWIDTH = 40e9  # bytes a second
+INT8, BFLOAT16 = 1, 2  # bytes of a number: of weights on a CPU, and of all numbers on a GPU
 
 
 def tokens_per_second(config: ModelConfig, policy: str, device: str | int) -> float:
@@ -28,21 +29,22 @@ def tokens_per_second(config: ModelConfig, policy: str, device: str | int) -> fl
 
     On a CPU weights are int8.
     """
-    canvas, block = _canvas(config), config.block_length or BLOCK
-    return block / sum(pass_seconds(config, rows, device) for rows in rows_computed(policy, canvas, block))
+    canvas_length, block_length = _canvas_length(config), config.block_length or BLOCK
+    step_rows = rows_computed(policy, canvas_length, block_length)
+    return block_length / sum(pass_seconds(config, rows, device) for rows in step_rows)
 
 
-def rows_computed(policy: str, canvas: int, block: int) -> Iterator[int]:
+def rows_computed(policy: str, canvas_length: int, block_length: int) -> Iterator[int]:
     """Yield the number of rows that each step of a block computes, at one token a step."""
-    for step in range(block):
+    for step in range(block_length):
         if policy == "none":
-            yield canvas
+            yield canvas_length
         elif step == 0:
-            yield 2 * block if policy == "exact" else canvas
+            yield 2 * block_length if policy == "exact" else canvas_length
         elif policy == "uniform-cache" and (step + 1) % 4 == 0:  # by default every fourth step computes the next block
-            yield 2 * block
+            yield 2 * block_length
         else:
-            yield block
+            yield block_length
 
 
 @cache
@@ -51,25 +53,25 @@ def pass_seconds(config: ModelConfig, rows: int | None, device: str | int) -> fl
 
     `device` is as in `tokens_per_second`.
     """
-    count = _canvas(config) if rows is None else rows
+    count = _canvas_length(config) if rows is None else rows
     if isinstance(device, int):
         name, seconds = CPU_REFERENCE
-        flops_per_second = device * _cost(preset(name), BLOCK, 1).total.flops / seconds
-        total = _cost(config, count, 1).total
+        flops_per_second = device * _cost(preset(name), BLOCK, INT8).total.flops / seconds
+        total = _cost(config, count, INT8).total
         return max(total.flops / flops_per_second, total.weights / CPU_BANDWIDTH)
     flops_per_second, bandwidth = DATA_SHEETS[device]
-    costs = _cost(config, count, 2).operations.values()
+    costs = _cost(config, count, BFLOAT16).operations.values()
     return sum(max(cost.flops / flops_per_second, cost.bytes / bandwidth) for cost in costs)
 
 
-def _canvas(config: ModelConfig) -> int:
+def _canvas_length(config: ModelConfig) -> int:
     return config.max_length if config.kind == "uniform" else CANVAS
 
 
-def _cost(config: ModelConfig, rows: int, item: int) -> PassCost:
-    """The cost of a pass over the last `rows` rows, which predicts one block, with `item` bytes a number."""
-    canvas = _canvas(config)
-    positions = np.arange(canvas)
-    predict = positions >= canvas - min(rows, config.block_length or BLOCK)
-    plan = Plan([Span(range(config.layers), positions >= canvas - rows)], predict)
-    return pass_cost(config.widths(item), [ExecutedPlan(plan)])
+def _cost(config: ModelConfig, rows: int, itemsize: int) -> PassCost:
+    """The cost of a pass over the last `rows` rows, which predicts one block, with `itemsize` bytes a number."""
+    canvas_length = _canvas_length(config)
+    positions = np.arange(canvas_length)
+    predict = positions >= canvas_length - min(rows, config.block_length or BLOCK)
+    plan = Plan([Span(range(config.layers), positions >= canvas_length - rows)], predict)
+    return pass_cost(config.widths(itemsize), [ExecutedPlan(plan)])

@@ -38,13 +38,14 @@ def run_layers(
     repeat_items: Items,
     hooks: Sequence[DeviceHook],
     stages_run: list[Stage],
-    revised: set[int],
+    revised_indices: set[int],
 ) -> tuple[Tensor, Items]:
     """Run `batch` layer by layer. Returns hidden states [M, D] and the items with their final plans.
 
     `repeat_items` has the plans with which the pass can be repeated if it fails. A plan that a hook changes before a
     layer runs replaces the one there. A plan that it changes after a layer does not, but is entered into the ledger of
-    its canvas at once, whose index is added to `revised`. Stages that are packed again are added to `stages_run`.
+    its canvas at once, and the index of the canvas is added to `revised_indices`. Stages that are packed again are
+    added to `stages_run`.
     """
     model, pool, run_on_all = runner.model, runner.pool, runner.model.ranks.run_on_all
     stages = batch.stages
@@ -57,7 +58,7 @@ def run_layers(
             new_plans = runner.before_layer(hooks, stage, h, [plan for _, plan in items])
             for index, plan in new_plans.items():
                 items[index] = items[index][0], plan
-                if index not in revised:
+                if index not in revised_indices:
                     repeat_items[index] = items[index]
             if new_plans:
                 stage = runner.pack_layer(items, stage.layers.start)  # the rows of later stages are unchanged
@@ -71,7 +72,7 @@ def run_layers(
         for index, plan in new_plans.items():
             state = items[index][0]
             state.ledger.revise(plan)
-            revised.add(index)
+            revised_indices.add(index)
             items[index] = state, plan
         if new_plans:
             batch = runner.pack(items, first=stop)
@@ -79,7 +80,7 @@ def run_layers(
             stages_run += stages
     hidden = run_on_all(_leave, model, h, batch.predict)
     for index, ((state, plan), (_, original_plan)) in enumerate(zip(items, original, strict=True)):
-        if plan is not original_plan and index not in revised:
+        if plan is not original_plan and index not in revised_indices:
             state.ledger.revise(plan)
     return hidden, items
 
@@ -114,6 +115,17 @@ def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
         for layer, by_key, slots in choices:
             span_pick = plan.spans.at(layer).pick
             if span_pick is not None and (span_pick.by == "key") == by_key:
-                plan = plan.chosen(layer, span_pick.among & np.isin(state.slots(layer), slots))
+                plan = plan.with_choice(layer, span_pick.candidates & np.isin(state.slots(layer), slots))
         result.append((state, plan))
     return result
+
+
+def enter_changed_plans(items: Items, original: Items, revised_indices: set[int]) -> None:
+    """Enter into the ledgers the plans with which a failed pass can be repeated, where the ledgers have others.
+
+    The ledgers have the plans of `original`, except at `revised_indices`: there a hook has changed the plan after a
+    layer, for that run of the pass alone.
+    """
+    for index, ((state, plan), (_, original_plan)) in enumerate(zip(items, original, strict=True)):
+        if plan is not original_plan or index in revised_indices:
+            state.ledger.revise(plan)

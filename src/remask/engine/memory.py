@@ -109,12 +109,12 @@ class Memory:
         """Raise `ConfigError` if `policy` keeps attention and FFN outputs, and the device has no room for them."""
         if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
-        config, item = self.shape, self.model.dtype.itemsize
-        output_bytes = 2 * config.layers * config.hidden * item  # of one token
+        config, itemsize = self.shape, self.model.dtype.itemsize
+        output_bytes = 2 * config.layers * config.hidden * itemsize  # of one token
         required = (self._pages * self._page_size + 1) * output_bytes
         if required <= self._spare:
             return
-        stored = token_bytes(config, item, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
+        stored = token_bytes(config, itemsize, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
         excess_tokens = -(-(required - self._spare) // (stored.kv + stored.state + output_bytes))
         fitting = self.store_budget - excess_tokens - self._page_size  # a page less, as the budget is rounded to pages
         way_out = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
@@ -276,8 +276,9 @@ def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV)
         usage.prefix_depth = shared.prefix.boundary
         usage.prefix_tokens = shared.prefix.length
         usage.cached_tokens = shared.cached_tokens
-    prefix = placement.unleased_prefix if placement.lease is None else placement.lease.prefix.length
-    return RequestRecord(usage, prefix=prefix)
+    lease = placement.lease
+    prefix_length = placement.unleased_prefix if lease is None else lease.prefix.length
+    return RequestRecord(usage, prefix_length=prefix_length)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:

@@ -26,8 +26,8 @@ class PageSharing:
 
     chain: PageChain
     canvas: Canvas
-    block: int
-    ahead: int  # length of the first block of the canvas, if that is shorter than `block`
+    block_length: int
+    block_offset: int  # length of the first block of the canvas, if that is shorter than `block_length`
     salt: str
     stored_pages: list[Page]  # with which the canvas begins
     extents: list[PageRange]  # the pages that follow these, one each
@@ -51,7 +51,7 @@ class PageSharing:
         """Number of leading positions whose blocks have settled."""
         noisy = self.canvas.noisy
         settled = int(noisy.argmax()) if noisy.any() else len(noisy)
-        return max(0, settled - (settled - self.ahead) % self.block)
+        return max(0, settled - (settled - self.block_offset) % self.block_length)
 
     def record_pass(self, plan: Plan, settled_length: int) -> None:
         """Publish the pages that the pass of `plan` has completed; `settled_length` is that of its start."""
@@ -75,7 +75,7 @@ class PageSharing:
         self._announced = []
 
     def _publish_page(self, index: int) -> None:
-        tokens = self.canvas.tokens[self.chain.token_slice(index, self.ahead)].tolist()
+        tokens = self.canvas.tokens[self.chain.token_slice(index, self.block_offset)].tolist()
         key = self.chain.identity(tokens, self._last_key, self.salt)
         if self._is_unbroken:
             extent = self.extents[index - len(self.stored_pages)]

@@ -86,8 +86,8 @@ class ResponseEnd:
     def _find_settled_stop(self) -> int | None:
         canvas, tail = self._canvas, self._canvas.prompt + self._template.tail
         stops = np.fromiter(self._stops, dtype=np.int64)
-        settled = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
-        return tail + int(settled.argmax()) if settled.any() else None
+        is_settled_stop = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
+        return tail + int(is_settled_stop.argmax()) if is_settled_stop.any() else None
 
     def _has_stop_after_response(self) -> bool:
         """Whether a stop token follows the complete response in the rest of its block, with no noise before it."""

@@ -19,12 +19,12 @@ _NO_POSITIONS = np.empty(0, dtype=np.int64)
 class PrefixPass(Member):
     """The prefix-only pass of an entry of a store. It runs some layers at a time, so as not to delay running requests.
 
-    The hidden states that leave the last layer of a piece are kept in the entry, like every boundary state. The next
-    piece restarts from them, so the pieces compute the same as one pass.
+    The hidden states that leave the last layer of a chunk are kept in the entry, like every boundary state. The next
+    chunk restarts from them, so the chunks compute the same as one pass.
 
     Attributes:
         layers: those that have run.
-        piece: those that run next.
+        chunk: those that run next.
     """
 
     sort_key = 0, "", (0, 0)
@@ -46,7 +46,7 @@ class PrefixPass(Member):
         self.is_done = False
         self.ended = False
         self.layers = range(0)
-        self.piece = range(layers)
+        self.chunk = range(layers)
 
     @classmethod
     def of(cls, lease: Lease, store: PrefixStore, layers: int, running: RunningRequest) -> "PrefixPass | None":
@@ -59,21 +59,21 @@ class PrefixPass(Member):
         return len(self.canvases[0].canvas)
 
     def plan(self) -> Turn:
-        self.piece = range(self.layers.stop, self._full_plan.layers)
+        self.chunk = range(self.layers.stop, self._full_plan.layers)
         self.turn = Turn(self, (), self.tally(()), None, _NO_POSITIONS)
         return self.turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
         count = max(1, row_layers // self.rows)  # at least one layer
-        self.piece = range(self.layers.stop, min(self._full_plan.layers, self.layers.stop + count))
+        self.chunk = range(self.layers.stop, min(self._full_plan.layers, self.layers.stop + count))
         turn.tally = self.tally(())
 
     def begin(self, turn: Turn) -> Move | None:
         state, layers = self.canvases[0], self._full_plan.layers
-        start, stop = self.piece.start, self.piece.stop
+        start, stop = self.chunk.start, self.chunk.stop
         no_rows = np.zeros(self.rows, dtype=np.bool_)
-        # The full plan, which has one span a layer, without live rows outside of the piece. The first span saves
-        # nothing: its rows restart from the states that the last piece has saved.
+        # The full plan, which has one span a layer, without live rows outside of the chunk. The first span saves
+        # nothing: its rows restart from the states that the last chunk has saved.
         first, *others = self._full_plan.spans[start:stop]
         spans = [Span(range(start), no_rows), replace(first, save=None), *others, Span(range(stop, layers), no_rows)]
         turn.items = ((state, self._full_plan.over(span for span in spans if len(span.layers))),)
@@ -81,7 +81,7 @@ class PrefixPass(Member):
         return None
 
     def tally(self, items: CanvasPlans) -> Tally:  # noqa: ARG002
-        return Tally(len(self.piece) * self.rows, self.rows, forwards=0)
+        return Tally(len(self.chunk) * self.rows, self.rows, forwards=0)
 
     def device_reads(self, turn: Turn) -> DeviceReads:  # noqa: ARG002
         return ()
@@ -90,7 +90,7 @@ class PrefixPass(Member):
         self.turn = None  # breaks a reference cycle, so memory is freed without the garbage collector
         stats.prefix_row_layers += turn.tally.cost
         self.usage.prefix_row_layers += turn.tally.cost
-        self.layers = range(self.piece.stop)
+        self.layers = range(self.chunk.stop)
         if self.layers.stop == self._full_plan.layers:
             self.store.publish(self.entry)
             stats.prefix_passes += 1

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from pkgutil import resolve_name
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from remask.engine.canvas_state import Move, TokenBuffer
 from remask.engine.capacity import logit_rows
-from remask.engine.hook_passes import run_layers, with_choices
+from remask.engine.hook_passes import enter_changed_plans, run_layers, with_choices
 from remask.engine.member import DeviceReads, ReaderNumbers, Scores, Turn
 from remask.engine.pack import Items, Packer, Target
 from remask.machine.device import is_fatal, is_out_of_memory
@@ -29,7 +30,7 @@ from remask.model.stage import Run, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
 from remask.plan.plan import Plan
 from remask.plan.spans import Mask
-from remask.policies.on_device import DeviceHook, Hooked
+from remask.policies.on_device import DeviceHook, PassCanvas
 from remask.sampling.choice import Candidates
 from remask.sampling.decoder import Decoder
 from remask.sampling.rows import RowGroup
@@ -111,7 +112,7 @@ class Runner(Packer):
 
     @torch.inference_mode()
     def run(self, items: Items) -> tuple[Tensor, Items]:
-        """One forward pass over `items`. Changes the memory of the canvases alone.
+        """One forward pass over `items`.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that ran, which
         their ledgers have too. Without hooks the host never waits for the device.
@@ -122,31 +123,34 @@ class Runner(Packer):
         """
         stages: list[Stage] = []  # all that may have run, for the choices that they have made
         original = list(items)
-        revised = set[int]()  # indices of items whose ledgers have another plan
-        hooked: dict[str, list[Hooked]] = {}
-        for index, (state, plan) in enumerate(items):
-            if plan.hook is not None:
-                hooked.setdefault(plan.hook.on_device, []).append(Hooked(index, state, plan))
-        hooks = list[DeviceHook]()
-        for name, canvases in hooked.items():
-            hooks.append(resolve_name(name)(self.model, self.pool, canvases))
+        revised_indices = set[int]()  # of the items with a plan that `run_layers` has entered into the ledger
+        hooks = self._make_hooks(items)
         try:
             batch = self.pack(items)
             stages += batch.stages
-            if hooks and any(plan.hook is not None and plan.hook.layered for _, plan in items):
-                hidden, final_items = run_layers(self, batch, items, hooks, stages, revised)
+            if any(map(attrgetter("layered"), hooks)):
+                hidden, final_items = run_layers(self, batch, items, hooks, stages, revised_indices)
             else:
                 hidden = self.model.ranks.run_on_all(_forward, self.model, batch, self.pool)
                 final_items = items
             for hook in hooks:
-                hook.done()
+                hook.after_pass()
             return hidden, final_items
         except Exception:
             items[:] = with_choices(items, stages)
-            for index, ((state, plan), (_, original_plan)) in enumerate(zip(items, original, strict=True)):
-                if plan is not original_plan or index in revised:  # a refreshed plan starts over
-                    state.ledger.revise(plan)
+            enter_changed_plans(items, original, revised_indices)
             raise
+
+    def _make_hooks(self, items: Items) -> list[DeviceHook]:
+        """The device half of each kind of hook in the plans of `items`, for all canvases with that kind."""
+        canvases_by_hook: dict[str, list[PassCanvas]] = {}
+        for index, (state, plan) in enumerate(items):
+            if plan.hook is not None:
+                canvases_by_hook.setdefault(plan.hook.on_device, []).append(PassCanvas(index, state, plan))
+        hooks = list[DeviceHook]()
+        for name, canvases in canvases_by_hook.items():
+            hooks.append(resolve_name(name)(self.model, self.pool, canvases))
+        return hooks
 
     def before_layer(
         self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
@@ -184,11 +188,11 @@ class Runner(Packer):
             if token_buffer is not None:
                 for turn, group in zip(chunk, groups, strict=True):
                     _update(group, turn, token_buffer, model.config.mask_id)
-            pieces: Iterable[tuple[Tensor, list[RowGroup]]] = [(hidden[rows], groups)]
+            slices: Iterable[tuple[Tensor, list[RowGroup]]] = [(hidden[rows], groups)]
             if len(groups) == 1 and weight(groups[0]) > max_rows:
-                pieces = _pieces(hidden[rows], groups[0], max_rows)
-            for piece, piece_groups in pieces:
-                parts.append(model.ranks.run_on_all(score_rows, model, piece, piece_groups, width, self.pool))
+                slices = _row_slices(hidden[rows], groups[0], max_rows)
+            for slice_hidden, slice_groups in slices:
+                parts.append(model.ranks.run_on_all(score_rows, model, slice_hidden, slice_groups, width, self.pool))
         # float32 holds token ids exactly, as vocabularies are far below 2 ** 24.
         scores = torch.cat(parts, dim=1) if parts else hidden.new_empty((2 + width, 0), dtype=torch.float32)
         if token_buffer is not None:
@@ -234,7 +238,7 @@ def _candidates(turn: Turn, decoder: Decoder) -> Candidates:
 
 
 def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int) -> None:
-    """Replace the tokens in `group`, of which the host may not know all yet, by those of the token buffer."""
+    """Replace the tokens in `group` by those of the token buffer. The host may not know all of these yet."""
     if group.noisy is not None:
         slots = turn.member.canvases[0].buffer_slots[turn.predicted]
         group.noisy = group.noisy.with_current(token_buffer.tokens(send(slots, token_buffer.values.device)), mask_id)
@@ -289,8 +293,7 @@ def _chunks(turns: Sequence[Turn], max_rows: int) -> Iterator[tuple[slice, list[
         group_weight = weight(group)
         if chunk and total + group_weight > max_rows:
             yield slice(start, stop), chunk, groups
-            start = stop
-            total = 0
+            start, total = stop, 0
             chunk, groups = [], []
             group = _row_group(turn, 0)
             assert group is not None
@@ -302,16 +305,16 @@ def _chunks(turns: Sequence[Turn], max_rows: int) -> Iterator[tuple[slice, list[
         yield slice(start, stop), chunk, groups
 
 
-def _pieces(hidden: Tensor, group: RowGroup, max_rows: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
-    """Cut the rows `hidden` [M, D] of a group that weighs more than `max_rows` into pieces."""
-    count = group.rows.stop - group.rows.start
-    # Pieces of equal size, so that the result depends on the request alone.
-    pieces = min(count, -(-weight(group) // max_rows))
-    for start, stop in pairwise(count * piece // pieces for piece in range(pieces + 1)):
-        part = hidden[start:stop]
+def _row_slices(hidden: Tensor, group: RowGroup, max_rows: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
+    """Cut the rows `hidden` [M, D] of a group that weighs more than `max_rows` into slices."""
+    row_count = group.rows.stop - group.rows.start
+    # Slices of equal size, so that the result depends on the request alone.
+    slice_count = min(row_count, -(-weight(group) // max_rows))
+    for start, stop in pairwise(row_count * index // slice_count for index in range(slice_count + 1)):
+        rows = hidden[start:stop]
         if group.guide is not None:
-            part = torch.cat([part, hidden[group.guide][start:stop]])
-        yield part, [group.piece(start, stop)]
+            rows = torch.cat([rows, hidden[group.guide][start:stop]])
+        yield rows, [group.slice_rows(start, stop)]
 
 
 def run_isolated(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> Iterator[PassResult]:
@@ -372,7 +375,7 @@ def score_isolated(runner: Runner, result: PassResult, failed_turns: list[Turn])
 
 
 def _can_split(batch: Batch, error: Exception, failed_turns: list[Turn]) -> bool:
-    """Whether a batch that failed with `error` has several turns, of which one may be the cause.
+    """Whether a batch that failed with `error` has several turns, so that one of them may be the cause.
 
     A single turn gets the error, and is added to `failed_turns`. Raises `error` if no turn causes it.
     """

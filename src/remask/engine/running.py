@@ -20,7 +20,7 @@ from remask.policies.base import CachePolicy
 from remask.readers.base import Reader, ReadPass, Start, Written
 from remask.readers.implied import readers_of
 from remask.request.result import Event, FinishReason, Result, Transfer, Usage
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class RequestRecord:
     fixed_lead: int = 0  # leading response tokens that were final from the start
     first_settled_s: float | None = None  # seconds from its arrival to the first final response token after these
     has_reported: bool = False  # whether an event other than its start has been reported
-    prefix: int = 0  # leading tokens that it shares with other requests, whether it reads them from the store or not
+    prefix_length: int = 0  # leading tokens that it shares with other requests, read from the store or not
 
 
 class RunningRequest(Member):
@@ -165,7 +165,7 @@ class RunningRequest(Member):
         if tally.forwards and (self.min_cost is None or tally.cost < self.min_cost):
             self.min_cost = tally.cost
         self.turn = None
-        predictions = Predicted(plan.predicted, scores.tokens, scores.confidence)
+        predictions = Predictions(plan.predicted, scores.tokens, scores.confidence)
         for reader, numbers in scores.reader_numbers:
             reader.choose(predictions, numbers)
         for reader, numbers in scores.reader_numbers:
@@ -240,7 +240,7 @@ class RunningRequest(Member):
         guides_next = is_guided and self.policy.guides(decoder.step - self.planner.first_step + 1)
         return ReadPass(decoder, turn.predicted, is_guided, guides_next, partial(_layer_work, self, turn.plan))
 
-    def _transfer(self, plan: Plan, predictions: Predicted, device_mask: NDArray[np.bool_] | None) -> Transfer | None:
+    def _transfer(self, plan: Plan, predictions: Predictions, device_mask: NDArray[np.bool_] | None) -> Transfer | None:
         """Write the tokens that the step transfers, and settle those that are final.
 
         `device_mask` has the positions that the device has transferred, bool [predicted]; None if the host chooses

@@ -5,7 +5,7 @@ Where K/V depend only on earlier tokens, equal leading tokens have equal pages.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from remask.engine.config import EngineConfig
@@ -90,19 +90,19 @@ class Prefixes(Sharing):
         parts = [(length - lead, range(leased_layers)), (length, range(leased_layers, layers))]
         demands = [(tokens, part) for tokens, part in parts if len(part)]  # all or no layers may be leased
         other_canvases = [(length, range(layers))] * (pending.canvases - 1)
-        free = self.allocator.find([*demands, *other_canvases])
-        if free is None:
+        free_extents = self.allocator.find([*demands, *other_canvases])
+        if free_extents is None:
             return NoRoom(entry)
         if lease is not None and entry is None:
             tokens = pending.request.prompt_token_ids[: lease.requested_tokens]
-            if not self.store.has_room(tokens, pending.request.salt, free):
+            if not self.store.has_room(tokens, pending.request.salt, free_extents):
                 return NoRoom(evictable=False)
-        extents = (free[: len(demands)], *((extent,) for extent in free[len(demands) :]))
+        extents = (free_extents[: len(demands)], *((extent,) for extent in free_extents[len(demands) :]))
         if lease is not None:
             return Placement(self.policy(pending, lease.prefix.length), extents, lease, unread=choice.unread)
-        prefix = choice.unleased_prefix
-        policy = self.policy(pending, prefix).within(prefix)
-        return Placement(policy, extents, unread=choice.unread, unleased_prefix=prefix)
+        prefix_length = choice.unleased_prefix
+        policy = self.policy(pending, prefix_length).within(prefix_length)
+        return Placement(policy, extents, unread=choice.unread, unleased_prefix=prefix_length)
 
     def claim(
         self,
@@ -154,34 +154,32 @@ class Prefixes(Sharing):
 
     def choose_lease(self, pending: PendingRequest) -> LeaseChoice:
         """The lease that a request would get now. Changes nothing."""
-        request, layers, canvas = pending.request, self.shape.layers, pending.decoding.length
-        prefix = self._prefix_length(pending)
-        if prefix <= 0:
+        request = pending.request
+        prefix_length = self._prefix_length(pending)
+        if prefix_length <= 0:
             return LeaseChoice(unread=self._no_prefix_reason(pending))
         if self.config.prefix_sharing == "off":
             return LeaseChoice(unread=SHARING_OFF)
-        policy = self.policy(pending, prefix)
-        boundary = policy.boundary(prefix, canvas, layers)
-        if not boundary:
-            return LeaseChoice(unread=request.policy.unread(prefix, canvas), unleased_prefix=prefix)
-        entry = self.store.find(request.prompt_token_ids[:prefix], request.salt)
+        new_entry_choice = self._lease_of(pending, prefix_length, prefix_length, None)
+        if new_entry_choice.lease is None:
+            return new_entry_choice
+        entry = self.store.find(request.prompt_token_ids[:prefix_length], request.salt)
         if entry is not None:
-            choice = self._choose_entry(pending, entry, prefix)
-            if choice.lease is not None or len(entry) == prefix:
+            choice = self._lease_of(pending, len(entry), prefix_length, entry)
+            if choice.lease is not None or len(entry) == prefix_length:
                 return choice
-        if not self.store.fits(prefix):
-            note = f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
+        if not self.store.fits(prefix_length):
+            note = f"prefix of {prefix_length} tokens exceeds the store's budget of {self.store.budget_tokens}"
             return LeaseChoice(unread=Unread("budget", note))
-        return LeaseChoice(
-            _plan_lease(policy, prefix, boundary, layers, prefix, None), no_entry_reason(request.cache_salt)
-        )
+        return replace(new_entry_choice, unread=no_entry_reason(request.cache_salt))
 
     def _no_prefix_reason(self, pending: PendingRequest) -> Unread | None:
         """Why a request shares nothing. None if it chose so, or its policy would read nothing anyway."""
-        request, prompt = pending.request, len(pending.request.prompt_token_ids)
+        request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
         if request.prefix_length:
             return Unread("short", "the one token of the prefix predicts the response, so it is computed")
-        if not request.find_prefix or not request.policy.boundary(prompt, pending.decoding.length, self.shape.layers):
+        prompt_length = len(request.prompt_token_ids)
+        if not request.find_prefix or not request.policy.boundary(prompt_length, canvas_length, layers):
             return None
         if pending.common_tokens is not None:
             return Unread("nothing", f"no recent prompt begins with {self.config.prefix_min} tokens of this one")
@@ -204,33 +202,30 @@ class Prefixes(Sharing):
                 return common
         return min(request.prefix_length, max_prefix)
 
-    def policy(self, pending: PendingRequest, prefix: int) -> CachePolicy:
-        """The policy of a request that shares `prefix` tokens, with the depth that audits have earned."""
-        request, canvas = pending.request, pending.decoding.length
+    def policy(self, pending: PendingRequest, prefix_length: int) -> CachePolicy:
+        """The policy of a request that shares `prefix_length` tokens, with the depth that audits have earned."""
+        request, canvas_length = pending.request, pending.decoding.length
         policy = request.policy
         if not isinstance(policy, BiCache) or not isinstance(policy.depth, Earned):
             return policy
-        depth = policy.depth.begin(prefix, canvas)
-        if self.depths is not None and prefix:
-            record = self.depths.record(request.adapter or "", prefix, canvas)
-            depth = record.depth(self.store.key(request.prompt_token_ids[:prefix], request.salt), depth)
+        depth = policy.depth.begin(prefix_length, canvas_length)
+        if self.depths is not None and prefix_length:
+            record = self.depths.record(request.adapter or "", prefix_length, canvas_length)
+            depth = record.depth(self.store.key(request.prompt_token_ids[:prefix_length], request.salt), depth)
         return policy.with_depth(min(depth, self.shape.layers))
 
-    def _choose_entry(self, pending: PendingRequest, entry: PrefixEntry, requested_tokens: int) -> LeaseChoice:
-        # The boundary depends on the length of the entry, not on that of the request's prefix.
-        length, canvas = len(entry), pending.decoding.length
+    def _lease_of(
+        self, pending: PendingRequest, length: int, requested_tokens: int, entry: PrefixEntry | None
+    ) -> LeaseChoice:
+        """The lease of `length` tokens, stored as `entry` or not stored yet, if `requested_tokens` are to be shared."""
+        request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
         policy = self.policy(pending, length)
-        boundary = policy.boundary(length, canvas, self.shape.layers)
+        boundary = policy.boundary(length, canvas_length, layers)
         if not boundary:
-            return LeaseChoice(unread=pending.request.policy.unread(length, canvas), unleased_prefix=requested_tokens)
-        return LeaseChoice(_plan_lease(policy, length, boundary, self.shape.layers, requested_tokens, entry))
-
-
-def _plan_lease(
-    policy: CachePolicy, length: int, boundary: int, layers: int, requested_tokens: int, entry: PrefixEntry | None
-) -> LeasePlan:
-    hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
-    return LeasePlan(hit, requested_tokens, entry)
+            # `policy` has an earned depth as a number that nobody set, so the request's own policy gives the reason.
+            return LeaseChoice(unread=request.policy.unread(length, canvas_length), unleased_prefix=requested_tokens)
+        hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
+        return LeaseChoice(LeasePlan(hit, requested_tokens, entry))
 
 
 def no_entry_reason(cache_salt: str) -> Unread | None:
@@ -261,11 +256,11 @@ class Pages(Sharing):
 
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
-        block, ahead = decoding.block, decoding.block_offset
+        block, block_offset = decoding.block, decoding.block_offset
         if self.chain.is_next_pending(pending.page_keys):
             return AwaitsPage()
-        salt = _salt(request, block, ahead)
-        pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, ahead))
+        salt = _salt(request, block, block_offset)
+        pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, block_offset))
         extents = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
         if extents is None:
             return NoRoom(pages=frozenset(page.key for page in pages))
@@ -278,8 +273,8 @@ class Pages(Sharing):
         elif budget < size:
             unread = Unread("budget", f"the store's budget of {budget} tokens holds no page of {size}")
         elif not pending.page_keys:
-            prompt = len(request.prompt_token_ids)
-            unread = Unread("short", f"the prompt of {prompt} tokens fills no page of {size}")
+            prompt_length = len(request.prompt_token_ids)
+            unread = Unread("short", f"the prompt of {prompt_length} tokens fills no page of {size}")
         elif not pages:
             unread = self._misaligned_reason(request, decoding) or no_entry_reason(request.cache_salt)
         publishes = not size % block and budget >= size
@@ -290,14 +285,15 @@ class Pages(Sharing):
     def _misaligned_reason(self, request: Request, decoding: Decoding) -> Unread | None:
         """Why a stored beginning of the prompt is not read, if its blocks end at other tokens; otherwise None."""
         tokens, block = request.prompt_token_ids, decoding.block
-        for ahead in range(block) if decoding.from_prompt else ():
-            salt = _salt(request, block, ahead)
-            key = self.chain.identity(tokens[self.chain.token_slice(0, ahead)], None, salt)
-            if self.chain.find(tokens, [key], salt, ahead):
+        for block_offset in range(block) if decoding.from_prompt else ():
+            salt = _salt(request, block, block_offset)
+            key = self.chain.identity(tokens[self.chain.token_slice(0, block_offset)], None, salt)
+            if self.chain.find(tokens, [key], salt, block_offset):
                 return Unread(
                     "blocks",
                     f"blocks of {block} are counted from the end of the prompt, whose {len(tokens)} tokens leave "
-                    f"{decoding.block_offset}; the page stored of its beginning is of prompts that leave {ahead}",
+                    f"{decoding.block_offset}; the page stored of its beginning is of prompts that leave "
+                    f"{block_offset}",
                 )
         return None
 
@@ -332,6 +328,6 @@ def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
     return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block]
 
 
-def _salt(request: Request, block: int, ahead: int) -> str:
+def _salt(request: Request, block: int, block_offset: int) -> str:
     """The salt of a request's page hashes: pages of other grids of blocks, adapters and tenants never match."""
-    return f"{block}+{ahead}:{request.salt}"
+    return f"{block}+{block_offset}:{request.salt}"

@@ -53,8 +53,8 @@ def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_c
         return _divide_cpu_memory(model, config, canvases, max_canvas, page)
     free, total = model.ranks.run_on_all(device_memory, model)
     memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
-    ranks, shape, item = model.ranks.shard.size, model.config, model.dtype.itemsize
-    token = token_bytes(shape, item, ranks)
+    ranks, shape, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
+    token = token_bytes(shape, itemsize, ranks)
     stored_bytes = token.kv + token.state  # of a token in the store
     min_store = 0 if budget == "auto" else budget
     extent = max_canvas + page
@@ -62,14 +62,16 @@ def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_c
     graph_workspace = 0
     if config.graphs:  # which have memory of their own for a pass
         rows = max_graph_rows(shape)
-        graph_workspace = workspace_bytes(shape, rows, extent, item, ranks, model.attention) + graph_bytes(shape, item)
-        graph_workspace += attention_bytes(shape, rows, extent, item, model.attention, filled=True)
+        graph_workspace = workspace_bytes(shape, rows, extent, itemsize, ranks, model.attention) + graph_bytes(
+            shape, itemsize
+        )
+        graph_workspace += attention_bytes(shape, rows, extent, itemsize, model.attention, filled=True)
     pass_room = memory.room - graph_workspace - running * token.kv - min_store * stored_bytes
     max_rows = running
     if config.max_row_layers is not None:  # a row is computed in one layer at least
         max_rows = min(max_rows, config.max_row_layers)
-    rows = pass_rows(shape, max_rows, extent, item, pass_room, ranks, model.attention)
-    workspace = graph_workspace + workspace_bytes(shape, rows, extent, item, ranks, model.attention)
+    rows = pass_rows(shape, max_rows, extent, itemsize, pass_room, ranks, model.attention)
+    workspace = graph_workspace + workspace_bytes(shape, rows, extent, itemsize, ranks, model.attention)
     max_store = store_tokens(memory, token, workspace, canvases, max_canvas, page)
     if min_store > max_store:
         raise ConfigError(

@@ -198,15 +198,15 @@ def make_partial(layer: int, parts: list[StageRows], device: torch.device, slide
     picks: defaultdict[tuple[bool, int, int], _PickLists] = defaultdict(_PickLists)  # by keys, every, phase
     count = 0
     for number, part in enumerate(parts):
-        fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
-        computed.append(fixed)
-        count += len(fixed)
+        computed_rows = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
+        computed.append(computed_rows)
+        count += len(computed_rows)
         pick = part.span.pick
         if pick is not None:
-            among = part.rows.start + np.flatnonzero(pick.among[part.positions])
-            computed.append(among[: pick.count])
+            candidates = part.rows.start + np.flatnonzero(pick.candidates[part.positions])
+            computed.append(candidates[: pick.count])
             phase = (layer - pick.first) % pick.every
-            picks[pick.by == "key", pick.every, phase].add(number, among, count + np.arange(pick.count))
+            picks[pick.by == "key", pick.every, phase].add(number, candidates, count + np.arange(pick.count))
             count += pick.count
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
     device_picks = tuple(lists.send(*key, device) for key, lists in picks.items())
@@ -224,13 +224,13 @@ class _PickLists:
     target: list[Index] = field(default_factory=list)
     count: int = 0  # of `rows`
 
-    def add(self, number: int, among: Index, target: Index) -> None:
-        """Let canvas `number` pick some of the rows `among`, one for each entry of `target`."""
-        self.rows.append(among)
-        self.owner.append(np.full(len(among), number))
+    def add(self, number: int, candidates: Index, target: Index) -> None:
+        """Let canvas `number` pick some of the rows `candidates`, one for each entry of `target`."""
+        self.rows.append(candidates)
+        self.owner.append(np.full(len(candidates), number))
         self.order.append(self.count + np.arange(len(target)))
         self.target.append(target)
-        self.count += len(among)
+        self.count += len(candidates)
 
     def send(self, keys: bool, every: int, phase: int, device: torch.device) -> Pick:
         """The lists as index tensors on the device."""

@@ -271,7 +271,7 @@ class ModelConfig:
             feeds=tuple(map(self.feed_forward, range(self.layers))),
             vocab=self.vocab,
             sink=self.sink is not None,
-            item=itemsize,
+            itemsize=itemsize,
             windows=tuple(map(self.reach, range(self.layers))),
             block_windows=self.sliding is not None and self.sliding.behind,
             sliding=(sliding.heads * sliding.head_dim, sliding.kv_heads * sliding.head_dim),

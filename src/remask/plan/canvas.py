@@ -271,7 +271,7 @@ class Ledger:
         joins = dict(plan.spans.joins)  # without layer 0, where every row can be embedded
         for span in plan.spans:
             layers = span.layers
-            written = self._written[layers.start : layers.stop]
+            written_steps = self._written[layers.start : layers.stop]
             if layers.start in joins:
                 self._check_restored(layers.start, joins[layers.start])
             hook_rows = None if plan.hook is None else plan.hook.adding(span)
@@ -279,7 +279,7 @@ class Ledger:
                 adding = span.rows & ~span.computed
                 if hook_rows is not None:
                     adding |= hook_rows
-                if (written[:, adding] < 0).any():
+                if (written_steps[:, adding] < 0).any():
                     raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
             if hit is not None and not hit.copied and layers.start < hit.layers and (span.written & self._leased).any():
@@ -287,9 +287,9 @@ class Ledger:
             reach = plan.reach(span)
             if self._min_lead < reach:
                 lead = min(int(self._lead[layers.start : layers.stop].min()), reach)
-                missing = (written[:, lead:reach] == UNWRITTEN) & ~span.written[lead:reach]
-                if missing.any():
-                    layer, position = np.argwhere(missing)[0]
+                unwritten = (written_steps[:, lead:reach] == UNWRITTEN) & ~span.written[lead:reach]
+                if unwritten.any():
+                    layer, position = np.argwhere(unwritten)[0]
                     raise PlanError(
                         f"layer {layers.start + layer} attends to position {lead + position}, whose K/V were never "
                         "written"
@@ -308,11 +308,11 @@ class Ledger:
 
     def _check_restored(self, layer: int, rows: Mask) -> None:
         """Raise `PlanError` unless each of `rows` can restart at `layer`, and name the first that cannot."""
-        missing = rows & ~self.saved[layer]
+        stateless_rows = rows & ~self.saved[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
-            missing &= ~self._leased
-        if missing.any():
-            position = np.flatnonzero(missing)[0]
+            stateless_rows &= ~self._leased
+        if stateless_rows.any():
+            position = np.flatnonzero(stateless_rows)[0]
             raise PlanError(f"position {position} joins at layer {layer}, where no boundary state is stored or kept")
 
     def _record(self, plan: _PlanShape) -> None:

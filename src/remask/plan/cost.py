@@ -54,7 +54,7 @@ class Widths:
     feeds: tuple[FeedForward, ...]  # the feed-forward of each layer
     vocab: int  # V, rows of the head
     sink: bool  # every layer has a learned key and value that all rows attend to
-    item: int  # bytes of a number, in weights, K/V and activations
+    itemsize: int  # bytes of a number, in weights, K/V and activations
     # Of each layer, how many positions a row sees to each side; None: full attention. Empty: full attention everywhere
     windows: tuple[int | None, ...] = ()
     dense: bool = False  # predicted rows pass through a square matrix before the head

@@ -52,10 +52,10 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     qkv_columns = int(((2 * np.array(w.queries_of(layers)) + w.kv_products_of(layers)) * active).sum())
     # Self-conditioning reads the embedding too, to compute the expected one of predicted rows.
     head_columns = w.vocab * (2 if w.signal else 1) + w.dense * w.hidden
-    row_bytes = w.item * w.hidden
+    row_bytes = w.itemsize * w.hidden
     weights: dict[Operation, int] = {
         "projections": row_bytes * qkv_columns,
-        "attention": w.item * 2 * int((keys * active).sum()) * w.sink,
+        "attention": w.itemsize * 2 * int((keys * active).sum()) * w.sink,
         "mlp": row_bytes * (mlp_weights + denoises * 3 * w.signal),
         "head": row_bytes * predicts * head_columns,
         "selection": row_bytes * len(selections) * w.keys,
@@ -63,7 +63,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     }
     sliding = np.array([window is not None for window in w.windows_of(layers)])
     operations = {name: OperationCost(weights=weights[name]) for name in OPERATIONS}
-    kv_read = w.item * 2 * int((keys * _total_keys(canvases, reaches, sliding)).sum())
+    kv_read = w.itemsize * 2 * int((keys * _total_keys(canvases, reaches, sliding)).sum())
     operations["attention"] += OperationCost(kv_read=kv_read)
     return total + PassCost(operations)
 
@@ -76,14 +76,14 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
     repeated = 0
     live: Mask = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
     for span in plan.spans:
-        candidates = 0 if span.pick is None else int(span.pick.among.sum())
-        chosen = 0 if span.pick is None else span.pick.count
+        candidates = 0 if span.pick is None else int(span.pick.candidates.sum())
+        pick_count = 0 if span.pick is None else span.pick.count
         rows = span.count
         layers = len(span.layers)
         selections = len(_selection_layers(span))
         queries = sum(w.queries_of(span.layers))
-        writes = int(span.written.sum()) + chosen
-        selected_numbers = selections * chosen * w.keys  # K or V of chosen rows, which the selection has projected
+        writes = int(span.written.sum()) + pick_count
+        selected_numbers = selections * pick_count * w.keys  # K or V of chosen rows, which the selection has projected
         written_numbers = sum(w.keys_of(span.layers)) * 2 * writes - selected_numbers
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed reads its cached outputs, and a computed one writes them.
@@ -91,43 +91,43 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
         kv_products = sum(w.kv_products_of(span.layers)) * writes - selected_numbers
         projections += OperationCost(
             flops=2 * w.hidden * (2 * rows * queries + kv_products),
-            kv_written=w.item * written_numbers,
-            states=w.item * w.hidden * (restored + layers * outputs),
-            activations=w.item * 2 * rows * (layers * w.hidden + queries),
+            kv_written=w.itemsize * written_numbers,
+            states=w.itemsize * w.hidden * (restored + layers * outputs),
+            activations=w.itemsize * 2 * rows * (layers * w.hidden + queries),
         )
         repeated += 2 * w.hidden * selected_numbers
         selection += OperationCost(
             flops=selections * 2 * candidates * w.hidden * w.keys,
-            kv_read=selections * w.item * candidates * w.keys,
-            kv_written=selections * w.item * candidates * w.keys,
-            activations=selections * w.item * candidates * w.hidden,
+            kv_read=selections * w.itemsize * candidates * w.keys,
+            kv_written=selections * w.itemsize * candidates * w.keys,
+            activations=selections * w.itemsize * candidates * w.hidden,
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
             flops=2 * (2 * _attention_products(w, plan, span) + queries * rows * w.sink),
-            activations=w.item * 2 * rows * queries,
+            activations=w.itemsize * 2 * rows * queries,
         )
         feeds = w.feeds[span.layers.start : span.layers.stop]
         mlp += OperationCost(
             flops=2 * rows * w.hidden * sum(feed.weights_per_row for feed in feeds),
-            activations=w.item * rows * sum(feed.activations(w.hidden) for feed in feeds),
+            activations=w.itemsize * rows * sum(feed.activations(w.hidden) for feed in feeds),
         )
         live = span.rows
     predicted = int(plan.predict.sum())
     head = OperationCost(
         flops=2 * predicted * w.hidden * (w.vocab + w.dense * w.hidden),
-        activations=w.item * predicted * (w.hidden + w.vocab + 2 * w.dense * w.hidden),
+        activations=w.itemsize * predicted * (w.hidden + w.vocab + 2 * w.dense * w.hidden),
     )
     if w.signal:
         head += OperationCost(
             flops=2 * predicted * w.hidden * w.vocab,
-            states=w.item * predicted * w.hidden,
-            activations=w.item * predicted * w.vocab,
+            states=w.itemsize * predicted * w.hidden,
+            activations=w.itemsize * predicted * w.vocab,
         )
         mlp += OperationCost(
             flops=2 * canvas.noisy * w.hidden * 3 * w.signal,
-            states=w.item * canvas.noisy * w.hidden,
-            activations=w.item * canvas.noisy * (w.hidden + 3 * w.signal),
+            states=w.itemsize * canvas.noisy * w.hidden,
+            activations=w.itemsize * canvas.noisy * (w.hidden + 3 * w.signal),
         )
     hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
     operations: dict[Operation, OperationCost] = {
@@ -153,7 +153,7 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     Which rows a pick chooses is not known, so each of these is assumed to see as many keys as any row can.
     """
     positions = np.flatnonzero(span.computed)
-    chosen = 0 if span.pick is None else span.pick.count
+    pick_count = 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     reach = plan.reach(span)
     starts = starts_of(positions, plan.sees) if w.block_windows else None
@@ -161,10 +161,10 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     total = 0
     for (window, queries), layers in kinds.items():
         if window is None:
-            total += layers * queries * (int(sees.sum()) + chosen * reach)
+            total += layers * queries * (int(sees.sum()) + pick_count * reach)
         else:
             first, end = neighbours(positions, sees, window, starts)
-            total += layers * queries * (int((end - first).sum()) + chosen * min(2 * window + 1, reach))
+            total += layers * queries * (int((end - first).sum()) + pick_count * min(2 * window + 1, reach))
     return total
 
 
@@ -180,7 +180,7 @@ def _keys_by_layer(w: Widths, plan: Plan) -> NDArray[np.int64]:
 
 def _keys_in_windows(w: Widths, plan: Plan, span: Span, window: int) -> int:
     """How many positions are within the window of a row that is computed or may be chosen."""
-    rows = span.computed if span.pick is None else span.computed | span.pick.among
+    rows = span.computed if span.pick is None else span.computed | span.pick.candidates
     positions = np.flatnonzero(rows)
     starts = None
     sees: Positions | int = len(rows)

@@ -152,22 +152,22 @@ class Plan:
             again=self.again,
         )
 
-    def cut(self, at: int) -> "Plan":
-        """The plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
-        return self.over(self.spans.cut(at))
+    def cut(self, layer: int) -> "Plan":
+        """The plan with a span boundary before `layer` (0 <= layer <= layers). Nothing else changes."""
+        return self.over(self.spans.cut(layer))
 
-    def refreshed(self, at: int) -> "Plan":
-        """The plan with all rows live from layer `at` >= 1 on. Rows that become live restart from saved states."""
+    def refreshed(self, layer: int) -> "Plan":
+        """The plan with all rows live from `layer` >= 1 on. Rows that become live restart from saved states."""
 
         def refresh(span: Span) -> Span:
-            if span.layers.start < at:
+            if span.layers.start < layer:
                 return span
             rows = np.ones_like(span.rows)
             if self.sees is not None:
                 rows[self.sees[-1] :] = False
             return Span(span.layers, rows, save=rows)
 
-        return self.over(self.spans.cut(at).map(refresh), refreshes=True)
+        return self.over(self.spans.cut(layer).map(refresh), refreshes=True)
 
     def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
         """The plan without the positions that no row attends to by `sees`, which becomes its own.
@@ -181,14 +181,14 @@ class Plan:
         hook = None if self.hook is None else self.hook.below(lead)
         return Plan(spans, self.predict & lead, transfer, sees, self.refreshes, hook)
 
-    def chosen(self, layer: int, rows: Mask) -> "Plan":
+    def with_choice(self, layer: int, rows: Mask) -> "Plan":
         """The plan with the pick of `layer` replaced by its result: `rows` are computed, and the other ones held."""
 
         def resolve_pick(span: Span) -> Span:
             if span.layers != range(layer, layer + 1) or span.pick is None:
                 return span
-            rest = span.pick.among & ~rows
-            return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
+            held = span.pick.candidates & ~rows
+            return replace(span, pick=None, held=held if span.held is None else span.held | held)
 
         return self.over(self.spans.cut(layer).cut(layer + 1).map(resolve_pick))
 
@@ -221,9 +221,9 @@ class PrefixHit:
         """Number of positions whose K/V are read in place."""
         return 0 if self.copied else self.length
 
-    def rows(self, canvas: int) -> Mask:
+    def rows(self, canvas_length: int) -> Mask:
         """A fresh mask of its positions on a canvas of this length."""
-        return rows_of(range(self.length), canvas)
+        return rows_of(range(self.length), canvas_length)
 
 
 @dataclass(frozen=True, slots=True)

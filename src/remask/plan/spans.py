@@ -56,17 +56,17 @@ def starts_of(positions: Positions, sees: Positions | None) -> Positions:
 
 @dataclass(frozen=True, slots=True)
 class TopRho:
-    """Computes the `count` rows of `among` whose value vectors moved most (dLLM-Cache section 3.2).
+    """Computes the `count` rows of `candidates` whose value vectors moved most (dLLM-Cache section 3.2).
 
-    V is projected and renewed for all rows of `among`. Q, K, attention and FFN are computed for the chosen rows only,
-    and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
+    V is projected and renewed for all rows of `candidates`. Q, K, attention and FFN are computed for the chosen rows
+    only, and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
 
     With `every` > 1 layers share a choice. It is made, and V projected, in the layer `first` and in every `every`-th
     layer after it. The layers between compute the chosen rows, and renew V of these alone. Layers that share a choice
     must have the same pages.
     """
 
-    among: Mask  # rows to choose from
+    candidates: Mask  # rows to choose from
     count: int  # how many are computed
     by: Literal["value", "key"] = "value"  # what is compared with the cache
     first: int = 0  # the first layer in which the choice is made
@@ -91,7 +91,7 @@ class Span:
         if self.held is not None:
             rows = rows & ~self.held
         if self.pick is not None:
-            rows = rows & ~self.pick.among
+            rows = rows & ~self.pick.candidates
         return rows
 
     @cached_property
@@ -170,14 +170,14 @@ class Span:
 
         pick = self.pick
         if pick is not None:
-            among = pick.among & lead
-            pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
+            candidates = pick.candidates & lead
+            pick = replace(pick, candidates=candidates, count=min(pick.count, int(np.count_nonzero(candidates))))
         return Span(self.layers, self.rows & lead, cut(self.frozen), cut(self.save), pick, cut(self.held))
 
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All masks, None for those that are not set."""
-        return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
+        return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +280,15 @@ class Spans(tuple[Span, ...]):
         """The span that covers `layer`."""
         return next(span for span in self if layer in span.layers)
 
-    def cut(self, at: int) -> "Spans":
-        """The spans with a boundary before layer `at`. Raises `PlanError` unless 0 <= at <= layers."""
-        if not 0 <= at <= self.layers:
-            raise PlanError(f"cannot cut a plan of {self.layers} layers at {at}")
+    def cut(self, layer: int) -> "Spans":
+        """The spans with a boundary before `layer`. Raises `PlanError` unless 0 <= layer <= layers."""
+        if not 0 <= layer <= self.layers:
+            raise PlanError(f"cannot cut a plan of {self.layers} layers at layer {layer}: use 0 to {self.layers}")
         spans: list[Span] = []
         for span in self:
-            if span.layers.start < at < span.layers.stop:
-                spans += [span.within(range(span.layers.start, at)), span.within(range(at, span.layers.stop))]
+            start, stop = span.layers.start, span.layers.stop
+            if start < layer < stop:
+                spans += [span.within(range(start, layer)), span.within(range(layer, stop))]
             else:
                 spans.append(span)
         return self if len(spans) == len(self) else Spans(spans)

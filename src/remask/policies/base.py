@@ -118,8 +118,8 @@ class CachePolicy(ABC):
         """The policy for a request that leases no shared prefix."""
         return self
 
-    def within(self, prefix: int) -> "CachePolicy":  # noqa: ARG002
-        """The policy for a request that shares its first `prefix` tokens but leases nothing, as `boundary` is 0.
+    def within(self, prefix_length: int) -> "CachePolicy":  # noqa: ARG002
+        """The policy for a request that shares its first `prefix_length` tokens but leases nothing, as `boundary` is 0.
 
         By default this is `without_prefix`.
         """
@@ -128,15 +128,15 @@ class CachePolicy(ABC):
     def check(self, facts: RequestFacts) -> None:  # noqa: B027 - most policies fit everything
         """Raise `ConfigError` if the policy cannot work on this model or with this sampler."""
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
-        """How many leading layers read a shared prefix of `prefix` tokens from the store; 0 leases nothing.
+    def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:  # noqa: ARG002
+        """How many leading layers read a shared prefix of `prefix_length` tokens from the store; 0 leases nothing.
 
-        `canvas` counts prompt and response, masks included; `layers` is the model's number of layers.
+        `canvas_length` counts prompt and response, masks included; `layers` is the model's number of layers.
         """
         return 0
 
-    def unread(self, prefix: int, canvas: int) -> Unread:  # noqa: ARG002
-        """Why `boundary` is 0 for a prefix of `prefix` tokens on a canvas of `canvas` positions."""
+    def unread(self, prefix_length: int, canvas_length: int) -> Unread:  # noqa: ARG002
+        """Why `boundary` is 0 for a prefix of `prefix_length` tokens on a canvas of `canvas_length` positions."""
         return NEVER
 
     def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002

@@ -14,9 +14,9 @@ from remask.policies.base import Around, CachePolicy, RequestFacts, Traits, Unre
 from remask.policies.dense import Dense
 
 
-def percent(prefix: int, canvas: int) -> int:
+def percent(prefix_length: int, canvas_length: int) -> int:
     """The prefix ratio r in percent, masks counted into the canvas; halves round to even, as the authors' do."""
-    return round(prefix / canvas * 100)
+    return round(prefix_length / canvas_length * 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class DepthLookup:
             raise ConfigError(f"depth table: depths must not decrease as the ratio grows, got {entries}")
         object.__setattr__(self, "entries", MappingProxyType(entries))
 
-    def depth(self, prefix: int, canvas: int) -> int:
+    def depth(self, prefix_length: int, canvas_length: int) -> int:
         """Depth of the largest ratio in the table that is not above this request's; 0 (reuse nothing) below the first.
 
-        `prefix` and `canvas` are lengths in tokens.
+        `prefix_length` and `canvas_length` are lengths in tokens.
         """
-        request_ratio = percent(prefix, canvas)
+        request_ratio = percent(prefix_length, canvas_length)
         return max((depth for ratio, depth in self.entries.items() if ratio <= request_ratio), default=0)
 
 
@@ -52,9 +52,9 @@ class Earned:
 
     start: DepthLookup | None = None  # is used until there are audits; None: nothing is read until then
 
-    def begin(self, prefix: int, canvas: int) -> int:
+    def begin(self, prefix_length: int, canvas_length: int) -> int:
         """The depth that is read until there are audits, for lengths in tokens."""
-        return 0 if self.start is None else self.start.depth(prefix, canvas)
+        return 0 if self.start is None else self.start.depth(prefix_length, canvas_length)
 
 
 class _Refreshing(Around):
@@ -138,9 +138,9 @@ class BiCache(_Refreshing):
         if self.within_request and is_whole(depth, 1):
             raise ConfigError(f"within_request=True says what happens at depth 0, and depth={depth}; leave it out")
 
-    def within(self, prefix: int) -> CachePolicy:
-        if prefix and self.within_request:
-            return WithinRequest(self.inner, prefix, self.refresh_interval)
+    def within(self, prefix_length: int) -> CachePolicy:
+        if prefix_length and self.within_request:
+            return WithinRequest(self.inner, prefix_length, self.refresh_interval)
         return self.inner
 
     def with_depth(self, depth: int) -> "BiCache":
@@ -158,16 +158,16 @@ class BiCache(_Refreshing):
             raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
         self.inner.check(facts)
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:
+    def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:
         """Depth b, from the table or the setting, at most `layers`. An earned depth may become all layers."""
         if isinstance(self.depth, Earned):
             return layers
-        depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
+        depth = self.depth.depth(prefix_length, canvas_length) if isinstance(self.depth, DepthLookup) else self.depth
         return min(depth, layers)
 
-    def unread(self, prefix: int, canvas: int) -> Unread:
-        ratio = percent(prefix, canvas)
-        no_layer = f"no layer reads a prefix of {prefix} tokens, {ratio} % of the canvas"
+    def unread(self, prefix_length: int, canvas_length: int) -> Unread:
+        ratio = percent(prefix_length, canvas_length)
+        no_layer = f"no layer reads a prefix of {prefix_length} tokens, {ratio} % of the canvas"
         if isinstance(self.depth, Earned):
             return Unread("depth", f"{no_layer}: audits have not proven yet that one may")
         if not isinstance(self.depth, DepthLookup):

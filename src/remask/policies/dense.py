@@ -40,7 +40,7 @@ class Reuse(CachePolicy):
     def without_prefix(self) -> CachePolicy:
         return Dense()
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+    def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:  # noqa: ARG002
         return layers
 
     def repeats(self, view: View) -> int:  # noqa: ARG002

@@ -60,7 +60,7 @@ class Estimate:
 class Audit:
     """How far one request's predictions moved at one depth, in nats, at the position that moved most."""
 
-    prefix: int
+    prefix_key: int  # `PrefixStore.key` of the prefix
     depth: int
     nats: float
 
@@ -105,60 +105,61 @@ class Record:
 
     def add(self, audits: Sequence[Audit]) -> bool:
         """Add the audits of one request. Returns whether one of them revoked a depth that had been proven."""
-        alarms = [audit for audit in audits if audit.nats > self.alarm and audit.depth <= self.depth(audit.prefix, 0)]
+        large_audits = [audit for audit in audits if audit.nats > self.alarm]
+        alarms = [audit for audit in large_audits if audit.depth <= self.depth(audit.prefix_key, 0)]
         if alarms:
             self._drop_contradicted(alarms[0])
         for audit in audits:
             self._by_depth.setdefault(audit.depth, deque(maxlen=WINDOW)).append(audit)
         self.unaudited = 0
-        self._prefixes = {audit.prefix for audit in self.audits}
+        self._prefixes = {audit.prefix_key for audit in self.audits}
         self._estimates.clear()
         self.common = self.proven_depth(None)
         return bool(alarms)
 
-    def estimates(self, prefix: int | None = None) -> dict[int, Estimate]:
+    def estimates(self, prefix_key: int | None = None) -> dict[int, Estimate]:
         """Estimates by depth, ascending, over the requests of a prefix, or over the means of all prefixes (None)."""
-        if prefix not in self._estimates:
-            if prefix is not None and prefix not in self._prefixes:
+        if prefix_key not in self._estimates:
+            if prefix_key is not None and prefix_key not in self._prefixes:
                 return {}  # not cached, as there is no limit to prefixes without audits
-            values = {depth: self._values(depth, prefix) for depth in sorted(self._by_depth)}
-            self._estimates[prefix] = {depth: Estimate.of(nats) for depth, nats in values.items() if nats}
-        return self._estimates[prefix]
+            values = {depth: self._values(depth, prefix_key) for depth in sorted(self._by_depth)}
+            self._estimates[prefix_key] = {depth: Estimate.of(nats) for depth, nats in values.items() if nats}
+        return self._estimates[prefix_key]
 
-    def depth(self, prefix: int, start: int) -> int:
+    def depth(self, prefix_key: int, start: int) -> int:
         """Return how many layers a request with this prefix may read; at most `start` if audits have proven nothing."""
-        proven = self.proven_depth(prefix)
+        proven = self.proven_depth(prefix_key)
         depth = proven or self.proven_depth(None) or start
-        return min(depth, self._refuted_depth(prefix) - 1, self.layers if proven else self._refuted_depth(None) - 1)
+        return min(depth, self._refuted_depth(prefix_key) - 1, self.layers if proven else self._refuted_depth(None) - 1)
 
-    def proven_depth(self, prefix: int | None) -> int:
+    def proven_depth(self, prefix_key: int | None) -> int:
         """Return the deepest depth that audits of one prefix, or of all prefixes (None), have proven; 0 without one."""
         deepest = 0
-        for depth, estimate in self.estimates(prefix).items():
+        for depth, estimate in self.estimates(prefix_key).items():
             if estimate.mean > self.bound:
                 break
-            is_general = prefix is not None or estimate.count >= PREFIXES
-            if is_general and estimate.high < self.bound and self._audit_count(depth, prefix) >= PROOF:
+            is_general = prefix_key is not None or estimate.count >= PREFIXES
+            if is_general and estimate.high < self.bound and self._audit_count(depth, prefix_key) >= PROOF:
                 deepest = depth
         return deepest
 
-    def audit_depths(self, prefix: int) -> tuple[int, ...]:
+    def audit_depths(self, prefix_key: int) -> tuple[int, ...]:
         """Return the depths, ascending, at which an audit of a request with this prefix would be informative."""
         rungs = ladder(self.layers)
         estimates = self.estimates()
         if not estimates:
             return tuple(sorted({rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
-        proven = max(self.proven_depth(prefix), self.proven_depth(None))
-        refuted = min(self._refuted_depth(None), self._refuted_depth(prefix))
+        proven = max(self.proven_depth(prefix_key), self.proven_depth(None))
+        refuted = min(self._refuted_depth(None), self._refuted_depth(prefix_key))
         deepest_good = max((depth for depth in estimates if depth < refuted), default=0)
         depths: set[int] = set()
-        if deepest_good > proven and not self._is_exhausted(deepest_good, prefix):
+        if deepest_good > proven and not self._is_exhausted(deepest_good, prefix_key):
             depths.add(deepest_good)
         between = [rung for rung in rungs if max(deepest_good, proven) < rung < refuted]
         if between:
             depths.add(between[len(between) // 2])
         elif proven < refuted <= self.layers and not (
-            self._is_hopeless(refuted) or self._is_exhausted(refuted, prefix)
+            self._is_hopeless(refuted) or self._is_exhausted(refuted, prefix_key)
         ):
             depths.add(refuted)
         return tuple(sorted(depths))
@@ -172,32 +173,32 @@ class Record:
         """Return the next larger depth of the ladder, at most all layers."""
         return next((rung for rung in ladder(self.layers) if rung > depth), self.layers)
 
-    def _values(self, depth: int, prefix: int | None) -> list[float]:
+    def _values(self, depth: int, prefix_key: int | None) -> list[float]:
         """Return the nats at a depth, at most `MAX_NATS` each: of a prefix's audits, or (None) every prefix's mean."""
         audits = self._by_depth[depth]
-        if prefix is not None:
-            return [min(audit.nats, MAX_NATS) for audit in audits if audit.prefix == prefix]
-        by_prefix = sorted(audits, key=attrgetter("prefix"))
+        if prefix_key is not None:
+            return [min(audit.nats, MAX_NATS) for audit in audits if audit.prefix_key == prefix_key]
+        by_prefix = sorted(audits, key=attrgetter("prefix_key"))
         groups = [
-            [min(audit.nats, MAX_NATS) for audit in group] for _, group in groupby(by_prefix, attrgetter("prefix"))
+            [min(audit.nats, MAX_NATS) for audit in group] for _, group in groupby(by_prefix, attrgetter("prefix_key"))
         ]
         return [math.fsum(group) / len(group) for group in groups]
 
-    def _audit_count(self, depth: int, prefix: int | None) -> int:
-        return sum(prefix in (None, audit.prefix) for audit in self._by_depth.get(depth, ()))
+    def _audit_count(self, depth: int, prefix_key: int | None) -> int:
+        return sum(prefix_key in (None, audit.prefix_key) for audit in self._by_depth.get(depth, ()))
 
-    def _refuted_depth(self, prefix: int | None) -> int:
+    def _refuted_depth(self, prefix_key: int | None) -> int:
         """Return the smallest depth whose audits exceed the bound in their mean; `layers` + 1 without one.
 
         One audit suffices, as reading too little only costs work.
         """
-        estimates = self.estimates(prefix).items()
+        estimates = self.estimates(prefix_key).items()
         return next((depth for depth, estimate in estimates if estimate.mean > self.bound), self.layers + 1)
 
-    def _is_exhausted(self, depth: int, prefix: int) -> bool:
+    def _is_exhausted(self, depth: int, prefix_key: int) -> bool:
         """Whether `PATIENCE` audits at a depth have proven nothing, so that no more are made."""
         is_general = self.estimates()[depth].count >= PREFIXES
-        return self._audit_count(depth, None if is_general else prefix) >= PATIENCE
+        return self._audit_count(depth, None if is_general else prefix_key) >= PATIENCE
 
     def _is_hopeless(self, depth: int) -> bool:
         estimate = self.estimates()[depth]
@@ -206,13 +207,13 @@ class Record:
     def _drop_contradicted(self, alarm: Audit) -> None:
         """Drop the audits that an alarm contradicts, but for prefixes whose own audits prove the alarm's depth."""
         proven_prefixes = {
-            audit.prefix
+            audit.prefix_key
             for audit in self.audits
-            if audit.prefix != alarm.prefix and self.proven_depth(audit.prefix) >= alarm.depth
+            if audit.prefix_key != alarm.prefix_key and self.proven_depth(audit.prefix_key) >= alarm.depth
         }
         for depth, audits in self._by_depth.items():
             if depth >= alarm.depth:
-                remaining = [audit for audit in audits if audit.prefix in proven_prefixes]
+                remaining = [audit for audit in audits if audit.prefix_key in proven_prefixes]
                 audits.clear()
                 audits.extend(remaining)
         self._estimates.clear()
@@ -227,9 +228,9 @@ class EarnedDepths:
     records: dict[tuple[str, int], Record] = field(default_factory=dict)  # by adapter and prefix ratio
     changed: Callable[[], None] | None = None  # is called when the depth of a record has changed
 
-    def record(self, adapter: str, prefix: int, canvas: int) -> Record:
-        """Return the record of a prefix of `prefix` tokens on a canvas of `canvas`, made if it does not exist."""
-        key = adapter, percent(prefix, canvas) // BUCKET * BUCKET
+    def record(self, adapter: str, prefix_length: int, canvas_length: int) -> Record:
+        """Return the record of prefixes of this ratio. It is made if it does not exist. Lengths are in tokens."""
+        key = adapter, percent(prefix_length, canvas_length) // BUCKET * BUCKET
         if key not in self.records:
             self.records[key] = Record(self.layers, self.bound)
         return self.records[key]
@@ -239,10 +240,10 @@ class EarnedDepths:
 
         Returns whether one of the audits revoked a depth, as `Record.add` does.
         """
-        prefix = audits[0].prefix
-        old_depths = record.proven_depth(None), record.proven_depth(prefix)
+        prefix_key = audits[0].prefix_key
+        old_depths = record.proven_depth(None), record.proven_depth(prefix_key)
         revoked = record.add(audits)
-        new_depths = record.proven_depth(None), record.proven_depth(prefix)
+        new_depths = record.proven_depth(None), record.proven_depth(prefix_key)
         if self.changed is not None and old_depths != new_depths:
             self.changed()
         return revoked
@@ -270,7 +271,7 @@ class EarnedDepths:
                 {
                     "adapter": adapter,
                     "ratio": ratio,
-                    "audits": [[f"{audit.prefix:x}", audit.depth, round(audit.nats, 6)] for audit in record.audits],
+                    "audits": [[f"{audit.prefix_key:x}", audit.depth, round(audit.nats, 6)] for audit in record.audits],
                 }
                 for (adapter, ratio), record in sorted(self.records.items())
             ],
@@ -283,12 +284,13 @@ class EarnedDepths:
         try:
             if raw["layers"] != layers:
                 raise ValueError(f"it is of a model of {raw['layers']} layers, and this one has {layers}")
-            for item in raw["records"]:
-                record = depths.records.setdefault((str(item["adapter"]), int(item["ratio"])), Record(layers, bound))
-                for prefix, depth, nats in item["audits"]:
+            for fields in raw["records"]:
+                key = str(fields["adapter"]), int(fields["ratio"])
+                record = depths.records.setdefault(key, Record(layers, bound))
+                for prefix_key, depth, nats in fields["audits"]:
                     if not 1 <= depth <= layers or not nats >= 0:
                         raise ValueError(f"an audit at depth {depth} of {layers} by {nats} nats")
-                    record.add([Audit(int(prefix, 16), int(depth), float(nats))])
+                    record.add([Audit(int(prefix_key, 16), int(depth), float(nats))])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(f"no earned depths: {error}") from error
         return depths

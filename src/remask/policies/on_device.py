@@ -46,7 +46,7 @@ class HookedCanvas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hooked:
+class PassCanvas:
     """A canvas of a pass whose plan has a hook of one kind."""
 
     number: int  # index of the canvas in the pass
@@ -61,7 +61,7 @@ class AttendingRows:
     branch: HookedCanvas
     positions: Index  # of the rows, int64 [N]
     summed: int  # number of leading rows of which only the sum is computed
-    among: Index | None = None  # the positions that are attended to, int64 [K]; None: all of the canvas
+    key_positions: Index | None = None  # the positions that are attended to, int64 [K]; None: all of the canvas
 
 
 Changed = Mapping[int, Plan]  # new plans by the index of their canvas in the pass
@@ -71,10 +71,10 @@ class DeviceHook:
     """The hooks of one kind in one pass, of all canvases together, so that the host waits once for all of them.
 
     The base class does nothing. A failed pass may be repeated, also over other canvases. So a repeat must give the same
-    result whatever a hook left in `hook_state` before `done`.
+    result whatever a hook left in `hook_state` before `after_pass`.
     """
 
-    def __init__(self, model: Transformer, pool: Pool, canvases: Sequence[Hooked]) -> None:
+    def __init__(self, model: Transformer, pool: Pool, canvases: Sequence[PassCanvas]) -> None:
         self.model = model
         self.pool = pool
         self.canvases = canvases
@@ -83,6 +83,11 @@ class DeviceHook:
     def device(self) -> torch.device:
         """Where the tensors of the pass are."""
         return self.model.device
+
+    @property
+    def layered(self) -> bool:
+        """Whether the pass runs layer by layer for any of its canvases (`LayerHook.layered`)."""
+        return any(canvas.plan.hook is not None and canvas.plan.hook.layered for canvas in self.canvases)
 
     def attention(self, layer: int, requests: Sequence[AttendingRows]) -> list[tuple[Tensor, Tensor]]:
         """The attention of rows of several canvases in `layer`, computed from the inputs that the canvases keep.
@@ -96,7 +101,7 @@ class DeviceHook:
 
     def _row_query(self, layer: int, rows: AttendingRows) -> RowQuery:
         branch = rows.branch
-        among = rows.among
+        key_positions = rows.key_positions
         states = None
         if layer:
             assert branch.states is not None
@@ -105,11 +110,11 @@ class DeviceHook:
         return RowQuery(
             states=states,
             rows=send(rows.positions if layer else branch.canvas.tokens[rows.positions], self.device),
-            slots=send_run(slots if among is None else slots[among], self.device),
+            slots=send_run(slots if key_positions is None else slots[key_positions], self.device),
             positions=rows.positions,
             summed=rows.summed,
             adapter=branch.adapter,
-            key_positions=among,
+            key_positions=key_positions,
         )
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
@@ -124,7 +129,7 @@ class DeviceHook:
         """Act once `layer` has run. Returns plans with other rows in the layers above, for this pass alone."""
         return {}
 
-    def done(self) -> None:
+    def after_pass(self) -> None:
         """Act once all layers have run."""
 
 
@@ -138,14 +143,14 @@ class HoldStillRows(DeviceHook):
         drifts: list[tuple[int, Drift]] = []
         rows = []
         slots = []
-        for hooked in self.canvases:
-            plan = plans[hooked.number]
+        for pass_canvas in self.canvases:
+            plan = plans[pass_canvas.number]
             span = plan.spans.at(layer)
             if isinstance(plan.hook, Drift) and plan.hook.compares(span) and span.layers.start == layer:
-                among = np.flatnonzero(plan.hook.among)
-                drifts.append((hooked.number, plan.hook))
-                rows.append(starts[hooked.number] + np.searchsorted(span.positions, among))
-                slots.append(hooked.branch.slots(layer)[among])
+                candidates = np.flatnonzero(plan.hook.candidates)
+                drifts.append((pass_canvas.number, plan.hook))
+                rows.append(starts[pass_canvas.number] + np.searchsorted(span.positions, candidates))
+                slots.append(pass_canvas.branch.slots(layer)[candidates])
         if not drifts:
             return {}
         model = self.model
@@ -154,7 +159,7 @@ class HoldStillRows(DeviceHook):
         ends = np.cumsum([len(canvas_rows) for canvas_rows in rows])[:-1]
         changed = {}
         for (number, drift), part in zip(drifts, np.split(similarity, ends), strict=True):
-            held = drift.among.copy()
+            held = drift.candidates.copy()
             held[held] = part >= 1 - drift.threshold
             changed[number] = drift.hold(plans[number], layer, held)
         return changed

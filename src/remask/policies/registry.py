@@ -64,17 +64,17 @@ class PolicyType:
             raise TypeError(f"{make.__name__} is not a dataclass")
         if not make.__dataclass_params__.frozen:
             raise TypeError(f"{make.__name__} is a dataclass that is not frozen")
-        fields = [item for item in dataclasses.fields(make) if item.init]
-        for item in fields:
-            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-                raise TypeError(f"field {item.name!r} of {make.__name__} has no default")
+        fields = [field for field in dataclasses.fields(make) if field.init]
+        for field in fields:
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise TypeError(f"field {field.name!r} of {make.__name__} has no default")
         types = _field_types(make)
-        tables = frozenset(item.name for item in fields if DepthLookup in types[item.name])
+        tables = frozenset(field.name for field in fields if DepthLookup in types[field.name])
         earns = frozenset(name for name in tables if Earned in types[name])
-        inner = [item.name for item in fields if CachePolicy in types[item.name]]
+        inner = [field.name for field in fields if CachePolicy in types[field.name]]
         if len(inner) > 1:
             raise TypeError(f"{make.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
-        settings = [(_setting(item), item.name) for item in fields if item.name not in inner]
+        settings = [(_setting(field), field.name) for field in fields if field.name not in inner]
         names = [name for name, _ in settings]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
@@ -124,8 +124,8 @@ def _depth(default: DepthLookup | Earned, setting: object, earns: bool) -> Depth
     return table
 
 
-def _setting(item: "dataclasses.Field[Any]") -> str:
-    return str(item.metadata.get("setting", item.name))
+def _setting(field: "dataclasses.Field[Any]") -> str:
+    return str(field.metadata.get("setting", field.name))
 
 
 def _field_types(make: type[CachePolicy]) -> dict[str, tuple[object, ...]]:
@@ -305,12 +305,12 @@ def _outer_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | 
     settings: dict[str, Any] = {}
     inner = None
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
-    for item in fields:
-        value = getattr(policy, item.name)
+    for field in fields:
+        value = getattr(policy, field.name)
         if isinstance(value, CachePolicy):
             inner = value
-        elif item.init and not ("unset" in item.metadata and value == item.metadata["unset"]):
-            settings[_setting(item)] = _setting_value(value)
+        elif field.init and not ("unset" in field.metadata and value == field.metadata["unset"]):
+            settings[_setting(field)] = _setting_value(value)
     return settings, inner
 
 

@@ -15,21 +15,21 @@ from remask.policies.block import Blockwise
 
 @dataclass(frozen=True, slots=True)
 class Drift(LayerHook):
-    """Holds the rows of `among` whose value vectors are close to those in the cache, in every layer but the first.
+    """Holds the rows of `candidates` whose value vectors are close to those in the cache, in every layer but the first.
 
-    V is projected for all rows of `among` before a layer runs. Rows at a cosine distance of at most `threshold` from
-    their cached V join `Span.held`. Their cached K and V are kept, so small changes add up until they exceed the
+    V is projected for all rows of `candidates` before a layer runs. Rows at a cosine distance of at most `threshold`
+    from their cached V join `Span.held`. Their cached K and V are kept, so small changes add up until they exceed the
     threshold. Until a layer is compared all rows count as computed, so the cost of a plan is an upper bound.
 
     Attributes:
-        among: rows that are compared, bool [T].
+        candidates: rows that are compared, bool [T].
         threshold: cosine distance up to which a row is held.
-        done: number of leading layers that have been compared; their spans have the held rows.
+        compared: number of leading layers that have been compared; their spans have the held rows.
     """
 
-    among: Mask
+    candidates: Mask
     threshold: float
-    done: int = 1
+    compared: int = 1
 
     on_device = "remask.policies.on_device:HoldStillRows"
     adds_outputs = True
@@ -39,39 +39,40 @@ class Drift(LayerHook):
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        return (self.among,)
+        return (self.candidates,)
 
     def compares(self, span: Span) -> bool:
         """Whether rows of `span` are still to be compared."""
-        return span.layers.start >= self.done
+        return span.layers.start >= self.compared
 
     def check(self, spans: Spans) -> None:
         if self.threshold < 0:
-            raise PlanError(f"drift has a threshold from 0, got {self.threshold}")
+            raise PlanError(f"drift: the threshold must be >= 0, got {self.threshold}")
         for span in filter(self.compares, spans):
             if len(span.layers) > 1 or span.pick is not None:
-                raise PlanError("drift is compared layer by layer, in spans of one layer each, where nothing is picked")
-            if (self.among & ~span.written).any():
-                raise PlanError("drift is compared of rows that are computed and write their K and V")
+                cause = f"{len(span.layers)} layers" if span.pick is None else "a pick"
+                raise PlanError(f"drift: each compared layer must have a span of its own without a pick, got {cause}")
+            if (self.candidates & ~span.written).any():
+                raise PlanError(f"drift: all compared rows must be computed and write their K and V in {span.layers}")
 
     def adding(self, span: Span) -> Mask | None:
-        return self.among if self.compares(span) else None
+        return self.candidates if self.compares(span) else None
 
     def hold(self, plan: Plan, layer: int, rows: Mask) -> Plan:
         """Return `plan`, whose hook this is, after `layer` has been compared: `rows` are held in it."""
-        return replace(plan.holding(layer, rows), hook=replace(self, done=layer + 1))
+        return replace(plan.holding(layer, rows), hook=replace(self, compared=layer + 1))
 
     def below(self, lead: Mask) -> Self:
-        return replace(self, among=self.among & lead)
+        return replace(self, candidates=self.candidates & lead)
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
         """V is projected and compared, and not written."""
         layers = spans.layers - 1
-        rows = int(self.among.sum())
+        rows = int(self.candidates.sum())
         cost = OperationCost(
             flops=layers * 2 * rows * widths.hidden * widths.keys,
-            kv_read=layers * widths.item * rows * widths.keys,
-            activations=layers * widths.item * rows * widths.hidden,
+            kv_read=layers * widths.itemsize * rows * widths.keys,
+            activations=layers * widths.itemsize * rows * widths.hidden,
         )
         return HookCost(selection=cost, compares=frozenset((layer, "value") for layer in range(1, spans.layers)))
 

@@ -5,8 +5,8 @@ A reader is one file with its check, its device part and its result; `Reader` is
 its cache policy.
 """
 
-from remask.readers.base import Asked, Reader, ReadPass, Start
-from remask.sampling.decoder import Predicted
+from remask.readers.base import Reader, ReadPass, RequestView, Start
+from remask.sampling.decoder import Predictions
 from remask.sampling.rows import DeviceRead, RowGroup
 
-__all__ = ["Asked", "DeviceRead", "Predicted", "ReadPass", "Reader", "RowGroup", "Start"]
+__all__ = ["DeviceRead", "Predictions", "ReadPass", "Reader", "RequestView", "RowGroup", "Start"]

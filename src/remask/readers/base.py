@@ -14,7 +14,7 @@ from remask.plan.spans import Mask
 from remask.policies.base import Schedule
 from remask.request.result import Event, Transfer
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder, Decoding, Predicted
+from remask.sampling.decoder import Decoder, Decoding, Predictions
 from remask.sampling.rows import DeviceRead
 from remask.text.incremental import StopRule
 
@@ -23,7 +23,7 @@ Written = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestView:
     """A request as a reader checks it.
 
     Attributes:
@@ -119,14 +119,14 @@ class Reader:
         """Whether the response has a prescribed form, so that it is complete wherever it ends."""
         return False
 
-    def decoding(self, request: Asked) -> Decoding | None:  # noqa: ARG002
+    def decoding(self, request: RequestView) -> Decoding | None:  # noqa: ARG002
         """How the request is denoised; None if this reader does not decide it.
 
         Raises `ConfigError` if the request does not allow the reader's decoding.
         """
         return None
 
-    def check(self, request: Asked, decoding: Decoding) -> None:
+    def check(self, request: RequestView, decoding: Decoding) -> None:
         """Raise `ConfigError` if this reader cannot be used with the request."""
 
     def start(self, start: Start) -> "Reader | None":  # noqa: ARG002
@@ -150,13 +150,13 @@ class Reader:
         """The device part for the rows of a pass that predicts; None if nothing is read of it."""
         return None
 
-    def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def choose(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         """Change `predictions` by the device part's `numbers` [width, predicted]. Called before any `read`."""
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         """Take the `numbers` [width, predicted] of a pass for which `on_device` returned a device part."""
 
-    def end_pass(self, step: ReadPass, predictions: Predicted | None) -> None:
+    def end_pass(self, step: ReadPass, predictions: Predictions | None) -> None:
         """Act at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
 
     def step_writes(self, step: int) -> Written | None:  # noqa: ARG002

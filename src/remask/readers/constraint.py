@@ -15,12 +15,12 @@ from torch import Tensor
 from remask.errors import ConfigError, FormError
 from remask.machine.transfers import send
 from remask.plan.canvas import Canvas, Hole, Template
-from remask.readers.base import Asked, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, RequestView, Start
 from remask.sampling.automaton import FREE, TokenAutomaton
 from remask.sampling.block_causal import BlockCausalDecoding
-from remask.sampling.decoder import Decoding, Predicted
+from remask.sampling.decoder import Decoding, Predictions
 from remask.sampling.filters import gumbel
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.score import confidence, distributions
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -78,7 +78,7 @@ class Constraint(Reader):
     def has_form(self) -> bool:
         return True
 
-    def check(self, request: Asked, decoding: Decoding) -> None:
+    def check(self, request: RequestView, decoding: Decoding) -> None:
         """Raise `ConfigError` if the request's model or parameters could break the form, or no answer of it fits."""
         if request.shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
             raise FormError(
@@ -136,7 +136,7 @@ class ConstrainedHole(Reader):
         self._block = step.decoder.block
         return self._read
 
-    def choose(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def choose(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         """See `Reader`. Predictions in the scope and the block become those of the best path; others stay."""
         scope = self._scope
         positions = predictions.positions
@@ -169,15 +169,15 @@ class BestOfClasses(DeviceRead):
     def width(self) -> int:
         return 4 * self.table.count
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         """See `DeviceRead`. All columns are on this rank, as forms are refused on models in several processes."""
         measured, unfiltered, filtered = distributions(logits, rows, mask_id, WHOLE)
         noise = gumbel(filtered, rows.draws) if rows.temperature > 0 else 0.0
         penalized = torch.where(filtered > -torch.inf, filtered, unfiltered - FILTERED_PENALTY)
         scores, tokens = self.table.best(penalized + noise)
-        if rows.measure is None:
+        if rows.row_measure is None:
             confidences = measured.gather(1, tokens).exp()
-        else:  # such a measure is one of the row, so all of its tokens have the same confidence
+        else:  # a row measure is one number a row, so all tokens of the row have the same confidence
             confidences = confidence(measured, tokens[:, 0], rows, WHOLE)[:, None].expand_as(scores)
         logprobs = logits.log_softmax(dim=-1).gather(1, tokens)
         numbers = torch.cat([part.T.float() for part in (scores, tokens, confidences, logprobs)])

@@ -13,11 +13,11 @@ from remask.machine.transfers import send
 from remask.plan.canvas import Canvas
 from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.readers.base import Asked, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, RequestView, Start
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder, Decoding, Positions, Predicted
+from remask.sampling.decoder import Decoder, Decoding, Positions, Predictions
 from remask.sampling.device_reads import LogProbabilities
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
 
@@ -54,13 +54,13 @@ class Reading(Reader):
                 f"{in_words((kind,))} models ({family}) have no such masks; use a masked model"
             )
 
-    def decoding(self, request: Asked) -> Decoding:
+    def decoding(self, request: RequestView) -> Decoding:
         self.check_kind(request.shape.kind, request.shape.family)
         self._check_slots(request.shape.vocab, request.shape.mask_id)
-        for other in request.readers:
-            if other.writes:
+        for reader in request.readers:
+            if reader.writes:
                 raise ConfigError(
-                    f"{other.name} is about an answer that is written, and a reading writes none; leave it out"
+                    f"{reader.name} is for answers that are written, and a reading writes nothing; leave it out"
                 )
         if request.params != SamplingParams(max_tokens=len(self.token_ids)):
             raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
@@ -69,8 +69,8 @@ class Reading(Reader):
     def start(self, start: Start) -> Reader:
         return _RunningReading(self.slots, start.canvas.prompt)
 
-    def _check_slots(self, vocab: int, mask_id: int) -> None:
-        """Raise `ConfigError` if masks or slots are malformed, or a token is not one of the model's `vocab` tokens."""
+    def _check_slots(self, vocab_size: int, mask_id: int) -> None:
+        """Raise `ConfigError` if masks or slots are malformed, or a token id is not below `vocab_size`."""
         if not self.slots or not all(self.slots.values()):
             raise ConfigError("reading: it needs at least one slot, and each slot at least one token")
         if list(self.masks) != sorted(set(self.masks)) or not set(self.masks) <= set(range(len(self.token_ids))):
@@ -78,10 +78,10 @@ class Reading(Reader):
         if not self.slots.keys() <= set(self.masks):
             raise ConfigError(f"reading.slots holds {min(self.slots.keys() - set(self.masks))}, where no mask stands")
         tokens = {*self.token_ids}.union(*self.slots.values())
-        unknown_tokens = [token for token in tokens if not 0 <= token < vocab]
+        unknown_tokens = [token for token in tokens if not 0 <= token < vocab_size]
         if unknown_tokens:
             raise ConfigError(
-                f"reading holds the token {unknown_tokens[0]}; token ids are whole numbers from 0 to {vocab - 1}"
+                f"reading holds the token {unknown_tokens[0]}; token ids are whole numbers from 0 to {vocab_size - 1}"
             )
         if any(mask_id in labels for labels in self.slots.values()):
             raise ConfigError(f"reading.slots holds the mask token {mask_id}, which no answer has")
@@ -108,7 +108,7 @@ class _RunningReading(Reader):
             labels[np.searchsorted(step.positions, self._start + slot), : len(tokens)] = tokens
         return Labels(labels)
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         for slot, tokens in self._slots.items():
             column = int(np.searchsorted(predictions.positions, self._start + slot))
             self._logprobs[slot] = tuple(numbers[: len(tokens), column].tolist())
@@ -128,10 +128,10 @@ class Labels(DeviceRead):
     def width(self) -> int:
         return int(self.tokens.shape[1])
 
-    def piece(self, start: int, stop: int) -> "Labels":
+    def slice_rows(self, start: int, stop: int) -> "Labels":
         return Labels(self.tokens[start:stop])
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         logprobs = LogProbabilities(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
         return lambda tokens: logprobs  # noqa: ARG005
 
@@ -188,7 +188,7 @@ class ReadingDecoder(Decoder):
         """See `Decoder`. Logits are read without temperature and filters."""
         return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         return predictions.positions[:0]
 
     def advance(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from remask.plan.pass_cost import LayerWork
 from remask.readers.base import Reader, ReadPass, Start
 from remask.request.result import Draft, Event
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 
 
 class Drafts(Reader):
@@ -21,7 +21,7 @@ class Drafts(Reader):
     def start(self, start: Start) -> Reader:  # noqa: ARG002
         return type(self)()
 
-    def end_pass(self, step: ReadPass, predictions: Predicted | None) -> None:
+    def end_pass(self, step: ReadPass, predictions: Predictions | None) -> None:
         self._passes.append(step.work())
         if predictions is not None:
             self._draft = Draft(

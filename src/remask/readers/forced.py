@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remask.errors import ConfigError
 from remask.machine.transfers import send
-from remask.readers.base import Asked, Reader, ReadPass, Start, Written
+from remask.readers.base import Reader, ReadPass, RequestView, Start, Written
 from remask.request.result import Transfer
 from remask.sampling.decoder import Decoding
 from remask.sampling.rows import DeviceRead
@@ -35,7 +35,7 @@ class ForcedTokens(Reader):
     def __init__(self, transfers: Sequence[Transfer]) -> None:
         self.transfers = tuple(transfers)
 
-    def check(self, request: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+    def check(self, request: RequestView, decoding: Decoding) -> None:  # noqa: ARG002
         shape = request.shape
         for name in ("correction_steps", "revision_tokens"):
             if getattr(request.params.uniform, name):
@@ -96,7 +96,7 @@ class ForcedRows(DeviceRead):
 
     tokens: NDArray[np.int64]
 
-    def piece(self, start: int, stop: int) -> "ForcedRows":
+    def slice_rows(self, start: int, stop: int) -> "ForcedRows":
         return ForcedRows(self.tokens[start:stop])
 
     def replace(self, tokens: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.ranks import RankLocal
 from remask.readers.base import Reader, ReadPass
-from remask.sampling.decoder import Predicted
+from remask.sampling.decoder import Predictions
 from remask.sampling.rows import DeviceRead
 from remask.sampling.vocabulary import Vocabulary
 
@@ -62,7 +62,7 @@ class Guidance(Reader):
         assert self._residual is not None
         return StoredGuidance(self.scale, self._residual, np.searchsorted(self._positions, step.positions))
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
         if self._pending is not None:
             self._positions = predictions.positions
             self._residual, self._pending = self._pending, None
@@ -92,7 +92,7 @@ class StoredGuidance(DeviceRead):
     residual: Residual
     rows: NDArray[np.int64]
 
-    def piece(self, start: int, stop: int) -> "StoredGuidance":
+    def slice_rows(self, start: int, stop: int) -> "StoredGuidance":
         return replace(self, rows=self.rows[start:stop])
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:  # noqa: ARG002

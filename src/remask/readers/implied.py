@@ -22,16 +22,19 @@ from remask.policies.base import CachePolicy
 from remask.readers.base import Reader, ReadPass, Start
 from remask.readers.guidance import Guidance
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Decoder, Predicted
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.decoder import Decoder, Predictions
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.score import apply_measure
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
 def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> tuple[Reader, ...]:
     """The readers that work on a request that begins: the implied ones, then those that it brings."""
-    running = (reader.start(start) for reader in start.readers)
-    return (*_implied_readers(start, decoder, policy, params), *(reader for reader in running if reader is not None))
+    request_readers = (reader.start(start) for reader in start.readers)
+    return (
+        *_implied_readers(start, decoder, policy, params),
+        *(reader for reader in request_readers if reader is not None),
+    )
 
 
 def _implied_readers(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
@@ -86,7 +89,7 @@ class PolicyMeasure(_SteadyReader):
 
     name = "measure"
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         predictions.measured = numbers[0]
 
 
@@ -97,7 +100,7 @@ class RowMeasureRead(DeviceRead):
     row_measure: RowMeasure
     width = 1
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         values = apply_measure(vocabulary.log_softmax(logits), self.row_measure, vocabulary).float()
         return lambda tokens: values[None]  # noqa: ARG005
 
@@ -110,7 +113,7 @@ class DecoderNumbers(Reader):
     def on_device(self, step: ReadPass) -> DeviceRead | None:
         return step.decoder.context.numbers
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         predictions.numbers = numbers
 
 
@@ -140,7 +143,7 @@ class TokenBars(DeviceRead):
     rows: NDArray[np.bool_]
     bars = True
 
-    def piece(self, start: int, stop: int) -> "TokenBars":
+    def slice_rows(self, start: int, stop: int) -> "TokenBars":
         return replace(self, rows=self.rows[start:stop])
 
     def bar(self, choice: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
@@ -195,10 +198,11 @@ class Penalties(Reader):
         canvas = self._canvas
         params = self._params
         response = slice(canvas.prompt, canvas.end)
-        written, counts = np.unique(canvas.tokens[response][~canvas.noisy[response]], return_counts=True)
+        response_tokens, counts = np.unique(canvas.tokens[response][~canvas.noisy[response]], return_counts=True)
         losses = params.frequency_penalty * counts + params.presence_penalty
-        seen = np.union1d(self._prompt_tokens, written) if params.repetition_penalty != 1 else written[:0]
-        return TokenPenalties(seen, params.repetition_penalty, written, losses.astype(np.float32))
+        repeats = params.repetition_penalty != 1
+        tokens = np.union1d(self._prompt_tokens, response_tokens) if repeats else response_tokens[:0]
+        return TokenPenalties(tokens, params.repetition_penalty, response_tokens, losses.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,22 +210,22 @@ class TokenPenalties(DeviceRead):
     """Lowers the logits of tokens in every row.
 
     Attributes:
-        seen: tokens whose logits are divided by `repetition` if positive, else multiplied by it, int64 [n].
-        written: tokens from whose logits `losses` float32 [m] are subtracted afterwards, int64 [m].
+        tokens: those whose logits are divided by `repetition` if positive, else multiplied by it, int64 [n].
+        response_tokens: those from whose logits `losses` float32 [m] are subtracted afterwards, int64 [m].
     """
 
-    seen: NDArray[np.int64]
+    tokens: NDArray[np.int64]
     repetition: float
-    written: NDArray[np.int64]
+    response_tokens: NDArray[np.int64]
     losses: NDArray[np.float32]
 
     def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:
-        _, columns = vocabulary.places(self.seen)
+        _, columns = vocabulary.places(self.tokens)
         if len(columns):
             index = send(columns, logits.device)
             values = logits.index_select(1, index)
             logits.index_copy_(1, index, torch.where(values > 0, values / self.repetition, values * self.repetition))
-        LogitOffsets(self.written, -self.losses).change(logits, guide, vocabulary)
+        LogitOffsets(self.response_tokens, -self.losses).change(logits, guide, vocabulary)
 
 
 class MinP(_SteadyReader):

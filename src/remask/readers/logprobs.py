@@ -13,12 +13,12 @@ from torch import Tensor
 
 from remask.checks.values import check_whole
 from remask.errors import ConfigError
-from remask.readers.base import Asked, Reader, ReadPass, Start
+from remask.readers.base import Reader, ReadPass, RequestView, Start
 from remask.request.result import Transfer
 from remask.request.trace import TOP_LOGPROBS
-from remask.sampling.decoder import Decoding, Predicted
+from remask.sampling.decoder import Decoding, Predictions
 from remask.sampling.device_reads import MIN_LOGPROB, LogProbabilities
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.vocabulary import Vocabulary
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
@@ -37,7 +37,7 @@ class Logprobs(Reader):
     def __init__(self, top: int) -> None:
         self.top = top
 
-    def check(self, request: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+    def check(self, request: RequestView, decoding: Decoding) -> None:  # noqa: ARG002
         """Raise `ConfigError` if `top` is out of range, or if tokens of the model change after they are written."""
         check_whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
         if request.shape.kind == "uniform":
@@ -61,19 +61,19 @@ class PredictedLogprobs(Reader):
     Args:
         length: number of positions of the canvas.
         top: how many of the most probable tokens are reported for each position.
-        vocab: number of tokens of the model.
+        vocab_size: number of tokens of the model.
     """
 
     name = Logprobs.name
 
-    def __init__(self, length: int, top: int, vocab: int) -> None:
-        self._ranking = Ranking(top, vocab)
+    def __init__(self, length: int, top: int, vocab_size: int) -> None:
+        self._ranking = Ranking(top, vocab_size)
         self._rows: NDArray[np.float32] = np.zeros((length, self._ranking.width), dtype=np.float32)
 
     def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
         return self._ranking
 
-    def read(self, predictions: Predicted, numbers: NDArray[np.float32]) -> None:
+    def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         if predictions.logprobs is not None:
             token_logprobs = np.where(np.isnan(predictions.logprobs), numbers[0], predictions.logprobs)
             numbers = np.concatenate([token_logprobs[None], numbers[1:]])
@@ -104,16 +104,16 @@ class Ranking(DeviceRead):
     """The numbers of `LogProbabilities.of`: float32 [1 + 2 * count, rows]."""
 
     top: int
-    vocab: int
+    vocab_size: int
 
     @property
     def count(self) -> int:
         """How many most probable tokens are read: `top`, or all but the mask token if the vocabulary has fewer."""
-        return min(self.top, self.vocab - 1)
+        return min(self.top, self.vocab_size - 1)
 
     @property
     def width(self) -> int:
         return 1 + 2 * self.count
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
         return LogProbabilities(logits, self.top, mask_id, vocabulary).of

@@ -32,7 +32,7 @@ from remask.sampling.decoder import (
     Decoding,
     Outcome,
     Positions,
-    Predicted,
+    Predictions,
     RuleDecoder,
     StepContext,
     Transfers,
@@ -67,7 +67,7 @@ class BlockCausalDecoding(Decoding):
         prompt: Sequence[int],
         params: SamplingParams,
         defaults: SamplingDefaults,
-        block: int | None,
+        block_length: int | None,
         mask_id: int,
         seed: int,
         template: Template | None = None,
@@ -76,14 +76,14 @@ class BlockCausalDecoding(Decoding):
         routing: int = 1,
         max_steps: int = MAX_STEPS_PER_BLOCK,
     ) -> "BlockCausalDecoding":
-        """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block`.
+        """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block_length`.
 
         The model may write `edit_tokens`, and chooses experts in blocks of `routing` positions. The request may take at
         most `max_steps` steps.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
-        length = params.block_length or block
+        length = params.block_length or block_length
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         rule = RULES.get(params.remasking.rule or defaults.remasking)
@@ -103,7 +103,7 @@ class BlockCausalDecoding(Decoding):
             )
         if params.blocks.sub_block_length is not None and length % params.blocks.sub_block_length:
             raise ConfigError(
-                f"sub_block_length={params.blocks.sub_block_length} is no divisor of the block of {length}; use one "
+                f"sub_block_length={params.blocks.sub_block_length} does not divide the block of {length}; use one "
                 "that is"
             )
         if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
@@ -157,7 +157,7 @@ class BlockCausalDecoding(Decoding):
         if len(late_positions):
             index = int(late_positions[0]) - len(self.prompt)
             raise ConfigError(
-                f"canvas: place {index} of the response is fixed, and stands in a block behind one with a hole. A "
+                f"canvas: place {index} of the response is fixed, and its block comes after a block with a hole. A "
                 f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
                 "fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform model"
             )
@@ -190,11 +190,11 @@ class BlockCausalDecoding(Decoding):
         """None: a block ends as soon as it is full."""
 
     def max_passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return the number of positions to be filled, of which every step fills one, and of steps that only edit."""
+        """Return the number of positions to be filled, one in each step, plus the number of steps that only edit."""
         if self.rule.indel is not None:
             return self.total_steps
-        fixed = 0 if self.template is None else len(self.template) - self.template.open_places
-        return self.length - len(self.prompt) - fixed + self._edit_steps
+        fixed_count = 0 if self.template is None else len(self.template) - self.template.open_places
+        return self.length - len(self.prompt) - fixed_count + self._edit_steps
 
     @property
     def max_post_steps(self) -> int:
@@ -279,7 +279,7 @@ class BlockCausalDecoder(RuleDecoder):
             return select.RankRule.above(threshold)
         return self._blind_choice() if threshold is None else None
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         positions, confidence = predictions.positions, predictions.confidence
         length = self.params.blocks.sub_block_length
         if length is not None and len(positions):
@@ -370,7 +370,7 @@ class EditingDecoder(BlockCausalDecoder):
         predecessors = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
         return replace(group, penalty=Penalty(predecessors, size))
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions of masks that are filled and of tokens that are replaced now, ascending."""
         positions, tokens = predictions.positions, predictions.tokens
         masks = self._mask_flags[positions]
@@ -423,7 +423,7 @@ class IndelDecoder(BlockCausalDecoder):
         params = self.params
         return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions)
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions whose tokens differ after DELETE and INSERT are applied, ascending."""
         state = self._state
         positions = predictions.positions

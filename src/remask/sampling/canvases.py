@@ -22,7 +22,7 @@ from remask.sampling.decoder import (
     Decoding,
     Outcome,
     Positions,
-    Predicted,
+    Predictions,
     StepContext,
     Tokens,
     blocks_of,
@@ -46,13 +46,13 @@ class CanvasDecoding(Decoding):
     Attributes:
         params: its sampling parameters.
         canvas_length: positions of a canvas.
-        vocab: number of tokens that noise is drawn from.
+        vocab_size: number of tokens that noise is drawn from.
         has_form: the response has a form, so the most probable tokens of that form are kept, and none are drawn.
     """
 
     params: SamplingParams
     canvas_length: int
-    vocab: int
+    vocab_size: int
     has_form: bool
 
     @classmethod
@@ -61,13 +61,13 @@ class CanvasDecoding(Decoding):
         prompt: Sequence[int],
         params: SamplingParams,
         canvas_length: int,
-        vocab: int,
+        vocab_size: int,
         seed: int,
         template: Template | None,
         *,
         has_form: bool,
     ) -> "CanvasDecoding":
-        """Return the decoding on a model of `vocab` tokens that was trained on canvases of `canvas_length`.
+        """Return the decoding on a model of `vocab_size` tokens that was trained on canvases of `canvas_length`.
 
         Raises `ConfigError` on parameters that have no meaning here or contradict each other.
         """
@@ -83,7 +83,7 @@ class CanvasDecoding(Decoding):
             raise ConfigError(
                 f"block_length={params.block_length}: this model writes canvases of {canvas_length}; leave it out"
             )
-        decoding = cls(prompt, seed, params, canvas_length, vocab, has_form)
+        decoding = cls(prompt, seed, params, canvas_length, vocab_size, has_form)
         first, last = decoding.temperature(0), decoding.temperature(decoding.steps)
         if first < last:
             raise ConfigError(f"renoising.t_max={first:g} is below t_min={last:g}; temperatures fall over a canvas")
@@ -127,7 +127,7 @@ class CanvasDecoding(Decoding):
     def noise(self, step: int | None, count: int) -> Tokens:
         """Return random tokens of `count` positions, int64, for after `step`, or (None) for the canvases' beginning."""
         stream = [self.seed, 0] if step is None else [self.seed, 1, step]
-        return np.random.default_rng(stream).integers(0, self.vocab, count)
+        return np.random.default_rng(stream).integers(0, self.vocab_size, count)
 
     def canvas(self) -> Canvas:
         noise = self.noise(None, self.length - len(self.prompt))
@@ -171,7 +171,7 @@ class CanvasDecoder(Decoder):
             free=True, signal=signal,
         )  # fmt: skip
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions whose tokens change, or the whole canvas once it is done."""
         decoding = self._decoding
         renoising = decoding.params.renoising

@@ -18,7 +18,7 @@ from remask.plan.canvas import Canvas, Template
 from remask.plan.plan import Reach
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, SamplingParams, fits_mode
-from remask.sampling.decoder import Decoding, Outcome, Positions, Predicted, RuleDecoder, StepContext, blocks_of
+from remask.sampling.decoder import Decoding, Outcome, Positions, Predictions, RuleDecoder, StepContext, blocks_of
 from remask.sampling.rows import RowGroup
 
 WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
@@ -49,13 +49,13 @@ class CausalDecoding(Decoding):
         cls,
         prompt: Sequence[int],
         params: SamplingParams,
-        block: int | None,
+        block_length: int | None,
         mask_id: int,
         seed: int,
         template: Template | None,
         drafter: str | None,
     ) -> "CausalDecoding":
-        """Return the decoding on a model trained with blocks of `block`, whose folder holds the adapter `drafter`.
+        """Return the decoding on a model trained with blocks of `block_length`; its folder has the adapter `drafter`.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
@@ -82,7 +82,7 @@ class CausalDecoding(Decoding):
             raise ConfigError(f"speculation.draft_window={min_window} is above max_draft_window={max_window}; lower it")
         if params.speculation.lora and drafter is None:
             raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
-        length = params.block_length or block
+        length = params.block_length or block_length
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         adapter = drafter if params.speculation.lora is not False and mode == SPECULATION else None
@@ -167,7 +167,7 @@ class CausalDecoder(RuleDecoder):
             group.step = 0
         return group
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions that are written: after a draft its accepted leading tokens and the one after them.
 
         In a block that is denoised they are the rule's choice, and in its last step all masks.

@@ -19,27 +19,27 @@ _BY_HOST = RankRule(0)
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Predicted positions of one request, of which some are transferred.
+    """Predicted positions of one request. Some of them are transferred.
 
     Attributes:
-        chosen: the rule by which they are chosen, or the chosen positions, which must be among `positions`. None: the
+        choice: the rule by which they are chosen, or the chosen positions, which must be among `positions`. None: the
             host chooses.
         positions: the predicted positions, ascending, int64 [rows].
         block: the positions that may be transferred.
         places: for each canvas that gets the tokens, the index of each position in the token buffer, int64 [T].
     """
 
-    chosen: Transfers | None
+    choice: Transfers | None
     positions: Positions
     block: range
     places: Sequence[NDArray[np.int64]]
 
     def choice_kinds(self) -> int | NDArray[np.int64]:
         """The kind of choice of each position, int64 [rows], or one number for all of them."""
-        if self.chosen is None or not len(self.positions):
+        if self.choice is None or not len(self.positions):
             return 0
-        if not isinstance(self.chosen, RankRule):
-            return KNOWN * np.isin(self.positions, self.chosen).astype(np.int64)
+        if not isinstance(self.choice, RankRule):
+            return KNOWN * np.isin(self.positions, self.choice).astype(np.int64)
         if self.block.start <= self.positions[0] and self.positions[-1] < self.block.stop:
             return RANKED
         inside = (self.positions >= self.block.start) & (self.positions < self.block.stop)
@@ -76,7 +76,7 @@ class RowChoice:
         first = counts.cumsum() - counts
         total = int(counts.sum())
         canvases = max(len(request.places) for request in requests)
-        rank_rules = [request.chosen if isinstance(request.chosen, RankRule) else _BY_HOST for request in requests]
+        rank_rules = [request.choice if isinstance(request.choice, RankRule) else _BY_HOST for request in requests]
         size = 6 * len(requests)
         numbers = np.empty(size + (2 + canvases) * total, dtype=np.int64)
         rules = numbers[:size].reshape(6, len(requests))
@@ -99,10 +99,10 @@ class RowChoice:
         device_rules = device_numbers[:size].view(6, len(requests))
         return cls(device_rules, by_row[0], by_row[1], by_row[2:], int(counts.max()))
 
-    def choose(self, confidence: Tensor, noisy: Tensor, new: Tensor) -> Tensor:
+    def choose(self, confidence: Tensor, noisy: Tensor, changes_token: Tensor) -> Tensor:
         """Return which rows are chosen, bool [R], by their `confidence`, float32 [R]. Changes no argument.
 
-        `noisy` [R] says which rows are noisy, `new` [R] which rows predict another token than the one they have.
+        `noisy` [R] says which rows are noisy, `changes_token` [R] which rows predict another token than they have.
 
         Of equal confidences the leftmost are chosen first, as on the host. Nothing waits for the device.
         """
@@ -123,8 +123,8 @@ class RowChoice:
         )
         count = torch.maximum(least, passed)
         count = torch.where((factor >= 0) & (count >= candidates - 1), candidates, count)
-        chosen = candidate & (rank < count[owner])
-        return (self.kinds == KNOWN) | (chosen & ((changes[owner] == 0) | (new & (confidence > 0))))
+        is_ranked = candidate & (rank < count[owner])
+        return (self.kinds == KNOWN) | (is_ranked & ((changes[owner] == 0) | (changes_token & (confidence > 0))))
 
     def transfer(self, scores: Tensor, values: Tensor) -> Tensor:
         """Choose rows, and write their tokens to the token buffer `values`, in place.
@@ -133,11 +133,11 @@ class RowChoice:
         `changes`. `scores` float32 [2 + n, R] begin with tokens and confidences. Returns them with one more row, which
         is 1 for chosen rows and else 0.
         """
-        current = values[self.targets[0]]
+        old_values = values[self.targets[0]]
         tokens = scores[0].long()
-        chosen = self.choose(scores[1], (current & 1).bool(), current >> 1 != tokens)
+        is_chosen = self.choose(scores[1], (old_values & 1).bool(), old_values >> 1 != tokens)
         new_values = 2 * tokens + self.rules[5][self.owner]
         # All targets are written, as counting the chosen ones would make the host wait. Others keep their values.
         for places in self.targets:
-            values.index_copy_(0, places, torch.where(chosen, new_values, values[places]))
-        return torch.cat((scores, chosen[None].to(scores.dtype)))
+            values.index_copy_(0, places, torch.where(is_chosen, new_values, values[places]))
+        return torch.cat((scores, is_chosen[None].to(scores.dtype)))

@@ -71,7 +71,7 @@ PLAIN = StepContext()
 
 
 @dataclass(slots=True)
-class Predicted:
+class Predictions:
     """The predictions of a pass, before any is transferred.
 
     Attributes:
@@ -91,10 +91,10 @@ class Predicted:
     measured: Confidence | None = None
     numbers: Confidence | None = None
 
-    def select(self, mask: Mask) -> "Predicted":
+    def select(self, mask: Mask) -> "Predictions":
         """The predictions that a decoder reads, of the positions in `mask`, bool [predicted]."""
         numbers = None if self.numbers is None else self.numbers[:, mask]
-        return Predicted(self.positions[mask], self.tokens[mask], self.confidence[mask], numbers=numbers)
+        return Predictions(self.positions[mask], self.tokens[mask], self.confidence[mask], numbers=numbers)
 
 
 @dataclass(slots=True)  # not frozen, as one is made in each step of each request
@@ -154,7 +154,7 @@ class Decoder(ABC):
         """Return how the logits in `rows`, which predict `positions`, are turned into tokens and confidences."""
 
     @abstractmethod
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         """Return the positions of the block that are written now, int64, ascending.
 
         All of `predictions` are positions of the block. The engine calls `outcome` next, and then `advance`.
@@ -198,7 +198,7 @@ class RuleDecoder(Decoder):
         if not self._rule.blind:
             return None
         candidates = self.block.start + self.canvas.noisy[self.block.start : self.block.stop].nonzero()[0]
-        return self.choose(Predicted(candidates, candidates, np.zeros(len(candidates), dtype=np.float32)))
+        return self.choose(Predictions(candidates, candidates, np.zeros(len(candidates), dtype=np.float32)))
 
     def _apply_rule(
         self, positions: Positions, confidence: Confidence, count: int, share: np.float32 | None = None

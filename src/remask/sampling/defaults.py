@@ -133,17 +133,17 @@ _STEP_FREE_FIELDS = ("threshold", "remasking.factor")
 """Fields under which a masked model takes as many steps as it needs."""
 
 
-def _default_length(merged: Mapping[str, Any], block: int, room: int) -> int:
+def _default_length(merged: Mapping[str, Any], block_length: int, room: int) -> int:
     """Return the default response length, cut to `room` and to whole blocks if possible.
 
     It is at least `min_tokens`, if these fit into `room`.
     """
     min_tokens = int(merged.get("min_tokens", 0))
     default = int(merged.get("max_tokens", SamplingParams().max_tokens))
-    length = min(max(default, min_tokens + -min_tokens % max(block, 1)), max(room, 1))
-    if not 1 <= block <= length:
+    length = min(max(default, min_tokens + -min_tokens % max(block_length, 1)), max(room, 1))
+    if not 1 <= block_length <= length:
         return length
-    whole_blocks = length - length % block
+    whole_blocks = length - length % block_length
     return whole_blocks if whole_blocks >= min_tokens else length
 
 
@@ -152,18 +152,18 @@ def _largest_divisor(length: int, limit: int) -> int:
     return next(block for block in range(min(length, limit), 0, -1) if length % block == 0)
 
 
-def _default_steps(default_blocks: Blocks, length: int, block: int, *, ragged: bool) -> int:
-    """Return the steps for `length` tokens in blocks of `block`, at the default number per token.
+def _default_steps(default_blocks: Blocks, length: int, block_length: int, *, ragged: bool) -> int:
+    """Return the steps for `length` tokens in blocks of `block_length`, at the default number per token.
 
     The last of `ragged` blocks, which may be shorter, has as many steps as others.
     """
-    if block < 1 or (block > length and not ragged):
+    if block_length < 1 or (block_length > length and not ragged):
         return 1
-    block_steps = max(1, round(block * default_blocks.steps[0] / default_blocks.length))
-    return block_steps * (-(-length // block) if ragged else length // block)
+    block_steps = max(1, round(block_length * default_blocks.steps[0] / default_blocks.length))
+    return block_steps * (-(-length // block_length) if ragged else length // block_length)
 
 
-# Pairs of fields of which the first is at most the second.
+# Pairs of fields. The first of a pair is at most the second.
 _ORDERED_FIELDS = (("speculation.draft_window", "speculation.max_draft_window"), ("renoising.t_min", "renoising.t_max"))
 _SUB_BLOCK = "blocks.sub_block_length"
 _FALLBACK = "remasking.fallback"  # of a threshold
@@ -184,11 +184,11 @@ def _reconcile(merged: dict[str, Any], requested: Mapping[str, Any]) -> None:
         del merged[_FALLBACK]
 
 
-def _template_steps(default_blocks: Blocks, template: Template, block: int) -> int:
+def _template_steps(default_blocks: Blocks, template: Template, block_length: int) -> int:
     """Return the steps for the positions of a template to be filled, at the default number per token."""
-    if block < 1:
+    if block_length < 1:
         return 1
-    blocks = hole_blocks(SamplingParams(block_length=block), template)
+    blocks = hole_blocks(SamplingParams(block_length=block_length), template)
     return max(blocks.count, round(template.open_places * default_blocks.steps[0] / default_blocks.length))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.rows import DeviceRead, NumberFunction, RowGroup
 from remask.sampling.score import distributions
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -32,8 +32,8 @@ class LogProbabilities:
 
         Float32 holds token ids exactly.
         """
-        chosen = self._vocabulary.at(self._logits, tokens) - self._total
-        return torch.cat([chosen[None], *self._top])
+        logprobs = self._vocabulary.at(self._logits, tokens) - self._total
+        return torch.cat([logprobs[None], *self._top])
 
     def each(self, tokens: Tensor) -> Tensor:
         """Return the log-probabilities of `tokens` [rows, n], float32 [n, rows]."""
@@ -65,7 +65,7 @@ class DrawnTokens(DeviceRead):
     def width(self) -> int:
         return 2
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:
         _, _, choice = distributions(logits, replace(rows, temperature=self.temperature), mask_id, vocabulary)
         drawn = vocabulary.draw(choice, rows.draws)
         entropies = entropy(logits / self.temperature, vocabulary)
@@ -80,7 +80,7 @@ class BestTokens(DeviceRead):
     def width(self) -> int:
         return 1
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:
         allowed = logits.clone()
         noisy = rows.noisy
         vocabulary.bar(allowed, [mask_id])
@@ -94,7 +94,7 @@ class BestTokens(DeviceRead):
 class MostProbable(DeviceRead):
     """The `count` most probable tokens but the mask, their log-probabilities and, above temperature 0, drawn tokens.
 
-    These are a token drawn with the request's filters, its probability, and a drawn token that is none of `barred`.
+    These are a token drawn with the request's filters, its probability, and a token drawn without those of `barred`.
     Probabilities are before temperature and filters.
     """
 
@@ -106,7 +106,7 @@ class MostProbable(DeviceRead):
     def width(self) -> int:
         return 2 * self.count + (3 if self.temperature else 0)
 
-    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:
         logprobs = LogProbabilities(logits, self.count, mask_id, vocabulary)
         drawn = self._draw(logits, rows, mask_id, vocabulary) if self.temperature else []
 

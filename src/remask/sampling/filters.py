@@ -84,15 +84,15 @@ class Draws:
     step: int = 0
     rows: NDArray[np.int64] | Tensor | None = None
 
-    def uniform(self, like: Tensor, first: int = 0) -> Tensor:
-        """Random numbers between 0 and 1, float32 of the shape of `like` [rows, columns].
+    def uniform(self, logits: Tensor, first: int = 0) -> Tensor:
+        """Random numbers between 0 and 1, float32 of the shape of `logits` [rows, columns].
 
         `first` is the token of the first column.
         """
-        count, columns = like.shape
-        rows = torch.arange(count, device=like.device) if self.rows is None else self.rows
+        count, columns = logits.shape
+        rows = torch.arange(count, device=logits.device) if self.rows is None else self.rows
         if not isinstance(rows, Tensor):
-            rows = send(rows, like.device)
+            rows = send(rows, logits.device)
         return uniform(self.seed, self.step, rows, range(first, first + columns))
 
 
@@ -106,6 +106,6 @@ def add_gumbel_noise(logits: Tensor, draws: Draws, first: int = 0) -> Tensor:
     return logits + gumbel(logits, draws, first)
 
 
-def gumbel(like: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """Gumbel noise, float32 of the shape of `like` [rows, columns]. `first` is the token of the first column."""
-    return draws.uniform(like, first).log_().neg_().log_().neg_()  # -log(-log u) of a uniform u
+def gumbel(logits: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """Gumbel noise, float32 of the shape of `logits` [rows, columns]. `first` is the token of the first column."""
+    return draws.uniform(logits, first).log_().neg_().log_().neg_()  # -log(-log u) of a uniform u

@@ -14,7 +14,7 @@ from remask.plan.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.request.sampling_params import SamplingDefaults, SamplingParams
 from remask.sampling.blocks import Blocks, LinearSchedule, TimeSchedule, blocks_for
-from remask.sampling.decoder import PLAIN, Decoding, Positions, Predicted, RuleDecoder, Transfers, shift_range
+from remask.sampling.decoder import PLAIN, Decoding, Positions, Predictions, RuleDecoder, Transfers, shift_range
 
 EPS = 1e-3  # end of Dream's time schedule, as published
 
@@ -211,7 +211,7 @@ class MaskedDecoder(RuleDecoder):
             return select.RankRule(self._scheduled_count())
         return self._blind_choice()
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         positions, confidence = predictions.positions, predictions.confidence
         if not len(positions):
             return positions

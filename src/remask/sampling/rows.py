@@ -17,7 +17,7 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
-Measured: TypeAlias = Callable[[Tensor], Tensor]
+NumberFunction: TypeAlias = Callable[[Tensor], Tensor]
 """Maps the tokens of rows, int64 [rows], to the numbers of a reader, float32 [width, rows]."""
 
 
@@ -41,8 +41,8 @@ class DeviceRead:
         """How many numbers `measure` returns for a row."""
         return 0
 
-    def piece(self, start: int, stop: int) -> Self:  # noqa: ARG002
-        """The device part for the rows from index `start` up to `stop`. All pieces are read, in order."""
+    def slice_rows(self, start: int, stop: int) -> Self:  # noqa: ARG002
+        """The device part for the rows from index `start` up to `stop`. All slices are read, in order."""
         return self
 
     def see(self, logits: Tensor, guide: Tensor | None) -> None:
@@ -60,7 +60,7 @@ class DeviceRead:
         rows: "RowGroup",  # noqa: ARG002
         mask_id: int,  # noqa: ARG002
         vocabulary: Vocabulary,  # noqa: ARG002
-    ) -> Measured | None:
+    ) -> NumberFunction | None:
         """Return a function from tokens to the reader's numbers; None if it reads none. Must change no argument.
 
         `logits` are [rows, V], of the tokens that `vocabulary` has.
@@ -102,6 +102,10 @@ class Penalty:
         losses = torch.where(tokens == self.NONE, 0.0, self.size).to(logits.dtype)
         vocabulary.lower(logits, tokens.clamp_min(0), losses)
 
+    def slice_rows(self, start: int, stop: int) -> "Penalty":
+        """The penalty of the rows from index `start` up to `stop`."""
+        return replace(self, tokens=self.tokens[start:stop])
+
 
 @dataclass(frozen=True, slots=True)
 class Signal:
@@ -115,7 +119,7 @@ class Signal:
     temperature: float
     slots: NDArray[np.int64] | None = None
 
-    def piece(self, start: int, stop: int) -> "Signal":
+    def slice_rows(self, start: int, stop: int) -> "Signal":
         """The signal of the rows from index `start` up to `stop`."""
         return self if self.slots is None else replace(self, slots=self.slots[start:stop])
 
@@ -127,9 +131,9 @@ class RowGroup:
     Draws in a row depend on the request's `seed`, its `step` and the row's position alone. Without `positions` rows
     are numbered from 0 on.
 
-    The confidence is the `measure` of a distribution, or without one the probability of the token. The `basis` of the
-    distribution is the plain logits, those after temperature, or those after temperature, top-p and top-k. `noisy` rows
-    of a uniform model have measures of their own. A `penalty` lowers logits before all of that.
+    The confidence is the `row_measure` of a distribution, or without one the probability of the token. The `basis` of
+    the distribution is the plain logits, those after temperature, or those after temperature, top-p and top-k. `noisy`
+    rows of a uniform model have measures of their own. A `penalty` lowers logits before all of that.
 
     In `free` rows the mask token may be chosen like any other. The next pass takes in the predictions of rows with a
     `signal`. `guide` are the rows of the unconditional canvas for the same positions, if it runs. `reads` are the
@@ -137,7 +141,7 @@ class RowGroup:
     """
 
     rows: slice
-    measure: RowMeasure | None
+    row_measure: RowMeasure | None
     basis: Basis
     temperature: float
     top_k: int | None
@@ -152,10 +156,10 @@ class RowGroup:
     reads: Sequence[DeviceRead] = ()
     signal: Signal | None = None
 
-    def piece(self, start: int, stop: int) -> "RowGroup":
+    def slice_rows(self, start: int, stop: int) -> "RowGroup":
         """The rows from index `start` up to `stop` as a group of their own, with the same results.
 
-        Its logits begin with these rows, followed by their guide rows, if any. All pieces are read, in order.
+        Its logits begin with these rows, followed by their guide rows, if any. All slices are read, in order.
         """
         count = stop - start
         return replace(
@@ -163,10 +167,10 @@ class RowGroup:
             rows=slice(0, count),
             guide=None if self.guide is None else slice(count, 2 * count),
             positions=np.arange(start, stop) if self.positions is None else self.positions[start:stop],
-            noisy=None if self.noisy is None else self.noisy.piece(start, stop),
-            penalty=None if self.penalty is None else replace(self.penalty, tokens=self.penalty.tokens[start:stop]),
-            reads=tuple(read.piece(start, stop) for read in self.reads),
-            signal=None if self.signal is None else self.signal.piece(start, stop),
+            noisy=None if self.noisy is None else self.noisy.slice_rows(start, stop),
+            penalty=None if self.penalty is None else self.penalty.slice_rows(start, stop),
+            reads=tuple(read.slice_rows(start, stop) for read in self.reads),
+            signal=None if self.signal is None else self.signal.slice_rows(start, stop),
         )
 
     @property

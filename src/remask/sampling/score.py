@@ -10,7 +10,7 @@ from torch import Tensor
 from remask.denoising.select import DRAW_WEIGHT
 from remask.machine.transfers import send
 from remask.plan.hooks import RowMeasure
-from remask.sampling.rows import Measured, RowGroup
+from remask.sampling.rows import NumberFunction, RowGroup
 from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -85,10 +85,10 @@ def _is_plain(group: RowGroup) -> bool:
 
 def _is_greedy(group: RowGroup) -> bool:
     """Whether tokens are the most probable ones, and confidences their plain probabilities."""
-    if group.temperature != 0 or group.measure is not None or group.noisy is not None:
+    if group.temperature != 0 or group.row_measure is not None or group.noisy is not None:
         return False
-    has_filters = group.top_k is not None or group.top_p is not None or any(read.filters for read in group.reads)
-    if group.basis == "filtered" and has_filters:
+    has_limits = group.top_k is not None or group.top_p is not None
+    if group.basis == "filtered" and (has_limits or any(read.filters for read in group.reads)):
         return False
     return not any(read.bars for read in group.reads)
 
@@ -122,13 +122,13 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
     return _sample(logits, group, mask_id, vocabulary)
 
 
-def _collect_measures(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Measured]:
+def _collect_measures(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[NumberFunction]:
     """Return the readers' functions from tokens to numbers, made before a sampler changes `logits` [rows, V]."""
     measures = (read.measure(logits, group, mask_id, vocabulary) for read in group.reads)
     return [measure for measure in measures if measure is not None]
 
 
-def _complete_rows(rows: Tensor, group: RowGroup, measures: Sequence[Measured], more: int) -> Tensor:
+def _complete_rows(rows: Tensor, group: RowGroup, measures: Sequence[NumberFunction], more: int) -> Tensor:
     """Return token, confidence and the readers' numbers of a group's rows, float32 [2 + more, rows]."""
     sampled = rows[0]
     tokens = sampled
@@ -204,9 +204,9 @@ def distributions(
 
 def confidence(logprobs: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
     """Return the confidence of rows, [rows]: the group's measure of `logprobs` [rows, V], or their probability."""
-    if group.measure is None:
+    if group.row_measure is None:
         return vocabulary.at(logprobs, tokens).exp()
-    return apply_measure(logprobs, group.measure, vocabulary)
+    return apply_measure(logprobs, group.row_measure, vocabulary)
 
 
 def apply_measure(logprobs: Tensor, measure: RowMeasure, vocabulary: Vocabulary) -> Tensor:

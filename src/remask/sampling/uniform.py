@@ -19,7 +19,7 @@ from remask.sampling.decoder import (
     Decoding,
     Outcome,
     Positions,
-    Predicted,
+    Predictions,
     StepContext,
     Tokens,
     Transfers,
@@ -31,37 +31,36 @@ from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
 BLOCK = 128  # the published code's default
+_WHOLE_CANVAS_FIELDS = "anchor", "trim", "frozen", "denoise_end", "min_log_snr", "max_log_snr"
 
 
 def check_blockwise(params: SamplingParams) -> None:
     """Raise `ConfigError` on parameters that are only for models that denoise a canvas as a whole."""
-    for name in ("anchor", "trim", "frozen", "denoise_end", "min_log_snr", "max_log_snr"):
-        if getattr(params.uniform, name) is not None:
-            raise ConfigError(
-                f"uniform.{name} is for models that denoise their canvas as a whole, and this one goes block by block; "
-                "leave it out"
-            )
-    if params.uniform.sampler == GREEDY:
+    uniform = params.uniform
+    name = next((f"uniform.{name}" for name in _WHOLE_CANVAS_FIELDS if getattr(uniform, name) is not None), None)
+    way_out = "leave it out"
+    if name is None and uniform.sampler == GREEDY:
+        name, way_out = f"sampler={GREEDY!r}", "use 'adaptive'"
+    if name is not None:
         raise ConfigError(
-            f"sampler={GREEDY!r} is for models that denoise their canvas as a whole, and this one goes block by block; "
-            "use 'adaptive'"
+            f"{name} is for models that denoise their canvas as a whole, and this one goes block by block; {way_out}"
         )
 
 
-def check_initial(tokens: Sequence[int] | None, length: int, vocab: int) -> None:
+def check_initial(tokens: Sequence[int] | None, length: int, vocab_size: int) -> None:
     """Raise `ConfigError` if there are `tokens`, but not `length` valid ones, the noise of the canvas."""
     if tokens is not None and len(tokens) != length:
         raise ConfigError(
             f"initial_canvas must hold the {length} tokens of the canvas after the prompt, got {len(tokens)}"
         )
-    check_tokens("initial_canvas", tokens or (), vocab)
+    check_tokens("initial_canvas", tokens or (), vocab_size)
 
 
-def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
-    """Raise `ConfigError` if the parameter `name` has a token id that is not below `vocab`."""
-    invalid = next((token for token in tokens if token >= vocab), None)
+def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise `ConfigError` if the parameter `name` has a token id that is not below `vocab_size`."""
+    invalid = next((token for token in tokens if token >= vocab_size), None)
     if invalid is not None:
-        raise ConfigError(f"{name} holds {invalid}; token ids go from 0 to {vocab - 1}")
+        raise ConfigError(f"{name} holds {invalid}; token ids go from 0 to {vocab_size - 1}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +169,9 @@ class UniformDecoding(Decoding):
         """Steps of a block without fixed tokens."""
         return self.block_steps(0)
 
-    def block_steps(self, fixed: int) -> int:
-        """Return the steps of a block of which `fixed` tokens are fixed."""
-        return self.params.steps_per_block or max(1, (self.block - fixed) // self.per_step)
+    def block_steps(self, fixed_count: int) -> int:
+        """Return the steps of a block with `fixed_count` fixed tokens."""
+        return self.params.steps_per_block or max(1, (self.block - fixed_count) // self.per_step)
 
     def log_snr_grid(self, steps: int) -> NDArray[np.float64]:
         """Return the log-SNRs of a block of `steps` steps, the cleanest first, float64 [steps + 1]."""
@@ -218,7 +217,7 @@ class UniformDecoder(Decoder):
         super().__init__(canvas, decoding.seed)
         self._decoding = decoding
         self._params = decoding.params
-        self._index = 0
+        self._block_index = 0
         self._blocks = [range(block.start, min(block.stop, len(canvas))) for block in decoding.block_ranges]
         self._correction: Correction | None = None
         self._begin_block()
@@ -228,7 +227,7 @@ class UniformDecoder(Decoder):
     def finished(self) -> bool:
         if self._correction is not None:
             return self._correction.finished
-        return self._index == len(self._blocks)
+        return self._block_index == len(self._blocks)
 
     def _context(self) -> StepContext:
         """Return the context of the step. A correction with patience reads the most probable tokens."""
@@ -237,11 +236,11 @@ class UniformDecoder(Decoder):
         if correction is None:
             corrections = 0 if uniform.correction_steps else None
             return StepContext(fresh=self._revision_block(), sees=self._sees(), corrections=corrections)
-        touched = None
+        changed_blocks = None
         if correction.steps:
-            touched = correction.changed_blocks(self._decoding.block, len(self.canvas))
+            changed_blocks = correction.changed_blocks(self._decoding.block, len(self.canvas))
         numbers = None if uniform.correction_patience == 0 else BestTokens()
-        return StepContext(touched=touched, sees=self._sees(), numbers=numbers, corrections=correction.steps)
+        return StepContext(touched=changed_blocks, sees=self._sees(), numbers=numbers, corrections=correction.steps)
 
     def _revision_block(self) -> range | None:
         """The block that begins, if the step may revise completed blocks as well; else None."""
@@ -294,7 +293,7 @@ class UniformDecoder(Decoder):
             temperature = 0.0
         return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self._correction is not None:
             if predictions.numbers is not None:
@@ -309,9 +308,9 @@ class UniformDecoder(Decoder):
         gains = confidence * (changed & (confidence > 0))
         completed = int(np.searchsorted(positions, self._new_block.start))
         revised = select.top(gains[:completed], self._params.uniform.revision_tokens or 0)
-        chosen = np.concatenate([revised, completed + select.top(confidence[completed:], self._decoding.per_step)])
-        written: Positions = positions[chosen[gains[chosen] > 0]]
-        return written
+        rows = np.concatenate([revised, completed + select.top(confidence[completed:], self._decoding.per_step)])
+        gaining_positions: Positions = positions[rows[gains[rows] > 0]]
+        return gaining_positions
 
     def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`. A block is final in its last step, unless later steps may revise or correct it.
@@ -331,7 +330,7 @@ class UniformDecoder(Decoder):
             is_final = self.block_step + 1 == self._steps and not uniform.correction_steps
             start = self._new_block.start
             if uniform.revision_tokens:
-                is_final = is_final and self._index + 1 == len(self._blocks)
+                is_final = is_final and self._block_index + 1 == len(self._blocks)
                 start = self.canvas.prompt
         final = np.arange(start, self.block.stop) if is_final else np.empty(0, dtype=np.int64)
         return Outcome(final, edits, tokens)
@@ -347,24 +346,25 @@ class UniformDecoder(Decoder):
             self.context = self._context()
 
     def _advance_block(self) -> None:
-        """Go to the step that follows one that is no correction."""
+        """Go to the next step of the block; after its last step begin the next block, or the corrections."""
         self.block = self._new_block
-        if self.block_step == self._steps:
-            self._index += 1
-            self.block_step = 0
-            if not self.finished:
-                self._begin_block()
-            elif self._params.uniform.correction_steps:
-                self._begin_correction(self._params.uniform.correction_steps)
-            else:
-                self.block = range(self._new_block.stop, self._new_block.stop)  # empty, so that all rows are clean
+        if self.block_step < self._steps:
+            return
+        self._block_index += 1
+        self.block_step = 0
+        if not self.finished:
+            self._begin_block()
+        elif self._params.uniform.correction_steps:
+            self._begin_correction(self._params.uniform.correction_steps)
+        else:
+            self.block = range(self._new_block.stop, self._new_block.stop)  # empty, so that all rows are clean
 
     def _begin_block(self) -> None:
         """Begin the block at the current index, at full noise, and set its schedule."""
         decoding = self._decoding
-        block = self._blocks[self._index]
+        block = self._blocks[self._block_index]
         self._new_block = block
-        revises = self._index > 0 and self._params.uniform.revision_tokens
+        revises = self._block_index > 0 and self._params.uniform.revision_tokens
         self.block = range(self.canvas.prompt, block.stop) if revises else block
         noisy_count = int(np.count_nonzero(self.canvas.noisy[block.start : block.stop]))
         self._steps = decoding.block_steps(len(block) - noisy_count)

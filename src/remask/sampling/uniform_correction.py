@@ -84,8 +84,8 @@ class Correction:
         """Return the last proposals for `positions`."""
         return self._tokens[positions - self.scope.start]
 
-    def changed_blocks(self, block: int, length: int) -> Mask:
-        """Return the positions of the blocks of length `block` that the last step changed, bool [length]."""
-        block_index = (np.arange(length) - self.scope.start) // block
-        mask: Mask = np.isin(block_index, (self.changed - self.scope.start) // block)
+    def changed_blocks(self, block_length: int, length: int) -> Mask:
+        """Return the positions of the blocks of length `block_length` that the last step changed, bool [length]."""
+        block_index = (np.arange(length) - self.scope.start) // block_length
+        mask: Mask = np.isin(block_index, (self.changed - self.scope.start) // block_length)
         return mask

@@ -50,7 +50,7 @@ class NoisyRows:
     banned_rows: int = 0
     table: NDArray[np.float32] | None = None
 
-    def piece(self, start: int, stop: int) -> "NoisyRows":
+    def slice_rows(self, start: int, stop: int) -> "NoisyRows":
         """The rows from index `start` up to `stop`."""
         weights = None if self.weights is None else self.weights[start:stop]
         banned = min(max(0, self.banned_rows - start), stop - start)
@@ -119,7 +119,7 @@ def reverse_step(
     marginal step keeps it, whatever the prediction is: no other clean token explains it.
     """
     noise = step.noise
-    clean = vocabulary.only(vocabulary.best(logits)[1], logits) if greedy else vocabulary.softmax(logits)
+    clean = vocabulary.one_hot(vocabulary.best(logits)[1], logits) if greedy else vocabulary.softmax(logits)
     alpha_t, alpha_s = sigmoid(step.log_snr), sigmoid(step.next_log_snr)
     beta_t, beta_s = sigmoid(-step.log_snr), sigmoid(-step.next_log_snr)
     ratio = alpha_t / alpha_s
@@ -129,7 +129,7 @@ def reverse_step(
         for log_snr in (step.log_snr, step.next_log_snr)
     )
     by_noise = beta_t * pi_t[current]  # q(z_t | x) of a token that is not x
-    stay = vocabulary.only(current, clean)
+    stay = vocabulary.one_hot(current, clean)
     clean_current = vocabulary.at(clean, current)
     likelihood = (by_noise - ratio * beta_s * pi_s[current])[:, None] + stay * ratio  # q(z_t | z_s)
     from_clean = alpha_s * clean

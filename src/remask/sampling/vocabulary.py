@@ -74,9 +74,9 @@ class Vocabulary:
         """The values [rows, n] that belong to n tokens a row, `tokens` int64 [rows, n]."""
         return values.gather(1, tokens)
 
-    def only(self, tokens: Tensor, like: Tensor) -> Tensor:
-        """1 in the column of the row's token, else 0; of the shape and dtype of `like`."""
-        return torch.zeros_like(like).scatter_(1, tokens[:, None], 1.0)
+    def one_hot(self, tokens: Tensor, values: Tensor) -> Tensor:
+        """1 in the column of the row's token, else 0; of the shape and dtype of `values`."""
+        return torch.zeros_like(values).scatter_(1, tokens[:, None], 1.0)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of every row, [rows]."""
@@ -172,9 +172,9 @@ class SplitVocabulary(Vocabulary):
         local_values = torch.where(is_local, super().each(values, columns), -torch.inf)
         return self.gather(local_values).amax(dim=0)
 
-    def only(self, tokens: Tensor, like: Tensor) -> Tensor:
+    def one_hot(self, tokens: Tensor, values: Tensor) -> Tensor:
         columns, is_local = self._local_columns(tokens)
-        return super().only(columns, like) * is_local[:, None]
+        return super().one_hot(columns, values) * is_local[:, None]
 
     def sum(self, values: Tensor) -> Tensor:
         return self.gather(super().sum(values)).sum(dim=0)

@@ -13,7 +13,7 @@ from remask.plan.canvas import Canvas, Template
 from remask.policies.base import IdlePasses
 from remask.request.sampling_groups import GREEDY
 from remask.request.sampling_params import SamplingParams
-from remask.sampling.decoder import Positions, Predicted, Tokens, Transfers
+from remask.sampling.decoder import Positions, Predictions, Tokens, Transfers
 from remask.sampling.rows import RowGroup
 from remask.sampling.uniform import UniformDecoder, UniformDecoding, check_initial, check_tokens
 from remask.sampling.uniform_score import NoisyRows
@@ -136,7 +136,7 @@ class WholeCanvasDecoding(UniformDecoding):
     def block_ranges(self) -> list[range]:
         return [range(len(self.prompt), self.length)]
 
-    def block_steps(self, fixed: int) -> int:  # noqa: ARG002
+    def block_steps(self, fixed_count: int) -> int:  # noqa: ARG002
         return self.params.steps_per_block or STEPS
 
     def log_snr_grid(self, steps: int) -> NDArray[np.float64]:
@@ -184,7 +184,7 @@ class WholeCanvasDecoder(UniformDecoder):
             return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions, free=True)
         return super().group(rows, positions)
 
-    def choose(self, predictions: Predicted) -> Positions:
+    def choose(self, predictions: Predictions) -> Positions:
         positions = predictions.positions
         changed: Positions = positions[predictions.tokens != self.canvas.tokens[positions]]
         if self._decoding.ancestral or self._decoding.greedy:

@@ -96,16 +96,19 @@ class PageChain:
         root = self.salt + b"\0" + salt.encode() if parent is None else parent.to_bytes(8, "little")
         return self.hash(tokens, root)
 
-    def token_slice(self, page_index: int, ahead: int = 0) -> slice:
-        """The positions of the tokens that the page's K/V depend on: its own, and the rest of its last block."""
-        return slice(page_index * self.page_size, (page_index + 1) * self.page_size + ahead)
+    def token_slice(self, page_index: int, block_offset: int = 0) -> slice:
+        """The positions of the tokens that the page's K/V depend on: its own, and the rest of its last block.
 
-    def identities(self, tokens: Sequence[int], salt: str = "", ahead: int = 0) -> list[int]:
-        """The keys, in order, of the whole pages in `tokens` that `ahead` more tokens follow."""
+        `block_offset` is the length of the first block of the canvas, if that is shorter than the others.
+        """
+        return slice(page_index * self.page_size, (page_index + 1) * self.page_size + block_offset)
+
+    def identities(self, tokens: Sequence[int], salt: str = "", block_offset: int = 0) -> list[int]:
+        """The keys, in order, of the whole pages in `tokens` that `block_offset` more tokens follow."""
         keys: list[int] = []
-        for page_index in range(max(0, len(tokens) - ahead) // self.page_size):
+        for page_index in range(max(0, len(tokens) - block_offset) // self.page_size):
             parent = keys[-1] if keys else None
-            keys.append(self.identity(tokens[self.token_slice(page_index, ahead)], parent, salt))
+            keys.append(self.identity(tokens[self.token_slice(page_index, block_offset)], parent, salt))
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
@@ -115,7 +118,7 @@ class PageChain:
             self.allocator.retain(page.extent)
         return pages
 
-    def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "", ahead: int = 0) -> list[Page]:
+    def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "", block_offset: int = 0) -> list[Page]:
         """The longest run of leading pages that are stored. `keys` are the `identities` of `tokens`.
 
         Tokens are compared too, because hashes may collide.
@@ -124,7 +127,7 @@ class PageChain:
         for page_index, key in enumerate(keys):
             page = self._pages.get(key)
             parent = pages[-1].key if pages else None
-            if page is None or not page.matches(tokens[self.token_slice(page_index, ahead)], parent, salt):
+            if page is None or not page.matches(tokens[self.token_slice(page_index, block_offset)], parent, salt):
                 break
             pages.append(page)
         return pages

@@ -76,11 +76,11 @@ class PageAllocator:
 
         The extents do not overlap. Returns None if too few pages are free.
         """
-        free = self.references == 0  # [layers, pages]
+        is_free = self.references == 0  # [layers, pages]
         extents = []
         for tokens, layers in demands:
             count = self.pages_for(tokens)
-            layer_rows = free[layers.start : layers.stop]
+            layer_rows = is_free[layers.start : layers.stop]
             usable = layer_rows.all(axis=0)
             if usable.sum() < count:
                 return None
@@ -117,12 +117,12 @@ class PageAllocator:
         return part
 
 
-def _select_pages(free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+def _select_pages(is_free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
     """The first `count` consecutive free pages, or the first `count` free ones if no run is long enough."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], free, [False]]).astype(np.int8)))
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_free, [False]]).astype(np.int8)))
     starts, ends = edges[::2], edges[1::2]
     long_runs = np.flatnonzero(ends - starts >= count)
     if len(long_runs):
         start = starts[long_runs[0]]
         return np.arange(start, start + count)
-    return np.flatnonzero(free)[:count]
+    return np.flatnonzero(is_free)[:count]

@@ -111,9 +111,9 @@ class PromptTree:
 class RecentPrompts:
     """The trees of up to `max_tenants` tenants, by `cache_salt`.
 
-    Beyond that, a tenant of which no two prompts had `min_shared` tokens in common is dropped before one whose prompts
-    share some, even if it was used later. So a client that sends a new salt with every prompt can push out at most one
-    tenant for which remembering pays.
+    Beyond that, the least recently used tenant without `min_shared` common tokens in any two prompts is dropped; if all
+    have some, the least recently used of all. So a client that sends a new salt with every prompt can push out at most
+    one tenant for which remembering pays.
     """
 
     max_tenants: int = MAX_TENANTS
