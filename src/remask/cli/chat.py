@@ -118,7 +118,7 @@ def _card_lines(card: Card | None, shortcuts: Mapping[str, str]) -> list[str]:
 def _page_prompt(path: str) -> str | None:
     """Return the system prompt about the page in a file; None, after printing an error, if it cannot be read."""
     try:
-        with open_text(path, "r") as source:
+        with open_text(path) as source:
             text = " ".join(source.read().split())
     except (ConfigError, UnicodeError) as error:
         print_error(f"error: {PAGE}: {error}")

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_lines(path: str) -> list[str]:
     """Return the lines of a file. Raises `ConfigError` if it cannot be read, or no line is a JSON object."""
-    with open_text(path, "r") as source:
+    with open_text(path) as source:
         lines = list(source)
     check_objects(path, lines)
     return lines
@@ -211,7 +211,7 @@ def decide(args: argparse.Namespace) -> int:
     if args.input == "-":
         text = standard_input().read()
     else:
-        with open_text(args.input, "r") as source:
+        with open_text(args.input) as source:
             text = source.read()
     decisions = Decisions.from_mapping(json_object(f"--input {args.input}", text))
     settings = object_option("--cache-config", args.cache_config)

@@ -17,7 +17,7 @@ from remask.checks.fields import (
     grouped,
     parse,
     paths,
-    unknown_name,
+    unknown_name_error,
 )
 from remask.checks.values import LARGEST, POSITIONS, Biases, Choice, Flag, ListOf, Real, Text, Whole
 from remask.denoising.rules import REMASKING, RULES, Knobs, Remasking
@@ -69,7 +69,7 @@ class _KnownNames:
         known = declared(cls)
         for name in values:
             if name not in known:
-                raise unknown_name(cls, PARAMETER, name, known)
+                raise unknown_name_error(cls, PARAMETER, name, known)
         return object.__new__(cls)
 
 
@@ -176,13 +176,13 @@ class SamplingParams(_KnownNames):
         RemaskingParams,
         "remasking field",
         "Which noisy positions become final in a step: the name of a rule, or an object of it and its settings.",
-        plain="rule",
+        text_field="rule",
     )
     uniform: Grouped[UniformParams] = grouped(
         UniformParams,
         "uniform field",
         "The sampler of uniform models: the name of a preset, or an object of settings.",
-        plain="preset",
+        text_field="preset",
     )
     speculation: Grouped[SpeculationParams] = grouped(
         SpeculationParams, "speculation field", "How mode `linear_speculation` drafts."

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from remask.checks.fields import Nested, check, declare, declared, documented, parse, unknown_name
+from remask.checks.fields import Nested, check, declare, declared, documented, parse, unknown_name_error
 from remask.checks.values import LARGEST, LIST, POSITIONS, AnyOf, Flag, ListOf, Real, Settings, Text, Whole, shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
@@ -205,4 +205,4 @@ def check_sampling(values: Mapping[str, Any], other_fields: Iterable[str] = ()) 
         if name not in known and name in {*declared(Terms), *other_fields}:
             raise ConfigError(f"{name} is no sampling parameter: it belongs into the request, beside {SAMPLING!r}")
         if name not in known:
-            raise unknown_name(SamplingParams, PARAMETER, str(name), known)
+            raise unknown_name_error(SamplingParams, PARAMETER, str(name), known)

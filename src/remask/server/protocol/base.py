@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from remask.checks.fields import Declared, declared, unknown_name
+from remask.checks.fields import Declared, declared, unknown_name_error
 from remask.checks.values import LARGEST, shown
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies.registry import check_setting
@@ -144,7 +144,7 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign])
         elif name not in foreign:
             if "cache_config" in names:
                 check_setting(str(name))
-            raise unknown_name(SamplingParams, "field", str(name), names | foreign.keys())
+            raise unknown_name_error(SamplingParams, "field", str(name), names | foreign.keys())
         else:
             foreign[name].check(name, value)
     return fields
