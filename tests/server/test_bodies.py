@@ -64,7 +64,11 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"speculate": 2}, "speculate", f"left after {LAST_FULL}: {LEFT['speculate']}"),
     ({"remasking": "best"}, "remasking", "Available"),
     ({"threshold": 0.5, "remasking": {"factor": 1.0}}, "threshold", "set one of them"),
-    ({"confidence_threshold": 0.9}, "confidence_threshold", "did you mean 'threshold'? The field 'confidence_threshold' belongs in remasking: "),
+    (
+        {"confidence_threshold": 0.9},
+        "confidence_threshold",
+        "did you mean 'threshold'? The field 'confidence_threshold' ",
+    ),
     ({"eps": 0.5}, "eps", "eps belongs in remasking: remasking={'eps': ...}"),
     ({"sampling": {"early_stop": True}}, "early_stop", "early_stop belongs in blocks: blocks={'early_stop': ...}"),
     ({"remasking": 3}, "remasking", ", or an object of remasking fields, got 3"),

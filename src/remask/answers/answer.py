@@ -105,8 +105,8 @@ class ResponseCollector:
     def counts(self) -> tuple[int, int]:
         """Tokens as `Usage` counts them: the number of given tokens, and of those generated so far."""
         template = self._template
-        given = self._prompt_length + len(template) - template.open_places
-        return given, template.tokens[: self._text_length].count(OPEN)
+        given_tokens = self._prompt_length + len(template) - template.open_places
+        return given_tokens, template.tokens[: self._text_length].count(OPEN)
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:

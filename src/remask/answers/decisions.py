@@ -170,13 +170,13 @@ class _Layout:
             text = f"{head}{marks[0]}\n{marks[1]}"
         if [text.count(mark) for mark in marks] != [1, 1] or text.index(marks[0]) > text.index(marks[1]):
             raise ConfigError("decisions: the chat template does not write a question and its answer as they are")
-        first, rest = text.split(marks[0])
-        middle, last = rest.split(marks[1])
-        if not first.startswith(head):
+        beginning, ending = text.split(marks[0])
+        middle, last = ending.split(marks[1])
+        if not beginning.startswith(head):
             head = ""
-        between = first[len(head) :], middle, last if decisions.end_turn else ""
-        plain = cls([], between, tokenizer, head)
-        (whole,) = plain.tokens("question", ["answer"])
+        between = beginning[len(head) :], middle, last if decisions.end_turn else ""
+        unsplit = cls([], between, tokenizer, head)
+        (whole,) = unsplit.tokens("question", ["answer"])
         # A fixed text follows the state, so that the question does not change its last token.
         shared = tokenizer.encode_quoted(head) if head and between[0] else []
         special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
@@ -185,7 +185,7 @@ class _Layout:
             layout = cls(shared, between, tokenizer, "" if shared else head, opening)
             if shared + layout.tokens("question", ["answer"])[0] == whole:
                 return layout
-        return plain
+        return unsplit
 
     def stored(self, decisions: Decisions) -> int:
         """How many of the shared tokens other requests may share."""

@@ -133,9 +133,9 @@ class Share(Real):
     def from_text(self, text: str) -> float:
         if text == "off":
             return 0.0
-        above, _, below = text.partition("/")
+        numerator, _, denominator = text.partition("/")
         try:
-            return float(above) / float(below or 1)
+            return float(numerator) / float(denominator or 1)
         except ZeroDivisionError as error:
             raise ValueError(str(error)) from error
 
@@ -462,7 +462,7 @@ def weight(value: object, most: int, *, texts: bool = False) -> int:
 
 
 def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:
-    """Whether `value` is an `int`, but no `bool`, from `low` to `high`."""
+    """Whether `value` is an `int` other than a `bool`, from `low` to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -475,7 +475,7 @@ def is_real(value: object, low: float, high: float = math.inf) -> TypeGuard[floa
 
 
 def check_whole(name: str, value: object, low: int, high: int = LARGEST, *, optional: bool = False) -> None:
-    """Raise `ConfigError` if `value` is no whole number from `low` to `high`; `optional` allows None."""
+    """Raise `ConfigError` if `value` is not a whole number from `low` to `high`; `optional` allows None."""
     values = Whole(low, high)
     (OrNull(values) if optional else values).check(name, value)
 
@@ -483,7 +483,10 @@ def check_whole(name: str, value: object, low: int, high: int = LARGEST, *, opti
 def check_real(
     name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, optional: bool = False
 ) -> None:
-    """Raise `ConfigError` if `value` is no number from `low`, or `above` it, to `high`; `optional` allows None."""
+    """Raise `ConfigError` if `value` is not a number from `low` to `high`.
+
+    With `above`, `low` itself is refused as well; `optional` allows None.
+    """
     values = Real(low, high, above)
     (OrNull(values) if optional else values).check(name, value)
 
@@ -494,29 +497,29 @@ def check_choice(name: str, value: object, names: Iterable[str]) -> None:
 
 
 def check_list(name: str, value: object, noun: str) -> Sequence[Any]:
-    """Return `value`. Raises `ConfigError` if it is no list or tuple; `noun` names the items in the error."""
+    """Return `value`. Raises `ConfigError` if it is not a list or tuple; `noun` names the items in the error."""
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{name} must be a list of {noun}, got {shown(value)}")
     return value
 
 
-def json_object(what: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises `ConfigError` if there is none; `what` names it in the error."""
-    return _parse(what, text, dict, "object")
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises `ConfigError` if there is none; `name` names it in the error."""
+    return _parse(name, text, dict, "object")
 
 
-def json_list(what: str, text: str) -> list[Any]:
-    """The JSON list in `text`. Raises `ConfigError` if there is none; `what` names it in the error."""
-    return _parse(what, text, list, "list")
+def json_list(name: str, text: str) -> list[Any]:
+    """The JSON list in `text`. Raises `ConfigError` if there is none; `name` names it in the error."""
+    return _parse(name, text, list, "list")
 
 
-def _parse(what: str, text: str, kind: type[T], noun: str) -> T:
+def _parse(name: str, text: str, kind: type[T], noun: str) -> T:
     try:
         value = parse_json(text)
     except ValueError as error:  # also for numbers of too many digits
-        raise ConfigError(f"{what} is not JSON that can be read: {error}") from error
+        raise ConfigError(f"{name} is not JSON that can be read: {error}") from error
     if not isinstance(value, kind):
-        raise ConfigError(f"{what} must be a JSON {noun}, got {type(value).__name__}")
+        raise ConfigError(f"{name} must be a JSON {noun}, got {type(value).__name__}")
     return value
 
 
@@ -534,7 +537,7 @@ def parse_json(text: str, *, finite: bool = False) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:SHOWN]} is no finite number")
+        raise ValueError(f"{text[:SHOWN]} is not a finite number")
     return number
 
 
@@ -554,27 +557,27 @@ def _depth(text: str) -> int:
 def shown(value: object) -> str:
     """The beginning of the `repr` of a refused value, for an error. The rest of the value is not visited."""
     text = ""
-    for piece in _pieces(value):
-        text += piece
+    for part in _repr_parts(value):
+        text += part
         if len(text) > SHOWN:
             return text[:SHOWN] + "..."
     return text
 
 
-def _pieces(value: object) -> Iterator[str]:
-    """The `repr` of a value in pieces. Each level begins with a piece, so that `SHOWN` bounds the depth."""
+def _repr_parts(value: object) -> Iterator[str]:
+    """The `repr` of a value in parts. Each level begins with a part, so that `SHOWN` bounds the depth."""
     if isinstance(value, str | bytes):
         yield repr(value[: SHOWN + 1])
     elif isinstance(value, list | tuple | dict):
-        left, right = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
-        yield left
+        opening, closing = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+        yield opening
         for number, item in enumerate(value):
             yield ", " if number else ""
-            yield from _pieces(item)
+            yield from _repr_parts(item)
             if isinstance(value, dict):
                 yield ": "
-                yield from _pieces(value[item])
-        yield ",)" if isinstance(value, tuple) and len(value) == 1 else right
+                yield from _repr_parts(value[item])
+        yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
     elif isinstance(value, int) and abs(value) > LARGEST**8:
         yield f"{value:#x}"  # Python writes no decimal number of thousands of digits
     else:

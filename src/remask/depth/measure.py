@@ -86,7 +86,7 @@ def prefix_of(session: Subject, request: Request) -> int:
 
 
 def moved_by_depth(
-    passes: AuditPasses, pass_input: PassInput, prefix: int, depths: Sequence[int]
+    passes: AuditPasses, pass_input: PassInput, prefix_length: int, depths: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
     """Yield each depth with how far first predictions move from those of the exact pass, in nats where they move most.
 
@@ -94,7 +94,7 @@ def moved_by_depth(
     """
     exact = passes.run_exact(pass_input, rounded=False)
     for depth in depths:
-        predicted = passes.run_reusing(pass_input, prefix, depth)
+        predicted = passes.run_reusing(pass_input, prefix_length, depth)
         if exact is None or predicted is None:
             raise ConfigError(
                 f"a canvas of {len(pass_input.canvas)} tokens finds no room beside the requests that run; measure "

@@ -160,7 +160,7 @@ class Service:
             if isinstance(error, CanvasLengthError):
                 # Blame the field that takes more of the canvas.
                 response_field = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
-                field = response_field if error.response > error.prompt else body.texts_name
+                field = response_field if error.response_length > error.prompt_length else body.texts_name
                 raise ApiError(400, text, field) from error
             if text == str(error):
                 raise

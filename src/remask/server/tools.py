@@ -166,13 +166,13 @@ def messages_with_tools_as_text(
     return turns
 
 
-def _schema_form(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
-    """The form of a JSON schema. Raises `ConfigError`, with `what` as its subject, if it cannot be guaranteed."""
+def _schema_form(schema: Mapping[str, Any], subject: str) -> StructuredOutputs:
+    """The form of a JSON schema. Raises `ConfigError` if it cannot be guaranteed; `subject` is what the error names."""
     try:
         return StructuredOutputs(json=schema)
     except ConfigError as error:
         reason = str(error).replace("structured_outputs.json", "the schema")
-        raise ConfigError(f"tools: {what} cannot be guaranteed: {reason}") from error
+        raise ConfigError(f"tools: {subject} cannot be guaranteed: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)

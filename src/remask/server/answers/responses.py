@@ -294,14 +294,14 @@ class ResponsesAnswer(SingleAnswer):
         return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def _part_end(self, part: AnswerPart) -> Events:
-        done = self._output_event("done", self._item(len(self.parts) - 1, "completed"))
+        end_event = self._output_event("done", self._item(len(self.parts) - 1, "completed"))
         if part.call_id is not None:
             kind = "response.function_call_arguments.done"
-            return [self._item_event(kind, arguments=part.text, name=part.name), done]
+            return [self._item_event(kind, arguments=part.text, name=part.name), end_event]
         return [
             self._text_event("response.output_text.done", text=part.text, logprobs=part.logprobs),
             self._text_event("response.content_part.done", part=_text(part)),
-            done,
+            end_event,
         ]
 
     def _answer_end(self) -> Events:
@@ -345,8 +345,8 @@ class ResponsesAnswer(SingleAnswer):
         kind = "msg" if self.parts[number].call_id is None else "fc"
         return f"{kind}_{self.context.id}-{number}"
 
-    def _output_event(self, what: str, item: Mapping[str, Any]) -> dict[str, Any]:
-        return {"type": f"response.output_item.{what}", "output_index": len(self.parts) - 1, "item": item}
+    def _output_event(self, phase: str, item: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": f"response.output_item.{phase}", "output_index": len(self.parts) - 1, "item": item}
 
     def _item_event(self, kind: str, **content: Any) -> dict[str, Any]:
         number = len(self.parts) - 1
