@@ -45,7 +45,7 @@ Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 NO_DEPTHS: Final = "none"
 """In place of a depth table: neither a shipped nor a saved one is used."""
 NO_TABLE = (
-    "no depth table of %r is at hand and audits earn none, so cache auto is %s, and shared prefixes are computed with "
+    "%r has no depth table and audits earn none, so cache auto is %s, and shared prefixes are computed with "
     "each request. Leave audits on, or measure a table with 'remask profile --model %s --output FILE', from prompts "
     "like yours, and give it as --depth-table FILE"
 )

@@ -220,7 +220,7 @@ def test_a_state_of_json_is_read_as_text(llm: LLM) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "questions.q: the label 'yes' takes more tokens than 'no'": ({"labels": ["no", "yes", "oh"]}, {"together": True}),
     "the label 'yes' takes more tokens than 'no'": ({"labels": ["yes", "no", "a"]}, {"together": True}),
-    "the label 'no' is how 'now' begins, and nothing stands": ({"labels": ["no", "now", "a"]}, {"end_turn": False}),
+    "the label 'no' is how 'now' begins, and nothing follows it": ({"labels": ["no", "now", "a"]}, {"end_turn": False}),
     "{mask} stands behind labels of different lengths": (
         {"labels": ["x", "yes", "a"], "template": "{answer} {mask}"},
         {},
@@ -377,7 +377,7 @@ def test_what_requests_share_ends_at_breakpoints_where_these_are_asked_for(llm: 
 
     def stored(**options: Any) -> list[int]:
         plan = llm.session.decisions(Decisions(input=about, questions=asked, **options))
-        return list(plan.shared[: plan.stored])
+        return list(plan.shared[: plan.shareable_length])
 
     assert llm.tokenizer is not None
     turns = [{"role": "system", "content": "Orders:"}, {"role": "user", "content": "rope Anna;\nsoap Ben."}]

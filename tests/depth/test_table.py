@@ -90,7 +90,7 @@ def test_malformed_tables(tmp_path: Path, change: dict[str, Any], message: str) 
 def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
-    with pytest.raises(TableError, match=r"is no depth table.*remask profile"):
+    with pytest.raises(TableError, match=r"is not a depth table.*remask profile"):
         DepthTable.load(path)
 
 

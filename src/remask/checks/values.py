@@ -233,27 +233,27 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Text(Values):
-    """Texts of valid Unicode of at most `most` characters; empty ones only with `empty`. `noun` is used in `words`."""
+    """Texts of valid Unicode of at most `limit` characters; empty ones only with `empty`. `noun` is used in `words`."""
 
     metavar = "TEXT"
 
-    most: int
+    limit: int
     empty: bool = False
     noun: str | None = None
 
     @property
     def words(self) -> str:
         words = self.noun or "a text of valid Unicode" + ("" if self.empty else " that is not empty")
-        return f"{words}, of at most {self.most} characters"
+        return f"{words}, of at most {self.limit} characters"
 
     def fits(self, value: object) -> bool:
-        if not isinstance(value, str) or len(value) > self.most:
+        if not isinstance(value, str) or len(value) > self.limit:
             return False
         surrogates = not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value)
         return (self.empty or value != "") and not surrogates
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "maxLength": self.most} | ({} if self.empty else {"minLength": 1})
+        return {"type": "string", "maxLength": self.limit} | ({} if self.empty else {"minLength": 1})
 
     def from_text(self, text: str) -> str:
         return text
@@ -261,34 +261,34 @@ class Text(Values):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Values):
-    """Lists and tuples of at most `most` values of a set; `noun` is used in `words`.
+    """Lists and tuples of at most `limit` values of a set; `noun` is used in `words`.
 
-    With `single`, one value may be given instead of a list. `together` bounds the number of all values in the list, at
-    any depth; they are counted before any of them is checked.
+    With `single`, one value may be given instead of a list. `total_limit` bounds the number of all values in the list,
+    at any depth; they are counted before any of them is checked.
     """
 
     of: Values
     noun: str
-    most: int
+    limit: int
     single: bool = False
-    together: int | None = None
+    total_limit: int | None = None
 
     @property
     def words(self) -> str:
-        words = f"a list of at most {self.most} {self.noun}"
-        if self.together is not None:
-            words += f", with at most {self.together} values in it altogether"
+        words = f"a list of at most {self.limit} {self.noun}"
+        if self.total_limit is not None:
+            words += f", with at most {self.total_limit} values in it altogether"
         return f"{self.of.words}, or {words}" if self.single else words
 
     def fits(self, value: object) -> bool:
         if self.single and self.of.fits(value):
             return True
-        if not isinstance(value, list | tuple) or len(value) > self.most or self._has_too_many_values(value):
+        if not isinstance(value, list | tuple) or len(value) > self.limit or self._has_too_many_values(value):
             return False
         return all(map(self.of.fits, value))
 
     def schema(self) -> dict[str, Any]:
-        array = {"type": "array", "items": self.of.schema(), "maxItems": self.most}
+        array = {"type": "array", "items": self.of.schema(), "maxItems": self.limit}
         return {"anyOf": [self.of.schema(), array]} if self.single else array
 
     def check(self, name: str, value: object) -> None:
@@ -308,13 +308,13 @@ class ListOf(Values):
         return tuple(self.of.convert(f"{name}[{index}]", item) for index, item in enumerate(value))
 
     def _check_length(self, name: str, value: object) -> None:
-        if isinstance(value, list | tuple) and len(value) > self.most:
+        if isinstance(value, list | tuple) and len(value) > self.limit:
             raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
         if self._has_too_many_values(value):
-            raise ConfigError(f"{name} holds more than {self.together} values altogether; it must be {self.words}")
+            raise ConfigError(f"{name} holds more than {self.total_limit} values altogether; it must be {self.words}")
 
     def _has_too_many_values(self, value: object) -> bool:
-        return self.together is not None and weight(value, self.together) > self.together
+        return self.total_limit is not None and weight(value, self.total_limit) > self.total_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,19 +342,19 @@ class AnyOf(Values):
 
 @dataclass(frozen=True, slots=True)
 class Biases(Values):
-    """Objects of at most `most` token ids, which may be texts, with numbers from -`size` to `size`."""
+    """Objects of at most `limit` token ids, which may be texts, with numbers from -`size` to `size`."""
 
     makes = True
 
-    most: int
+    limit: int
     size: float
 
     @property
     def words(self) -> str:
-        return f"an object of at most {self.most} token ids, each with a number from -{self.size:g} to {self.size:g}"
+        return f"an object of at most {self.limit} token ids, each with a number from -{self.size:g} to {self.size:g}"
 
     def fits(self, value: object) -> bool:
-        if not isinstance(value, Mapping) or len(value) > self.most:
+        if not isinstance(value, Mapping) or len(value) > self.limit:
             return False
         ids = [_token_id(key) for key in value]
         return None not in ids and len(set(ids)) == len(ids) and all(self._fits(number) for number in value.values())
@@ -364,7 +364,7 @@ class Biases(Values):
         names = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,7})$"}
         return {
             "type": "object",
-            "maxProperties": self.most,
+            "maxProperties": self.limit,
             "propertyNames": names,
             "additionalProperties": number,
             "description": self.words,
@@ -372,7 +372,7 @@ class Biases(Values):
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` with the first entry that is not allowed."""
-        if isinstance(value, Mapping) and len(value) <= self.most:
+        if isinstance(value, Mapping) and len(value) <= self.limit:
             for key, number in value.items():
                 if _token_id(key) is not None and not self._fits(number):
                     raise ConfigError(
@@ -397,31 +397,31 @@ def _token_id(key: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Settings(Values):
-    """Objects of at most `most` keys, which are checked where they are used; `noun` is used in `words`.
+    """Objects of at most `limit` keys, which are checked where they are used; `noun` is used in `words`.
 
     Keys and values, with all that they contain, have at most about `chars` characters as JSON. They are counted before
     anything else is done.
     """
 
     noun: str
-    most: int
+    limit: int
     chars: int = OBJECT
 
     @property
     def words(self) -> str:
-        return f"an object of at most {self.most} {self.noun} and {self.chars} characters"
+        return f"an object of at most {self.limit} {self.noun} and {self.chars} characters"
 
     def fits(self, value: object) -> bool:
         if (
             not isinstance(value, Mapping)
-            or len(value) > self.most
+            or len(value) > self.limit
             or weight(value, self.chars, texts=True) > self.chars
         ):
             return False
         return all(isinstance(key, str) for key in value)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "object", "maxProperties": self.most, "description": self.words}
+        return {"type": "object", "maxProperties": self.limit, "description": self.words}
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,18 +441,18 @@ class TextsByName(Values):
         return {"type": "object", "additionalProperties": {"type": "string"}}
 
 
-def weight(value: object, most: int, *, texts: bool = False) -> int:
+def weight(value: object, limit: int, *, texts: bool = False) -> int:
     """The number of values in a JSON-like value, including itself; with `texts`, characters are counted as well.
 
-    Counting ends, with a result above `most`, once there are more than `most`.
+    Counting ends, with a result above `limit`, once there are more than `limit`.
     """
     count, stack = 0, [value]
-    while stack and count <= most:
+    while stack and count <= limit:
         item = stack.pop()
         count += 1 + (len(item) if texts and isinstance(item, str) else 0)
         if isinstance(item, Mapping | list | tuple):
-            if count + len(stack) + len(item) > most:
-                return most + 1
+            if count + len(stack) + len(item) > limit:
+                return limit + 1
             if isinstance(item, Mapping):
                 count += sum(len(key) for key in item if isinstance(key, str)) if texts else 0
                 stack.extend(item.values())

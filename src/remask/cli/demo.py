@@ -101,7 +101,7 @@ def _answer_questions(llm: LLM, cache: str, questions: Sequence[TownRequest]) ->
         if output.error is not None:
             raise RemaskError(f"the question {item.question!r} failed: {output.error}")
         answered.append((item, output))
-        verdict = "right" if is_correct(item, output.text or "") else f"WRONG, it is {item.asked}"
+        verdict = "right" if is_correct(item, output.text or "") else f"WRONG, it is {item.fact}"
         print(f"  {item.question:<{_QUESTION_WIDTH}} {' '.join((output.text or '').split())}  [{verdict}]", flush=True)
     return Row.of(cache, answered, seconds)
 

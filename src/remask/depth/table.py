@@ -63,7 +63,7 @@ class DepthTable:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise TableError(
-                f"{path} is no depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."
+                f"{path} is not a depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."
             ) from error
         if model is not None and table.fingerprint != model.fingerprint:
             raise TableError(

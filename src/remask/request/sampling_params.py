@@ -66,10 +66,10 @@ class _KnownNames:
     __slots__ = ()
 
     def __new__(cls, *_args: object, **values: object) -> Self:
-        known = declared(cls)
+        names = declared(cls)
         for name in values:
-            if name not in known:
-                raise unknown_name_error(cls, PARAMETER, name, known)
+            if name not in names:
+                raise unknown_name_error(cls, PARAMETER, name, names)
         return object.__new__(cls)
 
 

@@ -116,7 +116,7 @@ class ToolCalls:
             arguments = {"$id": f"tool:{tool.name}", **tool.arguments_schema}
             properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
             calls.append({"type": "object", "properties": properties, "required": list(properties)})
-        form = _schema_form({"anyOf": calls}, "all of them together, of which one is called,")
+        form = _schema_form({"anyOf": calls}, "the choice between all tools")
         if self.forced != "choice":
             return form
         # One call or several, or text: in the requested form, or anything that does not begin as a call does.
