@@ -34,7 +34,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"mesages": [USER]}, "mesages", "Unknown field 'mesages'"),
     ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents", "Did you mean 'content'"),
-    ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "no variable to choose"),
+    ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages cannot be set"),
     ({"messages": [USER], "chat_template_kwargs": 3}, "chat_template_kwargs", "an object of at most 64 variables"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "'text'"),
     ({"max_tokns": 4}, "max_tokns", "Did you mean 'max_tokens', 'min_tokens' or 'max_completion_tokens'?"),

@@ -402,7 +402,8 @@ def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 class _LabelTokens:
     """The tokens that tell labels apart, and those around them behind the state.
 
-    `width` masks between `prefix` and `suffix` have room for every label. `masks` are places of masks that are not read.
+    `width` masks between `prefix` and `suffix` have room for every label. `masks` are places of masks that are not
+    read.
     """
 
     prefix: tuple[int, ...]

@@ -389,7 +389,7 @@ class Biases(Values):
 
 
 def _token_id(key: object) -> int | None:
-    """The token id that `key` of an object stands for. Returns None if it is no token id."""
+    """The token id that a `key` of an object spells. Returns None if it spells none."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 8 and str(int(key)) == key:
         return int(key)
     return key if is_whole(key, 0, POSITIONS) else None

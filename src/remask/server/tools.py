@@ -205,10 +205,10 @@ def join_pieces(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads calls from the text of one answer as it settles. What is no call stays text.
+    """Reads calls from the text of one answer as it settles. Everything else stays text.
 
     A call whose arguments fill a hole is returned piece by piece, any other once it is complete. Text between the
-    affixes of a call that is no object, or that names an unknown tool, is returned unchanged.
+    affixes of a call that is not an object, or that names an unknown tool, is returned unchanged.
     """
 
     tool_calls: ToolCalls
@@ -304,7 +304,7 @@ class CallReader:
         return text
 
     def _parse_call(self, text: str) -> CallPiece | None:
-        """A new call from its JSON text. Returns None if it is no call of a known tool."""
+        """A new call from its JSON text. Returns None if it does not call a known tool."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
