@@ -83,8 +83,8 @@ def prefix_identity(body: Any) -> bytes | None:
         opening = _conversation_opening(messages, length)
     elif length is not None:
         prompt = body.get("prompt")
-        has_several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
-        prompt = prompt[0] if has_several else prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+            prompt = prompt[0]  # of several prompts
         opening = prompt[:length] if isinstance(prompt, list | str) else None
     if not opening:
         return None
