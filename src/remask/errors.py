@@ -77,7 +77,7 @@ LEFT: Final[Mapping[str, str]] = {
 
 
 class UnknownNameError(ConfigError):
-    """A name of some `kind` is not one of the `known` ones. `path` precedes the name in the message.
+    """A name of some `kind` is not one of the `candidates`. `path` precedes the name in the message.
 
     The message suggests the most similar name and lists all, or suggests several if there are many. For a name
     that remask has dropped, it says what replaces it.
@@ -86,13 +86,13 @@ class UnknownNameError(ConfigError):
     MAX_LISTED = 16  # names
     SUGGESTIONS = 3
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], path: str = "") -> None:
+    def __init__(self, kind: str, name: str, candidates: Iterable[str], path: str = "") -> None:
         self.kind = kind
         self.name = path + name
         if name in LEFT:
             super().__init__(f"The {kind} {self.name!r} left after {LAST_FULL}: {LEFT[name]}.")
             return
-        names = sorted(known)
+        names = sorted(candidates)
         if len(names) > self.MAX_LISTED:
             similar = difflib.get_close_matches(name, names, n=self.SUGGESTIONS)
             similar = similar or difflib.get_close_matches(name, names, n=self.SUGGESTIONS, cutoff=0.0)

@@ -119,8 +119,8 @@ def parse(cls: type[T], values: object, name: str, kind: str, path: str = "") ->
     return cls(**{key: value for key, value in values.items() if value is not None})
 
 
-def unknown_name_error(cls: type[Any], kind: str, name: str, known: Iterable[str], path: str = "") -> ConfigError:
-    """The error for a `name` that is not `known`: an `UnknownNameError` of these arguments, as a rule.
+def unknown_name_error(cls: type[Any], kind: str, name: str, candidates: Iterable[str], path: str = "") -> ConfigError:
+    """The error for a `name` that is not one of the `candidates`: an `UnknownNameError` of these arguments, as a rule.
 
     If a nested class of `cls` has a field `name`, it is "eps belongs in remasking: remasking={'eps': ...}" instead.
     """
@@ -128,7 +128,7 @@ def unknown_name_error(cls: type[Any], kind: str, name: str, known: Iterable[str
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
             hint = _misplaced_rule_hint(cls, name)
             return ConfigError(f"{hint or name} belongs in {outer}: {outer}={{'{name}': ...}}")
-    return UnknownNameError(kind, name, known, path)
+    return UnknownNameError(kind, name, candidates, path)
 
 
 def _misplaced_rule_hint(cls: type[Any], name: str) -> str:

@@ -133,7 +133,7 @@ def _on_disk(row: ShelfEntry) -> bool:
 
 
 def lines_of(memory_bytes: int) -> list[ModelLine]:
-    """Return the lines of all models, shipped ones first, on another machine with a CPU and `memory_bytes` bytes of memory."""
+    """Return the lines of all models, shipped ones first, on another machine with a CPU and so much memory."""
     room = DeviceMemory(memory_bytes, memory_bytes, 1.0)
     fits = {row.name: widest_fit(row.config, FORMATS[WIDEST], room, EngineConfig()) for row in SHELF.values()}
     shelf = [line_of(row, WIDEST, fits[row.name], CORES) for row in SHELF.values()]

@@ -159,7 +159,7 @@ class Gate:
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body. Raises `ApiError` if it is too large, `ClientGoneError` if the client disconnects.
 
-        The error is a 413, and a 400 for a `Content-Length` that is no number.
+        The error is a 413, or a 400 if `Content-Length` is not a number.
         """
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()):
