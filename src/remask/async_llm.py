@@ -45,14 +45,14 @@ class AsyncLLM:
             self.llm.close()
 
     async def stream(
-        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
+        self, prompt: Prompt, params: Sampling | None = None, **keywords: Unpack[RequestKeywords]
     ) -> AsyncGenerator[StreamedOutput, None]:
         """Answer one prompt, and yield its text as it settles, left to right, as `LLM.stream` does.
 
-        Only the last item has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`
+        Only the last piece has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`
         if the prompt or a setting cannot be used, `QueueFullError`, and `EngineDeadError` if the engine has stopped.
         """
-        pending = await asyncio.to_thread(self._check_request, prompt, params, terms)
+        pending = await asyncio.to_thread(self._check_request, prompt, params, keywords)
         collector = self.llm.session.collector(pending)
         ticket = self._engine.submit([pending])
         try:
@@ -63,15 +63,15 @@ class AsyncLLM:
             ticket.cancel()
 
     async def generate(
-        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
+        self, prompt: Prompt, params: Sampling | None = None, **keywords: Unpack[RequestKeywords]
     ) -> Output:
         """Answer one prompt. Arguments and errors are those of `stream`. Concurrent calls are batched together."""
         output = None
-        async for piece in self.stream(prompt, params, **terms):
+        async for piece in self.stream(prompt, params, **keywords):
             output = piece.output or output
         assert output is not None
         return output
 
-    def _check_request(self, prompt: Prompt, params: Sampling | None, terms: RequestKeywords) -> PendingRequest:
-        request = self.llm.session.stream_request(prompt, params, **terms)
+    def _check_request(self, prompt: Prompt, params: Sampling | None, keywords: RequestKeywords) -> PendingRequest:
+        request = self.llm.session.stream_request(prompt, params, **keywords)
         return self.llm.engine.check(replace(request, id=f"stream-{next(self._numbers)}"))

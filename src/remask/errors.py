@@ -20,13 +20,13 @@ class CanvasLengthError(ConfigError):
     """Prompt and response make a canvas that is too long.
 
     Attributes:
-        prompt, response: their numbers of tokens.
+        prompt_length, response_length: their numbers of tokens.
     """
 
-    def __init__(self, message: str, prompt: int, response: int) -> None:
+    def __init__(self, message: str, prompt_length: int, response_length: int) -> None:
         super().__init__(message)
-        self.prompt = prompt
-        self.response = response
+        self.prompt_length = prompt_length
+        self.response_length = response_length
 
 
 class FormError(ConfigError):
@@ -77,27 +77,27 @@ LEFT: Final[Mapping[str, str]] = {
 
 
 class UnknownNameError(ConfigError):
-    """A name of some `kind` is not one of the `known` ones. `within` is the path that precedes the name.
+    """A name of some `kind` is not one of the `candidates`. `path` precedes the name in the message.
 
-    The message suggests the most similar name and lists all, or suggests several if there are many. Of a name that has
-    left it tells the replacement.
+    The message suggests the most similar name and lists all, or suggests several if there are many. For a name
+    that remask has dropped, it says what replaces it.
     """
 
     MAX_LISTED = 16  # names
     SUGGESTIONS = 3
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], within: str = "") -> None:
+    def __init__(self, kind: str, name: str, candidates: Iterable[str], path: str = "") -> None:
         self.kind = kind
-        self.name = within + name
+        self.name = path + name
         if name in LEFT:
             super().__init__(f"The {kind} {self.name!r} left after {LAST_FULL}: {LEFT[name]}.")
             return
-        names = sorted(known)
+        names = sorted(candidates)
         if len(names) > self.MAX_LISTED:
             similar = difflib.get_close_matches(name, names, n=self.SUGGESTIONS)
             similar = similar or difflib.get_close_matches(name, names, n=self.SUGGESTIONS, cutoff=0.0)
-            *others, last = map(repr, similar)
-            question = f"{', '.join(others)} or {last}" if others else last
+            *leading, last = map(repr, similar)
+            question = f"{', '.join(leading)} or {last}" if leading else last
             super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {question}?")
             return
         similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -59,7 +59,7 @@ class LLM:
             Commands and servers have the same default.
         cache_config: settings of a named policy; an object has its own.
         depth_table: a file written by `remask profile`, whose depths `bicache` uses. Without one audits earn the
-            depths: they begin with a shipped table and the depths that earlier starts have kept, or with "none" at 0.
+            depths: they begin with a shipped table and the depths that earlier starts have saved, or with "none" at 0.
         engine: limits of the engine.
         loading: settings of `LoadSettings` by name, such as `dtype`, `device`, `quantization` or `adapter`.
 
@@ -177,7 +177,7 @@ class LLM:
 
     @property
     def depth_table(self) -> DepthTable | None:
-        """The depth table of the model: the argument, one kept by `remask profile`, or a shipped one; None without."""
+        """The depth table of the model: the argument, one saved by `remask profile`, or a shipped one; None without."""
         return self.session.depth_table_of(None)
 
     def generate(
@@ -187,19 +187,19 @@ class LLM:
         *,
         trace: bool = False,
         readers: Sequence[Reader] = (),
-        **terms: Unpack[RequestKeywords],
+        **keywords: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
         A prompt is text, token ids, chat messages, or as in vLLM an object: `{"prompt": ...}` or `{"prompt_token_ids":
         [...]}`. `params`, for all prompts or one for each, are complete as `SamplingParams`; a mapping such as
         `{"temperature": 0.5}`, or None, leaves the rest to the checkpoint's defaults, as `Session.params` resolves
-        them. The results of `readers` are in `Output.reads`, by their names. `terms` are those of
+        them. The results of `readers` are in `Output.reads`, by their names. `keywords` are the fields of
         `remask.request.terms.Terms`, for all prompts; `cache` may be an object, too, as in `LLM`. With `trace` outputs
         have what each step wrote, with `top_logprobs` log-probabilities. Raises `ConfigError`, before anything runs, if
         a prompt or a setting cannot be used.
         """
-        terms_and_policy = self.session.terms(terms, LLM.generate)
+        terms_and_policy = self.session.terms(keywords, LLM.generate)
         return self._run(self.session.requests(prompts, params, *terms_and_policy, readers=readers), trace)
 
     def chat(
@@ -212,7 +212,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         trace: bool = False,
         readers: Sequence[Reader] = (),
-        **terms: Unpack[RequestKeywords],
+        **keywords: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Answer a conversation, or several of them batched together, in their order.
 
@@ -224,7 +224,7 @@ class LLM:
         requests = self.session.requests(
             conversations(messages),
             params,
-            *self.session.terms(terms, LLM.chat),
+            *self.session.terms(keywords, LLM.chat),
             readers=readers,
             variables=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
@@ -233,16 +233,16 @@ class LLM:
         return self._run(requests, trace)
 
     def stream(
-        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
+        self, prompt: Prompt, params: Sampling | None = None, **keywords: Unpack[RequestKeywords]
     ) -> Generator[StreamedOutput, None, None]:
         """Answer one prompt, and yield its text as it settles, left to right.
 
-        The arguments are those of `generate`. Only the last item has an `output`. A consumer that stops early cancels
-        the request. For many prompts at a time use `AsyncLLM`. Raises `ConfigError`, when the first item is read, if
+        The arguments are those of `generate`. Only the last piece has an `output`. A consumer that stops early cancels
+        the request. For many prompts at a time use `AsyncLLM`. Raises `ConfigError`, when the first piece is read, if
         the prompt or a setting cannot be used or the engine is not idle.
         """
         check_idle(self.engine)
-        request = self.session.stream_request(prompt, params, **terms)
+        request = self.session.stream_request(prompt, params, **keywords)
         collector = self.session.collector(self.engine.check(request))
         with closing(events_of([request], self.engine)) as steps:
             for events in steps:
@@ -256,7 +256,7 @@ class LLM:
         *,
         trace: bool = False,
         readers: Sequence[Reader] = (),
-        **terms: Unpack[RequestKeywords],
+        **keywords: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Fill the holes of responses with fixed parts, batched together, in the order of the prompts.
 
@@ -266,7 +266,7 @@ class LLM:
         of each hole in `holes`, and all of the response in `text`. All else is as in `generate`.
         """
         items = as_prompts(prompts)
-        terms_and_policy = self.session.terms(terms, LLM.infill)
+        terms_and_policy = self.session.terms(keywords, LLM.infill)
         is_single_canvas = bool(canvas) and isinstance(canvas[0], Mapping | Part)
         canvases: Any = [canvas] * len(items) if is_single_canvas else list(canvas)
         return self._run(

@@ -143,20 +143,23 @@ def _resolve_precision(
     config: ModelConfig,
     device: torch.device,
     limits: EngineConfig,
-    stored: Quantization | None = None,
+    file_quantization: Quantization | None = None,
     default: str | None = None,
 ) -> _Precision:
     """The dtype and the quantization of a model on `device`.
 
-    The files may have a quantization, `stored`, and may name a `default` one. If neither they nor the settings say
-    anything about precision, it is the widest that fits. Raises `ConfigError` if the weights do not fit.
+    The files may have a quantization, `file_quantization`, and may name a `default` one. If neither they nor the
+    settings say anything about precision, it is the widest that fits. Raises `ConfigError` if the weights do not fit.
     """
     ranks = settings.tensor_parallel
     device_memory = memory_of(device, limits.gpu_memory_utilization)
     on_cpu = device.type == "cpu"
     dtype, dtype_reason = resolve_dtype(settings.dtype, device, config.parameters)
     is_automatic = (
-        settings.dtype == AUTO and settings.quantization is None and stored is None and not (default and on_cpu)
+        settings.dtype == AUTO
+        and settings.quantization is None
+        and file_quantization is None
+        and not (default and on_cpu)
     )
     fit = None
     notice = None
@@ -172,7 +175,7 @@ def _resolve_precision(
         )
     else:
         quantization, quantization_reason = resolve_quantization(
-            settings.quantization, stored, config, dtype, device, device_memory, ranks, default
+            settings.quantization, file_quantization, config, dtype, device, device_memory, ranks, default
         )
     for rank in range(ranks):
         check_quantization(quantization, Shard(rank, ranks).part(config), device)

@@ -13,7 +13,7 @@ from remask.answers.decisions import DecisionPlan
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
 from remask.checkpoint.loaded import LoadedModel
-from remask.depth.find import find_table, keep_earned, load_earned
+from remask.depth.find import find_table, load_earned, save_earned
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 NO_DEPTHS: Final = "none"
-"""In place of a depth table: neither a shipped nor a kept one is used."""
+"""In place of a depth table: neither a shipped nor a saved one is used."""
 NO_TABLE = (
-    "no depth table of %r is at hand and audits earn none, so cache auto is %s, and shared prefixes are computed with "
+    "%r has no depth table and audits earn none, so cache auto is %s, and shared prefixes are computed with "
     "each request. Leave audits on, or measure a table with 'remask profile --model %s --output FILE', from prompts "
     "like yours, and give it as --depth-table FILE"
 )
@@ -67,7 +67,7 @@ class Session:
         cache: the default policy, as `LLM` takes it, but not "auto".
         settings: settings of that policy.
         auto: the user chose no cache, so without a depth table `bicache` is replaced by its inner policy.
-        depth_table: a table of the user. None: a kept or shipped one is used, if any; NO_DEPTHS: none is used, and
+        depth_table: a table of the user. None: a saved or shipped one is used, if any; NO_DEPTHS: none is used, and
             audits begin without depths.
         progress: whether `run` shows a progress bar on stderr.
 
@@ -114,7 +114,7 @@ class Session:
         if self._finds_depths and self.earns_depths:
             depths = self.engine.auditor.depths
             load_earned(depths, loaded.fingerprint)
-            depths.changed = lambda: keep_earned(depths, loaded.fingerprint)
+            depths.changed = lambda: save_earned(depths, loaded.fingerprint)
 
     @property
     def cache_name(self) -> str:
@@ -213,7 +213,7 @@ class Session:
         return form is not None and (self._structures is None or not self._structures.is_cached(form))
 
     def depth_table_of(self, adapter: str | None) -> DepthTable | None:
-        """The user's, kept or shipped depth table of the model with this adapter, or with none; None without a table.
+        """The user's, saved or shipped depth table of the model with this adapter, or with none; None without a table.
 
         Raises `UnknownNameError` on an unknown adapter.
         """
@@ -260,7 +260,7 @@ class Session:
     def depths(self, adapter: str | None) -> DepthLookup | Earned:
         """The default depths of requests with this adapter, or with none: those of the user's table, or earned ones.
 
-        Earned depths begin with a kept or shipped table. Raises `ConfigError` if audits earn none and there is no
+        Earned depths begin with a saved or shipped table. Raises `ConfigError` if audits earn none and there is no
         table.
         """
         if self._user_table is not None:
@@ -282,10 +282,10 @@ class Session:
         Raises `UnknownNameError` on keywords that are no terms, and `ConfigError` on values that cannot be used.
         """
         values: dict[str, Any] = dict(keywords)
-        known = {*RequestKeywords.__optional_keys__, *signature(method).parameters} - {"self", "terms"}
+        arguments = {*RequestKeywords.__optional_keys__, *signature(method).parameters} - {"self", "keywords"}
         for name in values:
-            if name not in known:
-                raise UnknownNameError("argument", name, known)
+            if name not in arguments:
+                raise UnknownNameError("argument", name, arguments)
         cache = values.pop("cache", None)
         form = values.get("structured_outputs")
         if isinstance(form, Mapping):
@@ -294,10 +294,10 @@ class Session:
         return terms, self.policy_of_arguments(cache, terms.cache_config, terms.adapter)
 
     def stream_request(
-        self, prompt: Prompt, params: Sampling | None = None, **terms: Unpack[RequestKeywords]
+        self, prompt: Prompt, params: Sampling | None = None, **keywords: Unpack[RequestKeywords]
     ) -> Request:
         """The request of `LLM.stream`. Safe on any thread. Raises `ConfigError` on a bad prompt or setting."""
-        (request,) = self.requests([prompt], params, *self.terms(terms, self.stream_request))
+        (request,) = self.requests([prompt], params, *self.terms(keywords, self.stream_request))
         return request
 
     def collector(self, pending: PendingRequest) -> ResponseCollector:

@@ -83,7 +83,7 @@ def check(decision: Decision, logs: Sequence[float]) -> None:
     assert decision.label_mass == pytest.approx(math.fsum(map(math.exp, logs)), rel=2e-3)
     assert decision.entropy == pytest.approx(-math.fsum(p * math.log(p) for p in expected if p), abs=2e-3)
     assert decision.choice == max(decision.probabilities, key=lambda name: decision.probabilities[name])
-    assert sum(decision.shares) == pytest.approx(1)
+    assert sum(decision.distribution) == pytest.approx(1)
 
 
 def test_a_choice_of_words(llm: LLM, truth: Truth) -> None:
@@ -220,7 +220,7 @@ def test_a_state_of_json_is_read_as_text(llm: LLM) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "questions.q: the label 'yes' takes more tokens than 'no'": ({"labels": ["no", "yes", "oh"]}, {"together": True}),
     "the label 'yes' takes more tokens than 'no'": ({"labels": ["yes", "no", "a"]}, {"together": True}),
-    "the label 'no' is how 'now' begins, and nothing stands": ({"labels": ["no", "now", "a"]}, {"end_turn": False}),
+    "the label 'no' is how 'now' begins, and nothing follows it": ({"labels": ["no", "now", "a"]}, {"end_turn": False}),
     "{mask} stands behind labels of different lengths": (
         {"labels": ["x", "yes", "a"], "template": "{answer} {mask}"},
         {},
@@ -298,7 +298,7 @@ def test_more_alternatives_than_letters_take_the_shortest_codes(llm: LLM, truth:
     """No code is one token here, so there is a canvas for each first letter, and one that reads it."""
     names = [f"shelf {n}" for n in range(40)]
     found = llm.decide(STATE, {"q": {"instructions": "Where?", "criteria": names}})
-    labels = found.answers["q"].written
+    labels = found.answers["q"].label_texts
     assert labels == tuple(f"{a}{b}" for a in "AB" for b in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")[:40]
     assert found.usage.forwards == 3
     lines = [f"{label}: {name}" for label, name in zip(labels, names, strict=True)]
@@ -377,7 +377,7 @@ def test_what_requests_share_ends_at_breakpoints_where_these_are_asked_for(llm: 
 
     def stored(**options: Any) -> list[int]:
         plan = llm.session.decisions(Decisions(input=about, questions=asked, **options))
-        return list(plan.shared[: plan.stored])
+        return list(plan.shared[: plan.shareable_length])
 
     assert llm.tokenizer is not None
     turns = [{"role": "system", "content": "Orders:"}, {"role": "user", "content": "rope Anna;\nsoap Ben."}]

@@ -36,7 +36,11 @@ SETS: list[tuple[Values, list[Any], list[Any]]] = [
     (ListOf(ListOf(Whole(0), "places", 2), "lists", 2), [[[1], []]], [[1], [[-1]], {}, [[1, 2, 3]]]),
     (Settings("settings", 1), [{}, {"a": 1}], [[], "a", {1: 2}, {"a": 1, "b": 2}]),
     (Settings("settings", 1, 5), [{"ab": 1}, {"a": []}, {"a": [1, 2]}], [{"abcde": 1}, {"a": "wxyz"}, {"a": [[1, 2]]}]),
-    (ListOf(ListOf(Whole(0), "places", 9), "lists", 9, together=5), [[[1, 2]], [[], []]], [[[1, 2], [1]], [[1] * 5]]),
+    (
+        ListOf(ListOf(Whole(0), "places", 9), "lists", 9, total_limit=5),
+        [[[1, 2]], [[], []]],
+        [[[1, 2], [1]], [[1] * 5]],
+    ),
     (Nested(Oven, "oven knob"), [Oven(), {}, {"rack": 2, "degrees": None}], [3, {"rack": 9}, {"tray": 1}]),
 ]
 

@@ -181,7 +181,7 @@ def test_an_answer_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     own = ["--sampling", '{"max_tokens": 2, "ignore_eos": true}']
     status, local, error = chat(monkeypatch, capsys, lines, "bundled-transit", "--dtype", "float32", *own, system=None)
     assert (status, local[:2]) == (0, [begun, more])
-    assert error.count("There is no answer to go on with") == 2
+    assert error.count("There is no answer to continue") == 2
     assert error.count("/edit needs the text to go on from") == 1
     llm = LLM("bundled-transit", cache="auto", dtype="float32", device="cpu")
     with serving(llm) as running:

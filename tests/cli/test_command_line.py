@@ -40,7 +40,7 @@ MISSPELLED = {
     "analyze dpeth --model x": ("remask analyze SUBJECT ...", "Unknown subject 'dpeth'. Did you mean 'depth'?"),
     "analyze depth --modl x": ("remask analyze depth ", "no option --modl; did you mean --model?"),
     "generate --load-format dumy --model x --prompt x": ("remask generate", "Did you mean 'dummy'?"),
-    "generate --model x --prompt x --version": ("remask generate", "--version stands before the command"),
+    "generate --model x --prompt x --version": ("remask generate", "--version comes before the command"),
     "generate --log-level loud": (
         "remask generate",
         "Unknown --log-level 'loud'. Available: debug, error, info, warning.",

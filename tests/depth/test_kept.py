@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.depth.find import earned_file, keep_earned, load_earned
+from remask.depth.find import earned_file, load_earned, save_earned
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup, Earned
 from remask.policies.earned import PREFIXES, PROOF, Audit, EarnedDepths
@@ -37,7 +37,7 @@ def test_what_one_start_has_earned_is_where_the_next_begins() -> None:
 def test_a_file_that_cannot_be_used_is_named(caplog: pytest.LogCaptureFixture) -> None:
     depths = EarnedDepths(4)
     proven(depths)
-    keep_earned(depths, "model")
+    save_earned(depths, "model")
     raw = json.loads(earned_file("model").read_text())
     for content in ("{", "[]", json.dumps(raw | {"version": 9}), json.dumps(raw | {"layers": 5})):
         earned_file("model").write_text(content)
@@ -50,9 +50,9 @@ def test_a_file_that_cannot_be_used_is_named(caplog: pytest.LogCaptureFixture) -
 
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "remask").write_text("a file where the folder would be")
-    keep_earned(EarnedDepths(4), "model")
+    save_earned(EarnedDepths(4), "model")
     (told,) = caplog.records
-    assert "earned depths are not kept" in told.getMessage()
+    assert "earned depths are not saved" in told.getMessage()
 
 
 def test_a_shipped_table_is_where_audits_begin() -> None:

@@ -47,7 +47,7 @@ def moved_by(monkeypatch: pytest.MonkeyPatch, nats: dict[int, dict[int, float]])
             asked.append((prefix, depth))
             yield depth, nats[prefix].get(depth, 0.0)
 
-    monkeypatch.setattr(measuring, "moved_by_depth", moved)
+    monkeypatch.setattr(measuring, "divergence_by_depth", moved)
     return asked
 
 
@@ -97,7 +97,7 @@ def test_first_predictions_are_those_of_the_engine() -> None:
     passes, seen = llm.engine.auditor.passes, measuring.first_pass(llm.session, request)
     exact = passes.run_exact(seen)
     assert exact is not None
-    moved = dict(measuring.moved_by_depth(passes, seen, 32, range(1, layers + 1)))
+    moved = dict(measuring.divergence_by_depth(passes, seen, 32, range(1, layers + 1)))
     for depth in range(layers + 1):
         predicted = passes.run_reusing(seen, 32, depth) if depth else exact
         policy = llm.session.policy("bicache" if depth else "none", {"depth": depth} if depth else None)

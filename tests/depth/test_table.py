@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remask.depth.find import find_table, keep_table, shipped_table, table_file
+from remask.depth.find import find_table, save_table, shipped_table, table_file
 from remask.depth.table import DepthTable
 from remask.errors import TableError, UnknownNameError
 from remask.policies.bicache import Earned, percent
@@ -90,7 +90,7 @@ def test_malformed_tables(tmp_path: Path, change: dict[str, Any], message: str) 
 def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
-    with pytest.raises(TableError, match=r"is no depth table.*remask profile"):
+    with pytest.raises(TableError, match=r"is not a depth table.*remask profile"):
         DepthTable.load(path)
 
 
@@ -120,7 +120,7 @@ def test_shipped_tables_are_of_what_was_measured() -> None:
 SHIPPED = Path(__file__).parents[2] / "src" / "remask" / "tables"
 
 
-def test_a_kept_table_comes_before_a_shipped_one(
+def test_a_saved_table_comes_before_a_shipped_one(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -128,7 +128,7 @@ def test_a_kept_table_comes_before_a_shipped_one(
     shipped = find_table(model)
     assert shipped is not None
     table = replace(shipped, entries={10: 1}, source="a test")
-    assert keep_table(table, model) == table_file(model) == tmp_path / "remask" / "depth" / f"{model.fingerprint}.json"
+    assert save_table(table, model) == table_file(model) == tmp_path / "remask" / "depth" / f"{model.fingerprint}.json"
     assert find_table(model) == table
     table_file(model).write_text("{")
     with caplog.at_level(logging.WARNING):
@@ -137,7 +137,7 @@ def test_a_kept_table_comes_before_a_shipped_one(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(TableError, match="cannot be made: Not a directory; give --output"):
-        keep_table(table, model)
+        save_table(table, model)
 
 
 def test_each_adapter_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_each_adapter_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch, tm
     llm = open_model(str(base), adapters={"one": str(tmp_path / "one")})
     model = replace(llm.loaded, fingerprint=llm.session.fingerprint_of("one"))
     table = replace(TABLE, fingerprint=model.fingerprint)
-    keep_table(table, model)
+    save_table(table, model)
     assert llm.depth_table is None
     assert llm.session.depth_table_of("one") == table
     assert llm.session.depths(None) == Earned(None)

@@ -203,7 +203,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"allOf": [{"type": "null"}, {"minimum": 3}]}, "'allOf' of 2 schemas"),
     (
         {"$ref": "#/$defs/a", "additionalProperties": False, "$defs": {"a": {}}},
-        "$ref and additionalProperties, of which",
+        "$ref and additionalProperties; only one can be",
     ),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "branches 0 and 1 might both fit"),
     ({"oneOf": [model(1), model(2), model(1.0)]}, "branches 0 and 2 might both fit"),

@@ -113,7 +113,7 @@ def test_confidence_is_that_of_system_one(seed: int) -> None:
         asked = question(type=kind, criteria=[str(n) for n in range(count)])
         logs = [rng.gauss(0, 2) for _ in range(count)]
         found = decided(asked, logs, tuple(map(str, range(count))), None)
-        shares, best = found.shares, max(range(count), key=logs.__getitem__)
+        shares, best = found.distribution, max(range(count), key=logs.__getitem__)
         expected = (shares[best] - 1 / count) / (1 - 1 / count)
         if kind == "score":
             even = sum(abs(n - (count - 1) / 2) for n in range(count)) / count

@@ -136,9 +136,9 @@ _PLAIN = (".rule", ".confidence_threshold")  # the latter is the name of a rule 
 @pytest.mark.parametrize("path", [path for path in paths(SamplingParams) if "." in path and not path.endswith(_PLAIN)])
 def test_a_field_of_a_group_is_refused_beside_it_and_says_where_it_stands(path: str) -> None:
     group, _, name = path.partition(".")
-    with pytest.raises(ConfigError, match=rf"^{name} stands in {group}: {group}={{'{name}': \.\.\.}}$"):
+    with pytest.raises(ConfigError, match=rf"^{name} belongs in {group}: {group}={{'{name}': \.\.\.}}$"):
         SamplingParams.from_mapping({name: 1})
-    with pytest.raises(ConfigError, match=f"^{name} stands in {group}: "):
+    with pytest.raises(ConfigError, match=f"^{name} belongs in {group}: "):
         SamplingParams(**{name: 1})  # type: ignore[arg-type]
 
 

@@ -151,9 +151,9 @@ def test_long_lists_are_refused_before_an_item_is_looked_at(
 def lists_within(values: Values, most: int | None = None) -> Iterator[tuple[ListOf, int]]:
     """The lists of a declaration, nested ones included, each with the most values that the outer ones leave it."""
     if isinstance(values, ListOf):
-        bounds = [bound for bound in (values.together, most) if bound is not None]
+        bounds = [bound for bound in (values.total_limit, most) if bound is not None]
         within = min(bounds, default=None) if bounds else None
-        yield values, values.most if within is None else min(values.most, within)
+        yield values, values.limit if within is None else min(values.limit, within)
         yield from lists_within(values.of, within)
     elif isinstance(values, Nested):
         for each in declared(values.cls).values():
@@ -167,7 +167,7 @@ def test_every_declared_list_and_all_within_it_are_bounded(cls: type[Any]) -> No
         for values, most in lists_within(declaration.values):
             assert most <= 4 * LIST, name
             inner = [each for each, _ in lists_within(values.of)]
-            assert not inner or values.together is not None, name
+            assert not inner or values.total_limit is not None, name
 
 
 def test_counting_ends_beyond_its_bound() -> None:

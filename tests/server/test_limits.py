@@ -1,16 +1,20 @@
 """Who is let in, how much is taken, and what a browser may do."""
 
+import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from remask.errors import ConfigError
 from remask.server.config import ServerConfig
-from remask.server.gate import AllowedHosts
+from remask.server.gate import AllowedHosts, Gate
 from tests.server.serving import CHATS, LONG, URL, Running, at_once, held, make_llm, serving
 from tests.waiting import eventually
 
@@ -296,3 +300,24 @@ def test_beside_origins_both_rules_hold(server: Running) -> None:
 def test_what_is_no_name_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match="allowed_hosts takes names such as"):
         ServerConfig(model_names=["m"], allowed_hosts=[name])
+
+
+def test_lengths_that_are_no_numbers_are_a_400_and_large_ones_a_413() -> None:
+    """Behind a server that hands such headers on; uvicorn refuses them itself."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response()(scope, receive, send)
+
+    async def statuses(lengths: Iterable[str]) -> dict[str, tuple[int, bool]]:
+        transport = httpx.ASGITransport(Gate(answer, ServerConfig(model_names=["m"], max_body_bytes=9)))
+        told = {}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for length in lengths:
+                headers = {b"Content-Length": length.encode("latin-1")}
+                response = await client.post("/v1/completions", content=b"123456789", headers=headers)
+                told[length] = response.status_code, "Content-Length" in response.text
+        return told
+
+    expected = dict.fromkeys(("abc", "", "-1", "1.5", "\xb2"), (400, True))
+    expected |= {"10": (413, False), "9" * 19: (413, False), "9": (200, False)}
+    assert asyncio.run(statuses(expected)) == expected

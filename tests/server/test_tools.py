@@ -342,7 +342,7 @@ def test_arguments_are_an_object_of_their_schema(parameters: Any, right: str, wr
 
 def test_schemas_that_are_too_long_together_are_those_of_tools() -> None:
     long = {"type": "object", "properties": {}, "description": "x" * 2000}
-    with pytest.raises(ConfigError, match=r"^tools: all of them together, of which one is called, cannot be g"):
+    with pytest.raises(ConfigError, match=r"^tools: the choice between all tools cannot be g"):
         _ = calls(tools=[Tool(f"f{number}", long) for number in range(10)], forced="required").constraint
 
 

@@ -54,7 +54,7 @@ def test_answers_follow_from_the_page(count: int) -> None:
         assert len({each.name for each in every}) == len({each.street for each in every}) == count
         assert item.answer == answer(item)
         assert town.is_correct(item, item.answer)
-        assert item.asked in item.answer
+        assert item.fact in item.answer
 
 
 def test_a_shop_that_is_asked_for_by_its_street_is_not_named() -> None:

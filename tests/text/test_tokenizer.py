@@ -13,12 +13,12 @@ from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from remask.answers.answer import Scored
+from remask.answers.answer import SettledToken
 from remask.checkpoint.tokenizer import byte_tokenizer, load_tokenizer
 from remask.errors import CheckpointError, ConfigError
 from remask.families import PRESETS, preset
 from remask.request.trace import TokenLogprob
-from remask.server.answers.generation import Names
+from remask.server.answers.generation import AnswerContext
 from remask.text import native
 from remask.text.prompts import encode
 from remask.text.tokenizer import Quoting, Tokenizer
@@ -433,13 +433,13 @@ def test_what_tokens_add_is_their_text(layout: str, data: st.DataObject) -> None
 
 def test_candidates_of_one_text_keep_names_of_their_own() -> None:
     tokenizer = laid_out("llama-2")
-    names = Names("x", 0, "m", "f", lambda token: tokenizer.decode([token], False), tokenizer.added_bytes)
+    context = AnswerContext("x", 0, "m", "f", lambda token: tokenizer.decode([token], False), tokenizer.added_bytes)
     spaced, bare, first, second = (PIECES.index(piece) for piece in ("▁a", "a", "<0xC3>", "<0xA9>"))
     read = TokenLogprob(spaced, -1.0, 0, ((spaced, -1.0), (bare, -1.5), (first, -2.0), (second, -2.5)))
-    inside, begun = Scored(read, 0, bare), Scored(read, 0, None)
-    assert list(names.unique_texts(inside).values()) == [" a", "a", r"bytes:\xc3", r"bytes:\xa9"]
-    assert list(names.unique_texts(begun).values()) == ["a", f"token_id:{bare}", r"bytes:\xc3", r"bytes:\xa9"]
-    told = names.scored_token(begun)
+    inside, begun = SettledToken(read, 0, bare), SettledToken(read, 0, None)
+    assert list(context.unique_texts(inside).values()) == [" a", "a", r"bytes:\xc3", r"bytes:\xa9"]
+    assert list(context.unique_texts(begun).values()) == ["a", f"token_id:{bare}", r"bytes:\xc3", r"bytes:\xa9"]
+    told = context.logprobs_entry(begun)
     assert [told["token"], told["bytes"]] == ["a", list(b"a")]
     assert [top["token"] for top in told["top_logprobs"]] == ["a", f"token_id:{bare}", "\ufffd", r"bytes:\xa9"]
     assert [top["bytes"] for top in told["top_logprobs"]] == [list(b"a"), list(b"a"), [0xC3], [0xA9]]

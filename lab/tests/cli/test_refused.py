@@ -25,7 +25,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["--prefixes", "0"], "--prefixes must be a whole number from 1"),
         (["--depths", "one"], "--depths must be numbers"),
         (["--sampling", '{"stepz": 1}'], "Unknown sampling parameter 'stepz'"),
-        (["--sampling", '{"cache_salt": "a"}'], "it belongs into the request"),
+        (["--sampling", '{"cache_salt": "a"}'], "it belongs in the request"),
         (["--cache-config", "[]"], "--cache-config"),
         (["--task", "gsm8k", "--prefix-tokens", "5"], "--prefix-tokens and --prompt-tokens shape random workloads"),
         (["--prefix-match", "longest", "--without-prefix"], "leave one of them out"),

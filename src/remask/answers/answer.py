@@ -14,7 +14,7 @@ from remask.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class SettledToken:
     """A settled token with its log-probability in the step that wrote it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Delta:
     index: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    scored: list[SettledToken] = field(default_factory=list)
     canvas: dict[str, Any] | None = None
     result: Result | None = None
     calls: list[Any] = field(default_factory=list)
@@ -105,8 +105,8 @@ class ResponseCollector:
     def counts(self) -> tuple[int, int]:
         """Tokens as `Usage` counts them: the number of given tokens, and of those generated so far."""
         template = self._template
-        given = self._prompt_length + len(template) - template.open_places
-        return given, template.tokens[: self._text_length].count(OPEN)
+        given_tokens = self._prompt_length + len(template) - template.open_places
+        return given_tokens, template.tokens[: self._text_length].count(OPEN)
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
@@ -190,7 +190,7 @@ class ResponseCollector:
         # Scored tokens are pushed one by one, as each needs its offset in the text.
         for tokens in ([token] for token in new_tokens) if self._scored else (new_tokens,):
             if self._scored and (token := self._logprobs[self._text_length]) is not None:
-                delta.scored.append(Scored(token, self._text.length, self._text.last_token))
+                delta.scored.append(SettledToken(token, self._text.length, self._text.last_token))
             delta.text += self._text.push(tokens)
             self._text_length += len(tokens)
         delta.tokens += [new_tokens[index - start] for index in self._template.answer_places(self._text_length, start)]

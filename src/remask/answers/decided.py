@@ -16,15 +16,15 @@ class Decision:
     """The answer to one question.
 
     Attributes:
-        shares: the probability of each alternative, in their order; they sum to 1.
+        distribution: the probability of each alternative, in their order; they sum to 1.
         label_mass: the probability of all labels together, before calibration.
-        written: the label of each alternative, which the model would have written.
+        label_texts: the label of each alternative, which the model would have written.
     """
 
     question: Question
-    shares: tuple[float, ...]
+    distribution: tuple[float, ...]
     label_mass: float
-    written: tuple[str, ...]
+    label_texts: tuple[str, ...]
 
     @classmethod
     def of(
@@ -36,8 +36,8 @@ class Decision:
         """
         raw = np.asarray(logprobs, dtype=np.float64)
         calibrated = raw if base is None else raw - _log_softmax(np.asarray(base, dtype=np.float64))
-        shares = np.exp(_log_softmax(calibrated))
-        return cls(question, tuple(shares.tolist()), min(1.0, math.exp(_log_sum_exp(raw))), tuple(labels))
+        distribution = np.exp(_log_softmax(calibrated))
+        return cls(question, tuple(distribution.tolist()), min(1.0, math.exp(_log_sum_exp(raw))), tuple(labels))
 
     @property
     def type(self) -> str:
@@ -52,23 +52,23 @@ class Decision:
     @property
     def probabilities(self) -> dict[Value, float]:
         """The probability of each alternative, by its value."""
-        return dict(zip(self.names, self.shares, strict=True))
+        return dict(zip(self.names, self.distribution, strict=True))
 
     @property
     def labels(self) -> dict[Value, str]:
         """The label of each alternative, by its value."""
-        return dict(zip(self.names, self.written, strict=True))
+        return dict(zip(self.names, self.label_texts, strict=True))
 
     @property
     def choice(self) -> Value:
         """The value of the most probable alternative."""
-        return self.names[int(np.argmax(self.shares))]
+        return self.names[int(np.argmax(self.distribution))]
 
     @property
     def value(self) -> float | None:
         """The probability of yes, the most probable number or the expected level of a score. None for a choice."""
         if self.question.kind == "yes_no":
-            return self.shares[0]
+            return self.distribution[0]
         if self.question.kind == "number":
             return int(self.choice)
         return self._mean if self.question.kind == "score" else None
@@ -81,22 +81,24 @@ class Decision:
     @property
     def entropy(self) -> float:
         """The entropy of the probabilities, in nats."""
-        return -sum(share * math.log(max(share, 1e-300)) for share in self.shares)
+        return -sum(p * math.log(max(p, 1e-300)) for p in self.distribution)
 
     @property
     def confidence(self) -> float:
         """The confidence as System One defines it, from 0 (all alternatives equally probable) to 1 (one is certain).
 
-        For a score: 1 - d / u, at least 0, with d the expected distance from the most probable level and u the mean
-        distance from the middle of all levels. Otherwise: (p - 1/n) / (1 - 1/n), with p the highest of n probabilities.
+        A score's confidence is 1 - spread / even_spread, at least 0: the spread is the expected distance from the most
+        probable level, and the even spread the mean distance of all levels from their middle. Other questions have
+        (p - 1/n) / (1 - 1/n), with p the highest of n probabilities.
         """
-        count = len(self.shares)
-        best = int(np.argmax(self.shares))
+        count = len(self.distribution)
+        best = int(np.argmax(self.distribution))
         if self.question.kind != "score":
-            return max(0.0, (self.shares[best] - 1 / count) / (1 - 1 / count))
+            return max(0.0, (self.distribution[best] - 1 / count) / (1 - 1 / count))
         levels = np.arange(count)
-        distance = float(np.abs(levels - best) @ np.asarray(self.shares))
-        return max(0.0, 1 - distance / float(np.abs(levels - (count - 1) / 2).mean()))
+        spread = float(np.abs(levels - best) @ np.asarray(self.distribution))
+        even_spread = float(np.abs(levels - (count - 1) / 2).mean())
+        return max(0.0, 1 - spread / even_spread)
 
     @property
     def system_one(self) -> dict[str, Any]:
@@ -122,20 +124,20 @@ class Decision:
         if self.mean is not None:
             answer["mean"] = self.mean
         probabilities: list[dict[str, Any]] = []
-        for alternative, share in zip(self.question.alternatives, self.shares, strict=True):
+        for alternative, probability in zip(self.question.alternatives, self.distribution, strict=True):
             label = {"label": alternative.text} if kind == "score" else {}
             value = alternative.value if kind == "choice" else int(alternative.value)
-            probabilities.append({"value": value, **label, "probability": share})
+            probabilities.append({"value": value, **label, "probability": probability})
         return {**answer, "confidence": self.confidence, "probabilities": probabilities, **self._extensions}
 
     @property
     def _mean(self) -> float:
-        return float(np.asarray(self.shares) @ np.asarray([int(str(name)) for name in self.names]))
+        return float(np.asarray(self.distribution) @ np.asarray([int(str(name)) for name in self.names]))
 
     @property
     def _extensions(self) -> dict[str, Any]:
         """Fields that the APIs do not have."""
-        return {"x_label_mass": self.label_mass, "x_entropy": self.entropy, "x_labels": list(self.written)}
+        return {"x_label_mass": self.label_mass, "x_entropy": self.entropy, "x_labels": list(self.label_texts)}
 
 
 def api_answers(

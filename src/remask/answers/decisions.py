@@ -41,11 +41,11 @@ class Ask:
     """One canvas that is read.
 
     Attributes:
-        before: token ids between the state and the answer.
+        prompt_end: token ids between the state and the answer.
         content_free: the state is `CONTENT_FREE`.
     """
 
-    before: tuple[int, ...]
+    prompt_end: tuple[int, ...]
     reading: Reading
     content_free: bool = False
 
@@ -70,13 +70,13 @@ class DecisionPlan:
     Attributes:
         shared: token ids of the state, with which all canvases begin.
         content_free: token ids of the content-free state, with which the canvases for calibration begin.
-        stored: how many of `shared` other requests may share.
+        shareable_length: how many of `shared` other requests may share.
         asks: the canvases. With calibration the second half repeats the first one over the content-free state.
     """
 
     shared: tuple[int, ...]
     content_free: tuple[int, ...]
-    stored: int
+    shareable_length: int
     asks: tuple[Ask, ...]
     questions: Mapping[str, QuestionPlan]
     calibrated: bool
@@ -107,7 +107,7 @@ class DecisionPlan:
         return cls(
             tuple(layout.shared),
             tuple(base_layout.shared),
-            layout.stored(decisions),
+            layout.shareable_length(decisions),
             tuple(asks),
             builder.questions,
             decisions.calibrate,
@@ -122,9 +122,9 @@ class DecisionPlan:
         state = self.content_free if ask.content_free else self.shared
         return Request(
             id=name,
-            prompt_token_ids=[*state, *ask.before],
+            prompt_token_ids=[*state, *ask.prompt_end],
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
-            prefix_length=len(state) if ask.content_free else self.stored,
+            prefix_length=len(state) if ask.content_free else self.shareable_length,
             policy=policy.at_start_depth if isinstance(policy, BiCache) else policy,
             readers=(ask.reading,),
             **terms,
@@ -170,13 +170,13 @@ class _Layout:
             text = f"{head}{marks[0]}\n{marks[1]}"
         if [text.count(mark) for mark in marks] != [1, 1] or text.index(marks[0]) > text.index(marks[1]):
             raise ConfigError("decisions: the chat template does not write a question and its answer as they are")
-        first, rest = text.split(marks[0])
-        middle, last = rest.split(marks[1])
-        if not first.startswith(head):
+        beginning, ending = text.split(marks[0])
+        middle, last = ending.split(marks[1])
+        if not beginning.startswith(head):
             head = ""
-        between = first[len(head) :], middle, last if decisions.end_turn else ""
-        plain = cls([], between, tokenizer, head)
-        (whole,) = plain.tokens("question", ["answer"])
+        between = beginning[len(head) :], middle, last if decisions.end_turn else ""
+        unsplit = cls([], between, tokenizer, head)
+        (whole,) = unsplit.tokens("question", ["answer"])
         # A fixed text follows the state, so that the question does not change its last token.
         shared = tokenizer.encode_quoted(head) if head and between[0] else []
         special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
@@ -185,9 +185,9 @@ class _Layout:
             layout = cls(shared, between, tokenizer, "" if shared else head, opening)
             if shared + layout.tokens("question", ["answer"])[0] == whole:
                 return layout
-        return plain
+        return unsplit
 
-    def stored(self, decisions: Decisions) -> int:
+    def shareable_length(self, decisions: Decisions) -> int:
         """How many of the shared tokens other requests may share."""
         messages = decisions.shared_messages
         if not messages:
@@ -200,19 +200,19 @@ class _Layout:
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
         """The token ids behind the shared ones, for each answer."""
         encode = self.tokenizer.encode_quoted
-        before, middle, last = self.between
-        beginning = f"{self.head}{before}{question}{middle[: self.opening]}"
-        rest = middle[self.opening :]
+        opening_text, middle, last = self.between
+        beginning = f"{self.head}{opening_text}{question}{middle[: self.opening]}"
+        ending = middle[self.opening :]
         if not self.opening:
-            return [encode(f"{beginning}{rest}{answer}{last}") for answer in answers]
+            return [encode(f"{beginning}{ending}{answer}{last}") for answer in answers]
         tokens = encode(beginning)
-        return [tokens + encode(f"{rest}{answer}{last}") for answer in answers]
+        return [tokens + encode(f"{ending}{answer}{last}") for answer in answers]
 
     def mask_texts(self, mask_id: int) -> tuple[str, str]:
         """The texts of the mask token and of another special token. Raises `ConfigError` if there are none."""
-        for other in sorted(self.tokenizer.special_ids - {mask_id}):
-            texts = [self.tokenizer.decode([token], skip_special_tokens=False) for token in (mask_id, other)]
-            if [self.tokenizer.encode(text, add_special_tokens=False) for text in texts] == [[mask_id], [other]]:
+        for other_id in sorted(self.tokenizer.special_ids - {mask_id}):
+            texts = [self.tokenizer.decode([token], skip_special_tokens=False) for token in (mask_id, other_id)]
+            if [self.tokenizer.encode(text, add_special_tokens=False) for text in texts] == [[mask_id], [other_id]]:
                 return texts[0], texts[1]
         raise ConfigError(f"template: the tokenizer has no text for the mask token, so {MASK} cannot stand in it")
 
@@ -285,14 +285,14 @@ class _Builder:
             tokens = self._label_tokens(prompt, template, plan.labels, 1)
             if isinstance(tokens, str):
                 raise ConfigError(f"questions.{name[:64]}: {tokens}; send other labels, or leave together out")
-            if len(tokens.before) in slots:
+            if len(tokens.prefix) in slots:
                 raise ConfigError(f"together: {name[:64]!r} and another question share a token; leave together out")
-            slots[len(tokens.before)] = tuple(label[0] for label in tokens.labels)
+            slots[len(tokens.prefix)] = tuple(label[0] for label in tokens.labels)
             answer = answer or tokens
         assert answer is not None
         masks = sorted({*answer.masks, *slots})
         first = masks[0]
-        row = (*answer.before, *answer.labels[0], *answer.after)
+        row = (*answer.prefix, *answer.labels[0], *answer.suffix)
         canvas = [self.mask_id if place in slots else token for place, token in enumerate(row)]
         self._append(canvas, masks, slots, first)
         for place, (name, plan) in zip(slots, plans.items(), strict=True):
@@ -307,14 +307,14 @@ class _Builder:
                 next_tokens = continuations.setdefault(label[:length], [])
                 if token not in next_tokens:
                     next_tokens.append(token)
-        start = len(tokens.before)
+        start = len(tokens.prefix)
         stop = start + tokens.width
         first = min([start, *tokens.masks])
         numbers = {}
         for beginning, next_tokens in continuations.items():
             numbers[beginning] = len(self.asks)
             place = start + len(beginning)
-            row = (*tokens.before, *beginning, *[self.mask_id] * (stop - place), *tokens.after)
+            row = (*tokens.prefix, *beginning, *[self.mask_id] * (stop - place), *tokens.suffix)
             self._append(row, sorted({*tokens.masks, *range(place, stop)}), {place: tuple(next_tokens)}, first)
 
         def summand(label: tuple[int, ...], length: int) -> LogprobIndex:
@@ -392,8 +392,8 @@ def _render_opening(turns: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) ->
 
 def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens two sequences have in common."""
-    for length, (token, other) in enumerate(zip(a, b, strict=False)):
-        if token != other:
+    for length, (token_a, token_b) in enumerate(zip(a, b, strict=False)):
+        if token_a != token_b:
             return length
     return min(len(a), len(b))
 
@@ -402,13 +402,14 @@ def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 class _LabelTokens:
     """The tokens that tell labels apart, and those around them behind the state.
 
-    `width` masks between `before` and `after` have room for every label. `masks` are places of masks that are not read.
+    `width` masks between `prefix` and `suffix` have room for every label. `masks` are places of masks that are not
+    read.
     """
 
-    before: tuple[int, ...]
+    prefix: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
     width: int
-    after: tuple[int, ...]
+    suffix: tuple[int, ...]
     masks: tuple[int, ...]
 
     @property
@@ -437,8 +438,8 @@ def _even_labels(
     first = texts[0]
     for label, text in zip(labels, texts, strict=True):
         if len(text) != len(first):
-            more, less = (labels[0], label) if len(first) > len(text) else (label, labels[0])
-            return f"the label {more!r} takes more tokens than {less!r}, and all must take as many"
+            longer, shorter = (labels[0], label) if len(first) > len(text) else (label, labels[0])
+            return f"the label {longer!r} takes more tokens than {shorter!r}, and all must take as many"
     if (error := _duplicate_error(labels, texts)) is not None:
         return error
     columns = [place for place, tokens in enumerate(zip(*texts, strict=True)) if len(set(tokens)) > 1]
@@ -469,9 +470,7 @@ def _uneven_labels(labels: Sequence[str], texts: Sequence[Sequence[int]], masks:
         if length > len(rest):
             shorter = labels[rests.index(rest)]
             longer = labels[rests.index(next_rest)]
-            return (
-                f"the label {shorter!r} is how {longer!r} begins, and nothing stands behind it; leave end_turn at true"
-            )
+            return f"the label {shorter!r} is how {longer!r} begins, and nothing follows it; leave end_turn at true"
         lengths[rest] = max(lengths[rest], length)
         lengths[next_rest] = max(lengths[next_rest], length)
     label_tokens = tuple(rest[: lengths[rest]] for rest in rests)

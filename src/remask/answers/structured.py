@@ -51,7 +51,7 @@ class Structures:
     def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
         self._tokens = [(token, content) for token, content in enumerate(tokens) if content is not None]
         self._by_bytes = {content: token for token, content in self._tokens}
-        self._vocab = len(tokens)
+        self._vocab_size = len(tokens)
         self._padding = tuple(padding)
         self._forms: OrderedDict[tuple[str, str], Future[Constraint]] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
@@ -144,8 +144,8 @@ class Structures:
         """
         if importlib.util.find_spec("outlines_core") is None:
             raise _TransientError(f" need the package outlines-core: {install_line('server')}")
-        seconds = MAX_SECONDS + self._vocab // 50_000
-        settings = {"tokens": self._tokens, "vocab": self._vocab, "max_transitions": MAX_TRANSITIONS}
+        seconds = MAX_SECONDS + self._vocab_size // 50_000
+        settings = {"tokens": self._tokens, "vocab": self._vocab_size, "max_transitions": MAX_TRANSITIONS}
         task = "remask.answers.structured_worker:compiler"
         wait = WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
@@ -164,7 +164,7 @@ class Structures:
         """The automaton of a compiler's answer. Raises `FormError` if it is too large."""
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
-        automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
+        automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab_size, self._padding)
         for name, limit in (("states", MAX_STATES), ("transitions", MAX_CLASS_TRANSITIONS)):
             if (size := getattr(automaton, name)) > limit:
                 raise FormError(
@@ -177,7 +177,7 @@ _NAMES = {"regex": "regular expression", "json": "JSON schema"}
 
 
 def automaton_of(
-    edges: NDArray[np.int64], start: int, final: NDArray[np.int64], vocab: int, padding: Sequence[int] = ()
+    edges: NDArray[np.int64], start: int, final: NDArray[np.int64], vocab_size: int, padding: Sequence[int] = ()
 ) -> TokenAutomaton:
     """The automaton with these `edges`, int64 [E, 3]: a state, a token id, the state that it leads to.
 
@@ -197,20 +197,20 @@ def automaton_of(
         source = np.concatenate([source, np.tile(ends, len(padding))])
         token = np.concatenate([token, np.repeat(np.asarray(padding, dtype=np.int64), len(ends))])
         target = np.concatenate([target, np.full(len(ends) * len(padding), padding_state)])
-    classes = _classes(source, token, target, vocab)
+    classes = _classes(source, token, target, vocab_size)
     merged = np.unique(np.stack([source, classes[token], target]), axis=1)
     return TokenAutomaton(classes, merged[0], merged[1], merged[2], int(np.searchsorted(state_ids, start)), accepting)
 
 
 def _classes(
-    source: NDArray[np.int64], token: NDArray[np.int64], target: NDArray[np.int64], vocab: int
+    source: NDArray[np.int64], token: NDArray[np.int64], target: NDArray[np.int64], vocab_size: int
 ) -> NDArray[np.int64]:
-    """The class of each token, int64 [vocab]: tokens with equal transitions share one, tokens without any have 0."""
+    """The class of each token, int64 [vocab_size]: equal transitions share one, tokens without any have 0."""
     order = np.lexsort((target, source, token))
     transitions = np.stack([source[order], target[order]], axis=1)
-    token_ids, first = np.unique(token[order], return_index=True)
+    token_ids, starts = np.unique(token[order], return_index=True)
     class_ids: dict[bytes, int] = {}
-    classes = np.zeros(vocab, dtype=np.int64)
-    for token_id, group in zip(token_ids.tolist(), np.split(transitions, first[1:]), strict=True):
+    classes = np.zeros(vocab_size, dtype=np.int64)
+    for token_id, group in zip(token_ids.tolist(), np.split(transitions, starts[1:]), strict=True):
         classes[token_id] = class_ids.setdefault(group.tobytes(), len(class_ids) + 1)
     return classes

@@ -55,9 +55,9 @@ def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
 def _ends_itself(pattern: str) -> bool:
     """Whether `END` cannot follow a pattern: it has an end anchor, or would close a bracket around it."""
     depth = 0
-    for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL):  # a set is one piece
-        depth += (piece == "(") - (piece == ")")
-        if piece in ("$", r"\z") or depth < 0:
+    for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL):  # a set is one part
+        depth += (part == "(") - (part == ")")
+        if part in ("$", r"\z") or depth < 0:
             return True
     return False
 

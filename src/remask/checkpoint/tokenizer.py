@@ -21,47 +21,48 @@ from remask.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_JSON, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+_TOKENIZER, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 _FILES = (
-    *(_JSON, _VOCAB, _MERGES, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *(_TOKENIZER, _VOCAB, _MERGES, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     "added_tokens.json",
 )
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint, a folder or a GGUF file. Returns None if there is none.
+def load_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of the checkpoint at `path`, a folder or a GGUF file. Returns None if there is none.
 
     In a folder two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2
     tokenizer. Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in
     the folder is never run, even if `auto_map` or `tokenizer_class` name some. Raises `CheckpointError` if files are
     incomplete or malformed.
     """
-    if is_gguf(folder):
-        return _gguf_tokenizer(folder)
-    names = [name for name in _FILES if (folder / name).is_file()]
+    if is_gguf(path):
+        return _gguf_tokenizer(path)
+    names = [name for name in _FILES if (path / name).is_file()]
     if not names:
         return None
     # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
     # Imported here, as it takes most of a second, and neither GGUF files nor bytes need it.
-    if _JSON in names:
+    if _TOKENIZER in names:
         from transformers import PreTrainedTokenizerFast
 
-        layout: Any = PreTrainedTokenizerFast
+        tokenizer_class: Any = PreTrainedTokenizerFast
     elif _VOCAB in names and _MERGES in names:
         from transformers import Qwen2Tokenizer
 
-        layout = Qwen2Tokenizer
+        tokenizer_class = Qwen2Tokenizer
     else:
         raise CheckpointError(
-            f"{folder} has a tokenizer's {', '.join(names)}, but neither {_JSON} nor {_VOCAB} with {_MERGES}. The "
-            f"download is incomplete, or the tokenizer is of another kind: save it as {_JSON}."
+            f"{path} has a tokenizer's {', '.join(names)}, but neither {_TOKENIZER} nor {_VOCAB} with {_MERGES}. "
+            "The download is incomplete, or the tokenizer is of a kind that cannot be loaded: save it as "
+            f"{_TOKENIZER}."
         )
     try:
-        return Tokenizer(layout.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+        return Tokenizer(tokenizer_class.from_pretrained(path, trust_remote_code=False, local_files_only=True))
     # Malformed files raise anything from KeyError to the bare Exception of the tokenizers' native code.
     except Exception as error:
         raise CheckpointError(
-            f"The tokenizer in {folder} ({', '.join(names)}) cannot be loaded: {type(error).__name__}: {error}. "
+            f"The tokenizer in {path} ({', '.join(names)}) cannot be loaded: {type(error).__name__}: {error}. "
             "Download its files again."
         ) from error
 

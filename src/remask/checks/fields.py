@@ -77,15 +77,15 @@ def documented(cls: type[T]) -> type[T]:
 
 def declared(cls: type[Any]) -> dict[str, Declared]:
     """The declarations of a class by name, in their order."""
-    return {item.name: item.metadata[_KEY] for item in fields(cls)}
+    return {spec.name: spec.metadata[_KEY] for spec in fields(cls)}
 
 
 def is_declared(cls: object) -> bool:
     """Whether `cls` is a declared class: a frozen dataclass all of whose fields are made by `declare`."""
     if not isinstance(cls, type) or not is_dataclass(cls):
         return False
-    params: Any = getattr(cls, "__dataclass_params__")  # noqa: B009 - which its type does not tell of
-    return params.frozen and all(_KEY in item.metadata for item in fields(cls))
+    params: Any = getattr(cls, "__dataclass_params__")  # noqa: B009 - which `type` does not declare
+    return params.frozen and all(_KEY in spec.metadata for spec in fields(cls))
 
 
 def check(values: Any, prefix: str = "") -> None:
@@ -93,63 +93,75 @@ def check(values: Any, prefix: str = "") -> None:
 
     Raises `ConfigError` for the first field whose value is not allowed; `prefix` is before its name in the error.
     """
-    for item in fields(values):
-        declaration: Declared | None = item.metadata.get(_KEY)
-        value = getattr(values, item.name)
+    for spec in fields(values):
+        declaration: Declared | None = spec.metadata.get(_KEY)
+        value = getattr(values, spec.name)
         if declaration is None or (value is None and declaration.default is None):
             continue
-        converted = declaration.values.convert(prefix + item.metadata.get("setting", item.name), value)
+        converted = declaration.values.convert(prefix + spec.metadata.get("setting", spec.name), value)
         if converted is not value:
-            object.__setattr__(values, item.name, converted)
+            object.__setattr__(values, spec.name, converted)
 
 
-def parse(cls: type[T], values: object, name: str, item: str, prefix: str = "") -> T:
+def parse(cls: type[T], values: object, name: str, kind: str, path: str = "") -> T:
     """An instance of the declared class `cls` from a JSON-like object `values`, in which null leaves a field out.
 
-    In errors, `name` names the object, `item` one of its fields, and `prefix` is the path to these. Raises
-    `ConfigError` if a value is not allowed, and `UnknownNameError` if a name is not declared.
+    In errors, `name` names the object, `kind` is what its fields are called, such as "term", and `path` precedes the
+    names of fields. Raises `ConfigError` if a value is not allowed or a field is of another class (as
+    `unknown_name_error`), and `UnknownNameError` if nothing declares its name.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{name} must be an object of {item}s, got {shown(values)}")
-    known = list(declared(cls))
+        raise ConfigError(f"{name} must be an object of {kind}s, got {shown(values)}")
+    names = list(declared(cls))
     for key in values:
-        if key not in known:
-            raise unknown_name(cls, item, str(key), known, prefix)
+        if key not in names:
+            raise unknown_name_error(cls, kind, str(key), names, path)
     return cls(**{key: value for key, value in values.items() if value is not None})
 
 
-def unknown_name(cls: type[Any], item: str, name: str, known: Iterable[str], within: str = "") -> ConfigError:
-    """The error for a `name` that is not `known`. If a nested class of `cls` has it, the error says where."""
+def unknown_name_error(cls: type[Any], kind: str, name: str, candidates: Iterable[str], path: str = "") -> ConfigError:
+    """The error for a `name` that is not one of the `candidates`: an `UnknownNameError` of these arguments, as a rule.
+
+    If a nested class of `cls` has a field `name`, it is "eps belongs in remasking: remasking={'eps': ...}" instead.
+    """
     for outer, declaration in declared(cls).items():
         if isinstance(declaration.values, Nested) and name in declared(declaration.values.cls):
-            place = f"{outer}: {outer}={{'{name}': ...}}"
-            groups = [other.values for other in declared(cls).values() if isinstance(other.values, Group)]
-            plain = [declared(group.cls)[group.plain].values for group in groups if group.plain]
-            similar = next((other for other in declared(cls) if name.endswith(f"_{other}")), None)
-            # `name` is also a rule, and a field of the outer class has the number of that rule.
-            if similar is not None and any(isinstance(rule, Choice) and rule.fits(name) for rule in plain):
-                return ConfigError(f"{name}: did you mean {similar!r}? A field of the other name stands in {place}")
-            return ConfigError(f"{name} stands in {place}")
-    return UnknownNameError(item, name, known, within)
+            hint = _misplaced_rule_hint(cls, name)
+            return ConfigError(f"{hint or name} belongs in {outer}: {outer}={{'{name}': ...}}")
+    return UnknownNameError(kind, name, candidates, path)
+
+
+def _misplaced_rule_hint(cls: type[Any], name: str) -> str:
+    """The beginning of the error for a misplaced field whose name a rule has as well; "" if no rule has it.
+
+    Somebody who writes the rule's name with a number may mean the field of `cls` that holds the rule's number. Such as
+    "confidence_threshold: did you mean 'threshold'? The field 'confidence_threshold' belongs in remasking: ...".
+    """
+    groups = [field.values for field in declared(cls).values() if isinstance(field.values, Group)]
+    rules = [declared(group.cls)[group.text_field].values for group in groups if group.text_field]
+    number = next((field for field in declared(cls) if name.endswith(f"_{field}")), None)
+    if number is None or not any(isinstance(rule, Choice) and rule.fits(name) for rule in rules):
+        return ""
+    return f"{name}: did you mean {number!r}? The field {name!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Nested(Values):
-    """Instances of another declared class, or JSON-like objects for `parse`. `item` names a field of the class."""
+    """Instances of another declared class, or JSON-like objects for `parse`. `kind` is what its fields are called."""
 
     makes = True
 
     cls: type[Any]
-    item: str
+    kind: str
 
     @property
     def words(self) -> str:
         """Such as "an object of renoising fields"."""
-        return f"an object of {self.item}s"
+        return f"an object of {self.kind}s"
 
     def fits(self, value: object) -> bool:
         try:
-            self.check(self.item, value)
+            self.check(self.kind, value)
         except ConfigError:
             return False
         return True
@@ -162,7 +174,7 @@ class Nested(Values):
         """`value`, or the instance that `parse` makes of it."""
         if isinstance(value, self.cls):
             return value
-        return parse(self.cls, value, name, self.item, f"{name}.")
+        return parse(self.cls, value, name, self.kind, f"{name}.")
 
     def schema(self) -> dict[str, Any]:
         properties = {
@@ -178,31 +190,31 @@ class Nested(Values):
 
 @dataclass(frozen=True, slots=True)
 class Group(Nested):
-    """A group of fields that are set one by one: an object, or a text that is the value of the field `plain`."""
+    """A group of fields that are set one by one: an object, or a text that is the value of the field `text_field`."""
 
-    plain: str = ""
+    text_field: str = ""
 
     @property
     def words(self) -> str:
         """Such as "one of s32/b32, s512/b512, or an object of uniform fields"."""
-        objects = f"an object of {self.item}s"
-        return f"{declared(self.cls)[self.plain].values.words}, or {objects}" if self.plain else objects
+        objects = f"an object of {self.kind}s"
+        return f"{declared(self.cls)[self.text_field].values.words}, or {objects}" if self.text_field else objects
 
     def convert(self, name: str, value: Any) -> Any:
-        if self.plain and isinstance(value, str):
-            value = {self.plain: value}
+        if self.text_field and isinstance(value, str):
+            value = {self.text_field: value}
         if not isinstance(value, Mapping | self.cls):
             raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
         return Nested.convert(self, name, value)
 
     def schema(self) -> dict[str, Any]:
         schema = Nested.schema(self)
-        return {"anyOf": [schema, declared(self.cls)[self.plain].values.schema()]} if self.plain else schema
+        return {"anyOf": [schema, declared(self.cls)[self.text_field].values.schema()]} if self.text_field else schema
 
     def set_fields(self, name: str, value: Any) -> dict[str, Any]:
         """The fields that `value` sets, by name. Raises `ConfigError` if it is not allowed."""
         values = self.convert(name, value)
-        return {inner: item for inner in declared(self.cls) if (item := getattr(values, inner)) is not None}
+        return {inner: setting for inner in declared(self.cls) if (setting := getattr(values, inner)) is not None}
 
 
 class Grouped(Protocol[T]):
@@ -213,10 +225,11 @@ class Grouped(Protocol[T]):
     def __set__(self, instance: object, value: T | Mapping[str, Any] | str) -> None: ...
 
 
-def grouped(cls: type[T], item: str, meaning: str, plain: str = "") -> Grouped[T]:
+def grouped(cls: type[T], kind: str, meaning: str, text_field: str = "") -> Grouped[T]:
     """A dataclass field for a `Group` of the fields of `cls`, all of which are None by default."""
-    values = Group(cls, item, plain=plain)
-    kinds = tuple(kind for kind in KINDS if any(kind in declaration.kinds for declaration in declared(cls).values()))
+    values = Group(cls, kind, text_field=text_field)
+    declarations = declared(cls).values()
+    kinds = tuple(model for model in KINDS if any(model in declaration.kinds for declaration in declarations))
     group: Any = field(default=cls(), metadata={_KEY: Declared(values, cls(), meaning, kinds)})
     return cast(Grouped[T], group)
 
@@ -226,7 +239,7 @@ def paths(cls: type[Any]) -> dict[str, Declared]:
     declarations: dict[str, Declared] = {}
     for name, declaration in declared(cls).items():
         if isinstance(declaration.values, Group):
-            declarations |= {f"{name}.{inner}": item for inner, item in declared(declaration.values.cls).items()}
+            declarations |= {f"{name}.{inner}": nested for inner, nested in declared(declaration.values.cls).items()}
         else:
             declarations[name] = declaration
     return declarations
@@ -235,17 +248,17 @@ def paths(cls: type[Any]) -> dict[str, Declared]:
 def by_path(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The `values` of fields of `cls` that are set, by path. Raises `ConfigError` if a group is not allowed."""
     result: dict[str, Any] = {}
-    known = declared(cls)
+    declarations = declared(cls)
     for name, value in values.items():
-        if value is not None and name in known and isinstance(group := known[name].values, Group):
-            result |= {f"{name}.{inner}": item for inner, item in group.set_fields(name, value).items()}
+        if value is not None and name in declarations and isinstance(group := declarations[name].values, Group):
+            result |= {f"{name}.{inner}": setting for inner, setting in group.set_fields(name, value).items()}
         elif value is not None:
             result[name] = value
     return result
 
 
 def by_group(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `by_path`: an object for each group, or a text if only the group's field `plain` is set."""
+    """The inverse of `by_path`: an object for each group, or a text if only the group's field `text_field` is set."""
     groups: dict[str, Any] = {}
     for path, value in values.items():
         name, _, inner = path.partition(".")
@@ -255,6 +268,6 @@ def by_group(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
             groups[name] = value
     for name, declaration in declared(cls).items():
         group = declaration.values
-        if isinstance(group, Group) and list(groups.get(name, ())) == [group.plain]:
-            groups[name] = groups[name][group.plain]
+        if isinstance(group, Group) and list(groups.get(name, ())) == [group.text_field]:
+            groups[name] = groups[name][group.text_field]
     return groups

@@ -133,9 +133,9 @@ class Share(Real):
     def from_text(self, text: str) -> float:
         if text == "off":
             return 0.0
-        above, _, below = text.partition("/")
+        numerator, _, denominator = text.partition("/")
         try:
-            return float(above) / float(below or 1)
+            return float(numerator) / float(denominator or 1)
         except ZeroDivisionError as error:
             raise ValueError(str(error)) from error
 
@@ -233,27 +233,27 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Text(Values):
-    """Texts of valid Unicode of at most `most` characters; empty ones only with `empty`. `noun` is used in `words`."""
+    """Texts of valid Unicode of at most `limit` characters; empty ones only with `empty`. `noun` is used in `words`."""
 
     metavar = "TEXT"
 
-    most: int
+    limit: int
     empty: bool = False
     noun: str | None = None
 
     @property
     def words(self) -> str:
         words = self.noun or "a text of valid Unicode" + ("" if self.empty else " that is not empty")
-        return f"{words}, of at most {self.most} characters"
+        return f"{words}, of at most {self.limit} characters"
 
     def fits(self, value: object) -> bool:
-        if not isinstance(value, str) or len(value) > self.most:
+        if not isinstance(value, str) or len(value) > self.limit:
             return False
         surrogates = not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value)
         return (self.empty or value != "") and not surrogates
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "maxLength": self.most} | ({} if self.empty else {"minLength": 1})
+        return {"type": "string", "maxLength": self.limit} | ({} if self.empty else {"minLength": 1})
 
     def from_text(self, text: str) -> str:
         return text
@@ -261,34 +261,34 @@ class Text(Values):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Values):
-    """Lists and tuples of at most `most` values of a set; `noun` is used in `words`.
+    """Lists and tuples of at most `limit` values of a set; `noun` is used in `words`.
 
-    With `single`, one value may be given instead of a list. `together` bounds the number of all values in the list, at
-    any depth; they are counted before any of them is checked.
+    With `single`, one value may be given instead of a list. `total_limit` bounds the number of all values in the list,
+    at any depth; they are counted before any of them is checked.
     """
 
     of: Values
     noun: str
-    most: int
+    limit: int
     single: bool = False
-    together: int | None = None
+    total_limit: int | None = None
 
     @property
     def words(self) -> str:
-        words = f"a list of at most {self.most} {self.noun}"
-        if self.together is not None:
-            words += f", with at most {self.together} values in it altogether"
+        words = f"a list of at most {self.limit} {self.noun}"
+        if self.total_limit is not None:
+            words += f", with at most {self.total_limit} values in it altogether"
         return f"{self.of.words}, or {words}" if self.single else words
 
     def fits(self, value: object) -> bool:
         if self.single and self.of.fits(value):
             return True
-        if not isinstance(value, list | tuple) or len(value) > self.most or self._has_too_many_values(value):
+        if not isinstance(value, list | tuple) or len(value) > self.limit or self._has_too_many_values(value):
             return False
         return all(map(self.of.fits, value))
 
     def schema(self) -> dict[str, Any]:
-        array = {"type": "array", "items": self.of.schema(), "maxItems": self.most}
+        array = {"type": "array", "items": self.of.schema(), "maxItems": self.limit}
         return {"anyOf": [self.of.schema(), array]} if self.single else array
 
     def check(self, name: str, value: object) -> None:
@@ -308,13 +308,13 @@ class ListOf(Values):
         return tuple(self.of.convert(f"{name}[{index}]", item) for index, item in enumerate(value))
 
     def _check_length(self, name: str, value: object) -> None:
-        if isinstance(value, list | tuple) and len(value) > self.most:
+        if isinstance(value, list | tuple) and len(value) > self.limit:
             raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
         if self._has_too_many_values(value):
-            raise ConfigError(f"{name} holds more than {self.together} values altogether; it must be {self.words}")
+            raise ConfigError(f"{name} holds more than {self.total_limit} values altogether; it must be {self.words}")
 
     def _has_too_many_values(self, value: object) -> bool:
-        return self.together is not None and weight(value, self.together) > self.together
+        return self.total_limit is not None and weight(value, self.total_limit) > self.total_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,19 +342,19 @@ class AnyOf(Values):
 
 @dataclass(frozen=True, slots=True)
 class Biases(Values):
-    """Objects of at most `most` token ids, which may be texts, with numbers from -`size` to `size`."""
+    """Objects of at most `limit` token ids, which may be texts, with numbers from -`size` to `size`."""
 
     makes = True
 
-    most: int
+    limit: int
     size: float
 
     @property
     def words(self) -> str:
-        return f"an object of at most {self.most} token ids, each with a number from -{self.size:g} to {self.size:g}"
+        return f"an object of at most {self.limit} token ids, each with a number from -{self.size:g} to {self.size:g}"
 
     def fits(self, value: object) -> bool:
-        if not isinstance(value, Mapping) or len(value) > self.most:
+        if not isinstance(value, Mapping) or len(value) > self.limit:
             return False
         ids = [_token_id(key) for key in value]
         return None not in ids and len(set(ids)) == len(ids) and all(self._fits(number) for number in value.values())
@@ -364,7 +364,7 @@ class Biases(Values):
         names = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,7})$"}
         return {
             "type": "object",
-            "maxProperties": self.most,
+            "maxProperties": self.limit,
             "propertyNames": names,
             "additionalProperties": number,
             "description": self.words,
@@ -372,7 +372,7 @@ class Biases(Values):
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` with the first entry that is not allowed."""
-        if isinstance(value, Mapping) and len(value) <= self.most:
+        if isinstance(value, Mapping) and len(value) <= self.limit:
             for key, number in value.items():
                 if _token_id(key) is not None and not self._fits(number):
                     raise ConfigError(
@@ -389,7 +389,7 @@ class Biases(Values):
 
 
 def _token_id(key: object) -> int | None:
-    """The token id that `key` of an object stands for. Returns None if it is no token id."""
+    """The token id that a `key` of an object spells. Returns None if it spells none."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 8 and str(int(key)) == key:
         return int(key)
     return key if is_whole(key, 0, POSITIONS) else None
@@ -397,31 +397,31 @@ def _token_id(key: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Settings(Values):
-    """Objects of at most `most` keys, which are checked where they are used; `noun` is used in `words`.
+    """Objects of at most `limit` keys, which are checked where they are used; `noun` is used in `words`.
 
     Keys and values, with all that they contain, have at most about `chars` characters as JSON. They are counted before
     anything else is done.
     """
 
     noun: str
-    most: int
+    limit: int
     chars: int = OBJECT
 
     @property
     def words(self) -> str:
-        return f"an object of at most {self.most} {self.noun} and {self.chars} characters"
+        return f"an object of at most {self.limit} {self.noun} and {self.chars} characters"
 
     def fits(self, value: object) -> bool:
         if (
             not isinstance(value, Mapping)
-            or len(value) > self.most
+            or len(value) > self.limit
             or weight(value, self.chars, texts=True) > self.chars
         ):
             return False
         return all(isinstance(key, str) for key in value)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "object", "maxProperties": self.most, "description": self.words}
+        return {"type": "object", "maxProperties": self.limit, "description": self.words}
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,18 +441,18 @@ class TextsByName(Values):
         return {"type": "object", "additionalProperties": {"type": "string"}}
 
 
-def weight(value: object, most: int, *, texts: bool = False) -> int:
+def weight(value: object, limit: int, *, texts: bool = False) -> int:
     """The number of values in a JSON-like value, including itself; with `texts`, characters are counted as well.
 
-    Counting ends, with a result above `most`, once there are more than `most`.
+    Counting ends, with a result above `limit`, once there are more than `limit`.
     """
     count, stack = 0, [value]
-    while stack and count <= most:
+    while stack and count <= limit:
         item = stack.pop()
         count += 1 + (len(item) if texts and isinstance(item, str) else 0)
         if isinstance(item, Mapping | list | tuple):
-            if count + len(stack) + len(item) > most:
-                return most + 1
+            if count + len(stack) + len(item) > limit:
+                return limit + 1
             if isinstance(item, Mapping):
                 count += sum(len(key) for key in item if isinstance(key, str)) if texts else 0
                 stack.extend(item.values())
@@ -462,7 +462,7 @@ def weight(value: object, most: int, *, texts: bool = False) -> int:
 
 
 def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:
-    """Whether `value` is an `int`, but no `bool`, from `low` to `high`."""
+    """Whether `value` is an `int` other than a `bool`, from `low` to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -475,7 +475,7 @@ def is_real(value: object, low: float, high: float = math.inf) -> TypeGuard[floa
 
 
 def check_whole(name: str, value: object, low: int, high: int = LARGEST, *, optional: bool = False) -> None:
-    """Raise `ConfigError` if `value` is no whole number from `low` to `high`; `optional` allows None."""
+    """Raise `ConfigError` if `value` is not a whole number from `low` to `high`; `optional` allows None."""
     values = Whole(low, high)
     (OrNull(values) if optional else values).check(name, value)
 
@@ -483,7 +483,10 @@ def check_whole(name: str, value: object, low: int, high: int = LARGEST, *, opti
 def check_real(
     name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, optional: bool = False
 ) -> None:
-    """Raise `ConfigError` if `value` is no number from `low`, or `above` it, to `high`; `optional` allows None."""
+    """Raise `ConfigError` if `value` is not a number from `low` to `high`.
+
+    With `above`, `low` itself is refused as well; `optional` allows None.
+    """
     values = Real(low, high, above)
     (OrNull(values) if optional else values).check(name, value)
 
@@ -494,29 +497,29 @@ def check_choice(name: str, value: object, names: Iterable[str]) -> None:
 
 
 def check_list(name: str, value: object, noun: str) -> Sequence[Any]:
-    """Return `value`. Raises `ConfigError` if it is no list or tuple; `noun` names the items in the error."""
+    """Return `value`. Raises `ConfigError` if it is not a list or tuple; `noun` names the items in the error."""
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{name} must be a list of {noun}, got {shown(value)}")
     return value
 
 
-def json_object(what: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises `ConfigError` if there is none; `what` names it in the error."""
-    return _parse(what, text, dict, "object")
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises `ConfigError` if there is none; `name` names it in the error."""
+    return _parse(name, text, dict, "object")
 
 
-def json_list(what: str, text: str) -> list[Any]:
-    """The JSON list in `text`. Raises `ConfigError` if there is none; `what` names it in the error."""
-    return _parse(what, text, list, "list")
+def json_list(name: str, text: str) -> list[Any]:
+    """The JSON list in `text`. Raises `ConfigError` if there is none; `name` names it in the error."""
+    return _parse(name, text, list, "list")
 
 
-def _parse(what: str, text: str, kind: type[T], noun: str) -> T:
+def _parse(name: str, text: str, kind: type[T], noun: str) -> T:
     try:
         value = parse_json(text)
     except ValueError as error:  # also for numbers of too many digits
-        raise ConfigError(f"{what} is not JSON that can be read: {error}") from error
+        raise ConfigError(f"{name} is not JSON that can be read: {error}") from error
     if not isinstance(value, kind):
-        raise ConfigError(f"{what} must be a JSON {noun}, got {type(value).__name__}")
+        raise ConfigError(f"{name} must be a JSON {noun}, got {type(value).__name__}")
     return value
 
 
@@ -534,7 +537,7 @@ def parse_json(text: str, *, finite: bool = False) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:SHOWN]} is no finite number")
+        raise ValueError(f"{text[:SHOWN]} is not a finite number")
     return number
 
 
@@ -554,27 +557,27 @@ def _depth(text: str) -> int:
 def shown(value: object) -> str:
     """The beginning of the `repr` of a refused value, for an error. The rest of the value is not visited."""
     text = ""
-    for piece in _pieces(value):
-        text += piece
+    for part in _repr_parts(value):
+        text += part
         if len(text) > SHOWN:
             return text[:SHOWN] + "..."
     return text
 
 
-def _pieces(value: object) -> Iterator[str]:
-    """The `repr` of a value in pieces. Each level begins with a piece, so that `SHOWN` bounds the depth."""
+def _repr_parts(value: object) -> Iterator[str]:
+    """The `repr` of a value in parts. Each level begins with a part, so that `SHOWN` bounds the depth."""
     if isinstance(value, str | bytes):
         yield repr(value[: SHOWN + 1])
     elif isinstance(value, list | tuple | dict):
-        left, right = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
-        yield left
+        opening, closing = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+        yield opening
         for number, item in enumerate(value):
             yield ", " if number else ""
-            yield from _pieces(item)
+            yield from _repr_parts(item)
             if isinstance(value, dict):
                 yield ": "
-                yield from _pieces(value[item])
-        yield ",)" if isinstance(value, tuple) and len(value) == 1 else right
+                yield from _repr_parts(value[item])
+        yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
     elif isinstance(value, int) and abs(value) > LARGEST**8:
         yield f"{value:#x}"  # Python writes no decimal number of thousands of digits
     else:

@@ -118,7 +118,7 @@ def _card_lines(card: Card | None, shortcuts: Mapping[str, str]) -> list[str]:
 def _page_prompt(path: str) -> str | None:
     """Return the system prompt about the page in a file; None, after printing an error, if it cannot be read."""
     try:
-        with open_text(path, "r") as source:
+        with open_text(path) as source:
             text = " ".join(source.read().split())
     except (ConfigError, UnicodeError) as error:
         print_error(f"error: {PAGE}: {error}")
@@ -142,7 +142,7 @@ def _read_line(is_terminal: bool) -> str | None:
 def _continue_answer(args: argparse.Namespace, answerer: Answerer, turns: Turns, replacement: str | None) -> None:
     """Continue the last answer, or the text that replaces it, and update `turns`."""
     if not turns or turns[-1]["role"] != "assistant":
-        print_error("error: There is no answer to go on with. Ask something first.")
+        print_error("error: There is no answer to continue. Ask something first.")
     elif replacement == "":
         print_error(f"error: {EDIT} needs the text to go on from, as in {EDIT} Once upon a time")
     else:

@@ -66,10 +66,10 @@ class Row:
             total.prefix_depth,
         )
 
-    def cells(self, none: "Row") -> list[str]:
-        """Return the cells of the table; work is in percent of that of the row `none`."""
+    def cells(self, baseline: "Row") -> list[str]:
+        """Return the cells of the table; work is in percent of that of the row `baseline`."""
         counts = f"{self.right} of {self.questions}", f"{self.passes:.1f}", f"{self.tokens_s:.1f}"
-        return [self.cache, *counts, f"{100 * self.work / none.work:.0f} %", f"{self.hits} of {self.questions}"]
+        return [self.cache, *counts, f"{100 * self.work / baseline.work:.0f} %", f"{self.hits} of {self.questions}"]
 
 
 HEAD: Final = ("cache", "right", "passes an answer", "tokens/s", "work", "prefix hits")
@@ -101,7 +101,7 @@ def _answer_questions(llm: LLM, cache: str, questions: Sequence[TownRequest]) ->
         if output.error is not None:
             raise RemaskError(f"the question {item.question!r} failed: {output.error}")
         answered.append((item, output))
-        verdict = "right" if is_correct(item, output.text or "") else f"WRONG, it is {item.asked}"
+        verdict = "right" if is_correct(item, output.text or "") else f"WRONG, it is {item.fact}"
         print(f"  {item.question:<{_QUESTION_WIDTH}} {' '.join((output.text or '').split())}  [{verdict}]", flush=True)
     return Row.of(cache, answered, seconds)
 

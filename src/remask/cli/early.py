@@ -99,7 +99,7 @@ def check_generate(args: argparse.Namespace) -> None:
     if args.canvas is not None:
         json_list("--canvas", args.canvas)
     if args.input is not None and os.path.isfile(args.input):  # a pipe can be read only once
-        with options.open_text(args.input, "r") as lines:
+        with options.open_text(args.input) as lines:
             check_objects(args.input, lines)
 
 
@@ -107,7 +107,7 @@ def check_decide(args: argparse.Namespace) -> None:
     """Check the options of `remask decide`, and that its file is a JSON object. Raises errors as `check` does."""
     check(args)
     if os.path.isfile(args.input):
-        with options.open_text(args.input, "r") as source:
+        with options.open_text(args.input) as source:
             json_object(f"--input {args.input}", source.read())
 
 

@@ -7,10 +7,9 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from remask.answers.answer import trace_of
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_lines(path: str) -> list[str]:
     """Return the lines of a file. Raises `ConfigError` if it cannot be read, or no line is a JSON object."""
-    with open_text(path, "r") as source:
+    with open_text(path) as source:
         lines = list(source)
     check_objects(path, lines)
     return lines
@@ -92,6 +91,15 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the input that has a valid request. Its `id` may be any JSON value, None without one."""
+
+    id: object
+    request: Request
+    terms: Terms
+
+
 def _answer_lines(
     llm: LLM, source: Iterable[str], target: LineFile | None, sampling: Mapping[str, Any], args: argparse.Namespace
 ) -> int:
@@ -99,10 +107,8 @@ def _answer_lines(
 
     A line that cannot be answered gets an answer with `error`, and the others are answered all the same.
     """
-    requests: dict[str, Request] = {}  # by engine id, the number of the line
-    line_ids: dict[str, object] = {}  # by engine id: the `id` of the line, which may be any JSON value
+    lines: dict[str, _Line] = {}  # by engine id, the number of the line
     numbers: dict[str, int] = {}  # of lines, by their `id` as JSON
-    report_functions: dict[str, Callable[[Output], dict[str, Any]]] = {}  # by engine id
     pending: deque[str] = deque()  # engine ids of lines whose answers are not yet written, in order
     answers: dict[str, Mapping[str, Any]] = {}  # by engine id, not yet written
     failures = 0
@@ -120,15 +126,15 @@ def _answer_lines(
         line_id = None
         pending.append(request_id)
         try:
-            line = json_object("a line", text)
-            line_id = line.get("id")
+            fields = json_object("a line", text)
+            line_id = fields.get("id")
             if line_id is not None:
-                first = numbers.setdefault(json.dumps(line_id, sort_keys=True), number)
-                if first != number:
+                first_number = numbers.setdefault(json.dumps(line_id, sort_keys=True), number)
+                if first_number != number:
                     raise ConfigError(
-                        f"id {shown(line_id)} is used by line {first} too; ids must differ, or be left out"
+                        f"id {shown(line_id)} is used by line {first_number} too; ids must differ, or be left out"
                     )
-            request = build_request(llm, line, request_id, sampling)
+            request = build_request(llm, fields, request_id, sampling)
             llm.engine.check(request)
         # All exceptions, so that a defect which one line reveals does not lose the answers of the others.
         except Exception as error:
@@ -137,19 +143,18 @@ def _answer_lines(
             failures += 1
             write_in_order(request_id, _report_failure(line_id, request_id, str(error)))
             continue
-        requests[request_id] = request
-        line_ids[request_id] = line_id
-        report_functions[request_id] = partial(_report_fields, llm, request, terms_of(line), args.trace)
+        lines[request_id] = _Line(line_id, request, terms_of(fields))
     completed: list[tuple[Request, Output]] = []
     began = time.perf_counter()
-    for output in llm.session.run(list(requests.values()), trace=True):
-        line_id = line_ids[output.id]
+    for output in llm.session.run([line.request for line in lines.values()], trace=True):
+        line = lines[output.id]
         if output.error is None:
-            completed.append((requests[output.id], output))
-            write_in_order(output.id, _answer_fields(output, line_id) | report_functions[output.id](output))
+            completed.append((line.request, output))
+            report = _report_fields(llm, line.request, line.terms, args.trace, output)
+            write_in_order(output.id, _answer_fields(output, line.id) | report)
         else:
             failures += 1
-            write_in_order(output.id, _report_failure(line_id, output.id, output.error))
+            write_in_order(output.id, _report_failure(line.id, output.id, output.error))
     if completed:
         print_notice(args, f"remask generate: {summary(llm.loaded.config, completed, time.perf_counter() - began)}")
     return 1 if failures else 0
@@ -211,7 +216,7 @@ def decide(args: argparse.Namespace) -> int:
     if args.input == "-":
         text = standard_input().read()
     else:
-        with open_text(args.input, "r") as source:
+        with open_text(args.input) as source:
             text = source.read()
     decisions = Decisions.from_mapping(json_object(f"--input {args.input}", text))
     settings = object_option("--cache-config", args.cache_config)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
-from remask.checks.fields import declared, unknown_name
+from remask.checks.fields import declared, unknown_name_error
 from remask.checks.values import json_object, shown
 from remask.cli.options import open_text
 from remask.engine.request import Request
@@ -32,7 +32,7 @@ def build_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: 
     for key in values:
         if key not in KEYS:
             check_setting(str(key))
-            raise unknown_name(SamplingParams, "key", str(key), KEYS)
+            raise unknown_name_error(SamplingParams, "key", str(key), KEYS)
     kinds = [key for key in PROMPTS if values.get(key) is not None]
     if len(kinds) != 1:
         raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(kinds) or 'none'}")
@@ -87,7 +87,7 @@ def load_lines(path: str, forbidden_keys: Collection[str] = ()) -> RequestFile:
     """
     lines: list[RequestLine] = []
     numbers: dict[str, int] = {}  # by id
-    with open_text(path, "r") as source:
+    with open_text(path) as source:
         for number, text in enumerate(source, start=1):
             if not text.strip():
                 continue

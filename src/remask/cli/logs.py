@@ -31,7 +31,7 @@ def add_log_options(group: argparse._ActionsContainer) -> None:
         LEVEL,
         choices=LEVELS,
         default=argparse.SUPPRESS,
-        help="least level of the log on stderr (default: info for serve and deploy, warning for all others)",
+        help="minimum level of the log on stderr (default: info for serve and deploy, warning for all others)",
     )
     group.add_argument(
         FORMAT,

@@ -166,7 +166,7 @@ def _find_command(words: list[str]) -> int:
 
 
 def _normalize_command(words: list[str], commands: Collection[str]) -> list[str]:
-    """Return `words` with a command of two words, such as `models pull`, as one, and an alias as what it stands for.
+    """Return `words` with a command of two words, such as `models pull`, as one, and an alias replaced by its command.
 
     Raises `UnknownNameError` if the second word of a command is misspelled or the command has left, and `ConfigError`
     if the command has moved or its package is not installed.

@@ -132,9 +132,9 @@ def _on_disk(row: ShelfEntry) -> bool:
     return hub.on_disk(row.hub, row.revision) is not None
 
 
-def lines_of(free: int) -> list[ModelLine]:
-    """Return the lines of all models, shipped ones first, on another machine with a CPU and `free` bytes of memory."""
-    room = DeviceMemory(free, free, 1.0)
+def lines_of(memory_bytes: int) -> list[ModelLine]:
+    """Return the lines of all models, shipped ones first, on another machine with a CPU and so much memory."""
+    room = DeviceMemory(memory_bytes, memory_bytes, 1.0)
     fits = {row.name: widest_fit(row.config, FORMATS[WIDEST], room, EngineConfig()) for row in SHELF.values()}
     shelf = [line_of(row, WIDEST, fits[row.name], CORES) for row in SHELF.values()]
     return [*(shipped_line(name, room, BFLOAT16) for name in BUNDLED_MODELS), *shelf]

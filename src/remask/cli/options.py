@@ -113,11 +113,11 @@ def adapters_option(args: argparse.Namespace) -> dict[str, str]:
     return paths
 
 
-def open_text(path: str, mode: str) -> TextIO:
-    """Open a file as UTF-8 text. Raises `ConfigError` if it cannot be opened."""
+def open_text(path: str) -> TextIO:
+    """Open a file to read it as UTF-8 text. Raises `ConfigError` if it cannot be opened."""
     try:
         # Bytes that are not UTF-8 become lone surrogates, which the tokenizer refuses for their own line alone.
-        return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
+        return Path(path).open(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error
 
@@ -183,10 +183,12 @@ def model_summary(args: argparse.Namespace, llm: LLM) -> str:
 
     config = llm.loaded.config
     device = llm.model.device
-    threads = torch.get_num_threads()
-    cores = f" ({threads} thread{'s' if threads > 1 else ''})" if device.type == "cpu" else ""
+    place = str(device)
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        place += " (1 thread)" if threads == 1 else f" ({threads} threads)"
     parts = [
-        f"{args.model} ({config.family}, {size_text(config.parameters)} parameters) on {device}{cores}",
+        f"{args.model} ({config.family}, {size_text(config.parameters)} parameters) on {place}",
         str(llm.model.dtype).removeprefix("torch."),
     ]
     if llm.loaded.quantization is not None:

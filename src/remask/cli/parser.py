@@ -16,7 +16,7 @@ from remask.cli.logs import add_log_options
 from remask.errors import LEFT, ConfigError, UnknownNameError
 
 _EXAMPLES = "examples:\n"
-_GLOBAL_OPTIONS = ("--version",)  # which stand before the command
+_GLOBAL_OPTIONS = ("--version",)  # which come before the command
 CONFIG: Final = "--config"
 ALL: Final = "--help=all"
 FURTHER: Final = "further options"
@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Print the full help for `--help=all`, and end the process with an error on the first unknown option."""
-        known = self._option_string_actions
+        options = self._option_string_actions
         for word in words:
             # The parser of the command checks all words behind the command.
             if word == "--" or (self._subparsers is not None and not word.startswith("-")):
@@ -111,11 +111,13 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"there is no {word}; give --help for the usual options, {ALL} for all")
                 self._print_message(self.format_help(), sys.stdout)
                 self.exit()
-            if not name.startswith("--") or " " in name or name in known:
+            if not name.startswith("--") or " " in name or name in options:
                 continue
-            if not (self.allow_abbrev and any(option.startswith(name) for option in known)):
+            if not (self.allow_abbrev and any(flag.startswith(name) for flag in options)):
                 path = f"{self.prog.removeprefix('remask ')} {name}"
-                self.error(str(UnknownNameError("option", path, ())) if path in LEFT else _unknown_option(name, known))
+                self.error(
+                    str(UnknownNameError("option", path, ())) if path in LEFT else _unknown_option(name, options)
+                )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -132,10 +134,10 @@ class Parser(argparse.ArgumentParser):
         return f"{formatter.format_help().rstrip()} [options]\n"
 
 
-def _unknown_option(name: str, known: Sequence[str] | dict[str, Any]) -> str:
+def _unknown_option(name: str, options: Sequence[str] | dict[str, Any]) -> str:
     if name in _GLOBAL_OPTIONS:
-        return f"{name} stands before the command: remask {name} COMMAND"
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        return f"{name} comes before the command: remask {name} COMMAND"
+    matches = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     return f"there is no option {name}" + (f"; did you mean {matches[0]}?" if matches else "")
 
 
@@ -145,8 +147,8 @@ def with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[st
     Returns `argv` unchanged without `--config`. Raises `ConfigError` if the file cannot be read, or is not an object of
     flags of `parser`.
     """
-    known = [flag for flag in parser._option_string_actions if flag.startswith("--") and flag != "--help"]
-    path = _config_path(argv, known) if CONFIG in known else None
+    flags = [flag for flag in parser._option_string_actions if flag.startswith("--") and flag != "--help"]
+    path = _config_path(argv, flags) if CONFIG in flags else None
     if path is None:
         return list(argv)
     sections = {
@@ -157,16 +159,16 @@ def with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[st
     }
     # Behind positional arguments, as a flag that takes several values would take these too.
     first_flag = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
-    flags = _config_flags(path, _load_config(path), known, sections)
-    return [*argv[:first_flag], *flags, *argv[first_flag:]]
+    words = _config_flags(path, _load_config(path), flags, sections)
+    return [*argv[:first_flag], *words, *argv[first_flag:]]
 
 
-def _config_path(argv: Sequence[str], known: Collection[str]) -> str | None:
+def _config_path(argv: Sequence[str], flags: Collection[str]) -> str | None:
     """Return the value of the last `--config`, or of an abbreviation of it; None without one."""
     path = None
     for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
-        if name != CONFIG and [flag for flag in known if flag.startswith(name)] != [CONFIG]:
+        if name != CONFIG and [flag for flag in flags if flag.startswith(name)] != [CONFIG]:
             continue
         if equals:
             path = value
@@ -190,7 +192,7 @@ def _load_config(path: str) -> dict[str, Any]:
 
 
 def _config_flags(
-    path: str, values: Mapping[str, Any], known: Collection[str], sections: Mapping[str, Collection[str]]
+    path: str, values: Mapping[str, Any], flags: Collection[str], sections: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
     """Yield the words of the flags in `values`; `sections` holds the flags of each group of options, by its title."""
     for key, value in values.items():
@@ -200,13 +202,13 @@ def _config_flags(
             continue
         if name == CONFIG:
             raise ConfigError(f"{CONFIG}: {path!r} names another file of flags; only one is allowed")
-        if name not in known:
-            raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in known))
+        if name not in flags:
+            raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in flags))
         negation = f"--no-{name.removeprefix('--')}"
-        if value is None or (value is False and negation not in known):
+        if value is None or (value is False and negation not in flags):
             raise ConfigError(
                 f"{CONFIG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out, and where "
-                "the value is the word off it stands in quotes, as YAML reads it as false"
+                "the value is the word off, put it in quotes, as YAML reads it as false"
             )
         if isinstance(value, list):
             yield name

@@ -16,7 +16,7 @@ from remask.checks.values import check_real, check_whole
 from remask.cli.arguments import PROFILE_REQUESTS
 from remask.cli.lines import RequestLine, build_requests, load_lines
 from remask.cli.options import open_llm
-from remask.depth.find import keep_table
+from remask.depth.find import save_table
 from remask.depth.measure import measure
 from remask.depth.requests import default_requests, read_system_prompt
 from remask.depth.table import DepthTable
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         table = measure(llm.session, requests, source, args.bound, progress=llm.session.progress)
         print(report(table))
         if args.output is None:
-            print(f"\nKept for all further starts, in {keep_table(table, llm.loaded)}")
+            print(f"\nKept for all further starts, in {save_table(table, llm.loaded)}")
         else:
             table.save(args.output)
             print(f"\nSaved as {args.output}; use it with --depth-table {args.output}")

@@ -49,7 +49,7 @@ class Replica:
         await self._lifespan.__aenter__()
 
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
-        """Yield the response to `call`: its `Head`, then pieces of its body. Only the router reads `identity`.
+        """Yield the response to `call`: its `Head`, then chunks of its body. Only the router reads `identity`.
 
         Raises `EngineDeadError` if the engine is dead once a POST is answered, so that the front tries another replica.
         """

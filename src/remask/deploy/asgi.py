@@ -38,7 +38,7 @@ class Head:
 
 
 async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    """Yield the response of `app` to `call`: its `Head`, then the pieces of its body.
+    """Yield the response of `app` to `call`: its `Head`, then the chunks of its body.
 
     If the reader stops early, the application gets an `http.disconnect`, and its end is awaited. Exceptions of the
     application are raised here.

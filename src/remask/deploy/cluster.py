@@ -115,14 +115,14 @@ def _ignore_timeout() -> Iterator[None]:
 
 
 @contextmanager
-def _deploy_errors(what: str, way_out: str) -> Iterator[None]:
-    """Turn any exception into a `DeployError` that says `what` failed, the reason, and the `way_out`."""
+def _deploy_errors(failure: str, way_out: str) -> Iterator[None]:
+    """Turn any exception into a `DeployError` of three parts: what failed, `failure`; the reason; and the `way_out`."""
     try:
         yield
     # Beside errors of its own Ray raises plain Exception, RuntimeError, ValueError and OSError.
     except Exception as error:
-        log.debug("%s", what, exc_info=error)
-        raise DeployError(f"{what}: {_reason(error)}. {way_out}.") from error
+        log.debug("%s", failure, exc_info=error)
+        raise DeployError(f"{failure}: {_reason(error)}. {way_out}.") from error
 
 
 def _reason(error: BaseException) -> str:

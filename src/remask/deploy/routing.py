@@ -83,8 +83,9 @@ def prefix_identity(body: Any) -> bytes | None:
         opening = _conversation_opening(messages, length)
     elif length is not None:
         prompt = body.get("prompt")
-        first = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str) else prompt
-        opening = first[:length] if isinstance(first, list | str) else None
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+            prompt = prompt[0]  # of several prompts
+        opening = prompt[:length] if isinstance(prompt, list | str) else None
     if not opening:
         return None
     return json.dumps([body.get("cache_salt") or "", opening], sort_keys=True).encode()

@@ -1,6 +1,6 @@
-"""The depths that a model begins with: of a table that `remask profile` kept, of a shipped one, or earned by audits.
+"""The depths that a model begins with: of a table that `remask profile` saved, of a shipped one, or earned by audits.
 
-Kept tables and earned depths are files in the folder `depth` of the cache folder.
+Saved tables and earned depths are files in the folder `depth` of the cache folder.
 """
 
 import json
@@ -22,8 +22,8 @@ EARNED_VERSION = 1
 
 
 def find_table(model: LoadedModel) -> DepthTable | None:
-    """The kept table of `model`, else its shipped one; None if there is neither."""
-    table = kept_table(model)
+    """The saved table of `model`, else its shipped one; None if there is neither."""
+    table = load_saved_table(model)
     if table is not None:
         log.debug("depth table in %s (remove it to be without): %s", table_file(model), table.source)
         return table
@@ -41,12 +41,12 @@ def shipped_table(model: LoadedModel) -> DepthTable | None:
 
 
 def table_file(model: LoadedModel) -> Path:
-    """The file of the kept table of `model`, which need not exist."""
+    """The file of the saved table of `model`, which need not exist."""
     return cache_folder() / "depth" / f"{model.fingerprint}.json"
 
 
-def kept_table(model: LoadedModel) -> DepthTable | None:
-    """The kept table of `model`; None if there is none, or if it cannot be used, of which a warning is logged."""
+def load_saved_table(model: LoadedModel) -> DepthTable | None:
+    """The saved table of `model`; None if there is none. If it cannot be used, logs a warning and returns None."""
     file = table_file(model)
     if not file.exists():
         return None
@@ -57,8 +57,8 @@ def kept_table(model: LoadedModel) -> DepthTable | None:
         return None
 
 
-def keep_table(table: DepthTable, model: LoadedModel) -> Path:
-    """Keep a table for later starts of `model`, and return its file. Raises `TableError` if it cannot be written."""
+def save_table(table: DepthTable, model: LoadedModel) -> Path:
+    """Save a table for later starts of `model`, and return its file. Raises `TableError` if it cannot be written."""
     file = table_file(model)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def earned_file(fingerprint: str) -> Path:
 
 
 def load_earned(depths: EarnedDepths, fingerprint: str) -> None:
-    """Replace the records of `depths` by the kept ones, if any. Logs a warning of a file that cannot be used."""
+    """Replace the records of `depths` by the saved ones, if any. Logs a warning if the file cannot be used."""
     file = earned_file(fingerprint)
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -90,12 +90,12 @@ def load_earned(depths: EarnedDepths, fingerprint: str) -> None:
     log.info("depths that audits had earned until %s: %s", raw.get("date"), dict(depths.lookup.entries))
 
 
-def keep_earned(depths: EarnedDepths, fingerprint: str) -> None:
-    """Keep `depths` for the next start. Logs a warning if they cannot be written."""
+def save_earned(depths: EarnedDepths, fingerprint: str) -> None:
+    """Save `depths` for the next start. Logs a warning if they cannot be written."""
     file = earned_file(fingerprint)
     raw = {"version": EARNED_VERSION, "date": time.strftime("%Y-%m-%d"), **depths.to_json()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole("earned depths", file, json.dumps(raw) + "\n", TableError)
     except (RemaskError, OSError) as error:
-        log.warning("earned depths are not kept, so the next start earns them again: %s", error)
+        log.warning("earned depths are not saved, so the next start earns them again: %s", error)

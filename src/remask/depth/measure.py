@@ -40,13 +40,13 @@ def measure(
     pass_inputs = [first_pass(session, request) for request in requests]
     pairs = zip(requests, pass_inputs, strict=True)
     for request, pass_input in Progress("measuring", len(requests), "requests", enabled=progress).track(pairs):
-        length = prefix_of(session, request)
+        length = readable_prefix_length(session, request)
         ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
         record = buckets.setdefault(ratio, Record(shape.layers, bound))
         depths = record.audit_depths(prefix)
         if depths:
-            divergences = moved_by_depth(session.engine.auditor.passes, pass_input, length, depths)
+            divergences = divergence_by_depth(session.engine.auditor.passes, pass_input, length, depths)
             record.add([Audit(prefix, depth, nats) for depth, nats in divergences])
             count += 1
     return DepthTable(
@@ -70,7 +70,7 @@ def first_pass(session: Subject, request: Request) -> PassInput:
             f"a depth table is for bicache, which runs on masked models; {session.loaded.name!r} ({shape.family}) is "
             f"{shape.kind}: profile a masked model"
         )
-    if prefix_of(session, request) < 1:
+    if readable_prefix_length(session, request) < 1:
         raise ConfigError(
             f"request {request.id!r} has no shared prefix to measure: give messages before its last user turn, or "
             "prefix_length"
@@ -80,21 +80,21 @@ def first_pass(session: Subject, request: Request) -> PassInput:
     return PassInput.first_pass(session.engine.check(request).decoding, shape.shift, request.adapter)
 
 
-def prefix_of(session: Subject, request: Request) -> int:
+def readable_prefix_length(session: Subject, request: Request) -> int:
     """Number of tokens of a request's prefix that can be read from the store: rows that predict must stay live."""
     return min(request.prefix_length, len(request.prompt_token_ids) - session.loaded.config.shift)
 
 
-def moved_by_depth(
-    passes: AuditPasses, pass_input: PassInput, prefix: int, depths: Sequence[int]
+def divergence_by_depth(
+    passes: AuditPasses, pass_input: PassInput, prefix_length: int, depths: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
-    """Yield each depth with how far first predictions move from those of the exact pass, in nats where they move most.
+    """Yield each depth with the divergence of first predictions from the exact pass, in nats, where it is largest.
 
     Raises `ConfigError` if the pool has no room for the canvas.
     """
     exact = passes.run_exact(pass_input, rounded=False)
     for depth in depths:
-        predicted = passes.run_reusing(pass_input, prefix, depth)
+        predicted = passes.run_reusing(pass_input, prefix_length, depth)
         if exact is None or predicted is None:
             raise ConfigError(
                 f"a canvas of {len(pass_input.canvas)} tokens finds no room beside the requests that run; measure "

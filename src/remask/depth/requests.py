@@ -1,4 +1,4 @@
-"""The default requests of which a depth table is measured: questions about texts that the model can read."""
+"""The default requests that a depth table is measured with: questions about texts that the model can read."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -99,9 +99,10 @@ def _random_requests(model: LoadedModel, count: int, seed: int) -> list[Request]
     # A mask in a prompt would be another position to fill.
     ids = [token for token in range(shape.vocab) if token != shape.mask_id]
     scale = min(1.0, shape.max_length / sum(RANDOM_LENGTHS))
-    prefix, rest, response = (max(1, int(scale * length)) for length in RANDOM_LENGTHS)
-    params = SamplingParams(max_tokens=response)
-    return [Request(str(number), rng.choices(ids, k=prefix + rest), params, prefix) for number in range(count)]
+    prefix_length, suffix_length, response_length = (max(1, int(scale * length)) for length in RANDOM_LENGTHS)
+    params = SamplingParams(max_tokens=response_length)
+    prompts = [rng.choices(ids, k=prefix_length + suffix_length) for _ in range(count)]
+    return [Request(str(number), prompt, params, prefix_length) for number, prompt in enumerate(prompts)]
 
 
 def read_system_prompt(path: str | Path) -> str:

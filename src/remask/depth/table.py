@@ -63,7 +63,7 @@ class DepthTable:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise TableError(
-                f"{path} is no depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."
+                f"{path} is not a depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."
             ) from error
         if model is not None and table.fingerprint != model.fingerprint:
             raise TableError(
@@ -115,7 +115,7 @@ def _parse(raw: Any) -> DepthTable:
 
 
 def _integer_keys(name: str, raw: Any, key_noun: str) -> dict[int, Any]:
-    """The object `raw` with its keys as integers. Raises `TypeError` if it is no object or has other keys."""
+    """The object `raw` with its keys as integers. Raises `TypeError` if it is not an object or has other keys."""
     if not isinstance(raw, dict) or not all(key.isdecimal() for key in raw):
         raise TypeError(f"{name} must be an object with {key_noun} as keys, got {raw!r}")
     return {int(key): value for key, value in raw.items()}

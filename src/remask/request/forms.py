@@ -51,11 +51,14 @@ class StructuredOutputs:
 
     @classmethod
     def from_mapping(cls, values: object) -> "StructuredOutputs":
-        """Build a form from JSON-like values. Raises `ConfigError` on unknown names and on values not allowed."""
+        """Build a form from JSON-like values.
+
+        Raises `ConfigError` on unknown names, on values that are not allowed, and on vLLM's `grammar`.
+        """
         if isinstance(values, Mapping) and values.get("grammar") is not None:
             raise ConfigError(
-                "structured_outputs.grammar: a context-free grammar has no finite automaton, so that no path through "
-                "it could be found in any order; write its texts up to some depth as regex, json or choice"
+                "structured_outputs.grammar is not supported: tokens are written in any order, which needs a finite "
+                "automaton, and a context-free grammar has none; use regex, json or choice, with a limit of depth"
             )
         return parse(cls, values, "structured_outputs", "structured_outputs field")
 

@@ -225,7 +225,7 @@ class _Translation:
             ignored = _DEFINITIONS | {"$anchor", "type"}
             names = [name for name in node if _restricts(node, name) and name not in ignored]
             if len(names) > 1 and set(names) != {"enum", "const"}:
-                raise ConfigError(f"{scope.path} holds {' and '.join(sorted(names))}, of which one alone is guaranteed")
+                raise ConfigError(f"{scope.path} holds {' and '.join(sorted(names))}; only one can be guaranteed")
             result = self._exclusive_keyword(exclusive, node, scope)
         if len(result) > MAX_EXPRESSION_CHARS:
             raise _too_long_error(scope.root_path)

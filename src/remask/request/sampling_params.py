@@ -17,7 +17,7 @@ from remask.checks.fields import (
     grouped,
     parse,
     paths,
-    unknown_name,
+    unknown_name_error,
 )
 from remask.checks.values import LARGEST, POSITIONS, Biases, Choice, Flag, ListOf, Real, Text, Whole
 from remask.denoising.rules import REMASKING, RULES, Knobs, Remasking
@@ -66,10 +66,10 @@ class _KnownNames:
     __slots__ = ()
 
     def __new__(cls, *_args: object, **values: object) -> Self:
-        known = declared(cls)
+        names = declared(cls)
         for name in values:
-            if name not in known:
-                raise unknown_name(cls, PARAMETER, name, known)
+            if name not in names:
+                raise unknown_name_error(cls, PARAMETER, name, names)
         return object.__new__(cls)
 
 
@@ -176,13 +176,13 @@ class SamplingParams(_KnownNames):
         RemaskingParams,
         "remasking field",
         "Which noisy positions become final in a step: the name of a rule, or an object of it and its settings.",
-        plain="rule",
+        text_field="rule",
     )
     uniform: Grouped[UniformParams] = grouped(
         UniformParams,
         "uniform field",
         "The sampler of uniform models: the name of a preset, or an object of settings.",
-        plain="preset",
+        text_field="preset",
     )
     speculation: Grouped[SpeculationParams] = grouped(
         SpeculationParams, "speculation field", "How mode `linear_speculation` drafts."

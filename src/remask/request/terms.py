@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from remask.checks.fields import Nested, check, declare, declared, documented, parse, unknown_name
+from remask.checks.fields import Nested, check, declare, declared, documented, parse, unknown_name_error
 from remask.checks.values import LARGEST, LIST, POSITIONS, AnyOf, Flag, ListOf, Real, Settings, Text, Whole, shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
@@ -129,7 +129,7 @@ class Terms:
     )
     canvas: Sequence[Part] | None = declare(
         None,
-        ListOf(Nested(Part, "part field"), "parts", MAX_PARTS, together=2 * LIST),
+        ListOf(Nested(Part, "part field"), "parts", MAX_PARTS, total_limit=2 * LIST),
         "What the response is made of: parts of fixed `text` or `token_ids`, and holes (`mask`), a number of tokens or "
         "an object of `min` and `max`.",
     )
@@ -178,7 +178,7 @@ def flatten_sampling(request: Mapping[str, Any], other_fields: Iterable[str]) ->
     """Move the parameters of the object `sampling` of a request (a JSONL line or a body) to its top level.
 
     Returns a new mapping, or the request itself if it has no such object. `other_fields` are the names that the request
-    may have beside sampling parameters. Raises `ConfigError` if a parameter stands in both places or one of the
+    may have beside sampling parameters. Raises `ConfigError` if a parameter is in both places or one of the
     `other_fields` in the object, and `UnknownNameError` if a name in the object is neither.
     """
     if SAMPLING not in request:
@@ -190,7 +190,7 @@ def flatten_sampling(request: Mapping[str, Any], other_fields: Iterable[str]) ->
     parameters = {name: value for name, value in sampling.items() if value is not None}
     duplicate = next((name for name in parameters if request.get(name) is not None), None)
     if duplicate is not None:
-        raise ConfigError(f"{duplicate} stands in the request and in its {SAMPLING!r}; leave one of them out")
+        raise ConfigError(f"{duplicate} is both in the request and in its {SAMPLING!r}; leave one of them out")
     return {**{name: value for name, value in request.items() if name != SAMPLING}, **parameters}
 
 
@@ -200,9 +200,9 @@ def check_sampling(values: Mapping[str, Any], other_fields: Iterable[str] = ()) 
     Raises `ConfigError`, which says where the key belongs, if it is a term or one of the `other_fields` of a request,
     and `UnknownNameError` if it is unknown.
     """
-    known = declared(SamplingParams)
+    parameters = declared(SamplingParams)
     for name in values:
-        if name not in known and name in {*declared(Terms), *other_fields}:
-            raise ConfigError(f"{name} is no sampling parameter: it belongs into the request, beside {SAMPLING!r}")
-        if name not in known:
-            raise unknown_name(SamplingParams, PARAMETER, str(name), known)
+        if name not in parameters and name in {*declared(Terms), *other_fields}:
+            raise ConfigError(f"{name} is not a sampling parameter: it belongs in the request, beside {SAMPLING!r}")
+        if name not in parameters:
+            raise unknown_name_error(SamplingParams, PARAMETER, str(name), parameters)

@@ -76,26 +76,26 @@ class Trace:
     @property
     def content(self) -> dict[str, Any]:
         """Return the trace as JSON-like values. Empty fields of events are left out."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"events": [_event_values(event) for event in self.events]}
 
 
-def trace_events(trace: Sequence[Transfer], prompt: int) -> tuple[TraceEvent, ...]:
-    """Return the events of a run whose prompt has `prompt` tokens, with positions counted from the response's start."""
+def trace_events(trace: Sequence[Transfer], prompt_length: int) -> tuple[TraceEvent, ...]:
+    """Return the events of a run, with positions counted from the response's start."""
     return tuple(
         TraceEvent(
             transfer.step,
-            [position - prompt for position in transfer.positions],
+            [position - prompt_length for position in transfer.positions],
             transfer.token_ids,
             transfer.logprobs,
-            [position - prompt for position in transfer.edits],
-            [(position - prompt, token) for position, token in transfer.writes],
+            [position - prompt_length for position in transfer.edits],
+            [(position - prompt_length, token) for position, token in transfer.writes],
         )
         for transfer in trace
     )
 
 
-def step_map(trace: Sequence[Transfer], prompt: int, length: int) -> list[int]:
+def step_map(trace: Sequence[Transfer], prompt_length: int, length: int) -> list[int]:
     """Return, for each of the first `length` response tokens, the step that first wrote it, counted from 1.
 
     Tokens that the request fixed have step 0.
@@ -103,29 +103,32 @@ def step_map(trace: Sequence[Transfer], prompt: int, length: int) -> list[int]:
     steps: dict[int, int] = {}
     for transfer in trace:
         for position in transfer.positions:
-            steps.setdefault(position - prompt, transfer.step + 1)
+            steps.setdefault(position - prompt_length, transfer.step + 1)
     return [steps.get(index, 0) for index in range(length)]
 
 
-def iterate_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLogprob]]:
-    """Yield the index in the response and the token of each write. Log-probabilities are 0 if none were requested."""
+def iterate_tokens(transfer: Transfer, prompt_length: int) -> Iterator[tuple[int, TokenLogprob]]:
+    """Yield each position that the step wrote, counted from the response's start, with its token.
+
+    Log-probabilities are 0 if none were requested.
+    """
     logprobs = transfer.logprobs or (0.0,) * len(transfer.positions)
     tops = transfer.top_logprobs or ((),) * len(transfer.positions)
     for position, token, logprob, top in zip(transfer.positions, transfer.token_ids, logprobs, tops, strict=True):
-        yield position - prompt, TokenLogprob(token, logprob, transfer.step, top)
+        yield position - prompt_length, TokenLogprob(token, logprob, transfer.step, top)
 
 
-def token_logprobs(trace: Sequence[Transfer], prompt: int, length: int) -> tuple[TokenLogprob, ...]:
+def token_logprobs(trace: Sequence[Transfer], prompt_length: int, length: int) -> tuple[TokenLogprob, ...]:
     """Return the first `length` response tokens with their log-probabilities in the step that wrote them last.
 
     The `trace` must be of a request that asked for log-probabilities. Tokens that the request fixed are left out.
     """
     tokens: dict[int, TokenLogprob] = {}
     for transfer in trace:
-        tokens.update(iterate_tokens(transfer, prompt))
+        tokens.update(iterate_tokens(transfer, prompt_length))
     return tuple(tokens[index] for index in range(length) if index in tokens)
 
 
 def _event_values(event: TraceEvent) -> dict[str, Any]:
-    values = {item.name: getattr(event, item.name) for item in fields(event)}
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if name == "step" or value}

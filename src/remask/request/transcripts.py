@@ -181,10 +181,10 @@ def _item_fields(path: str, item: Any) -> tuple[str, Mapping[str, Any]]:
     return kind, item
 
 
-def _check_known_fields(path: str, value: Mapping[str, Any], known: set[str]) -> None:
+def _check_known_fields(path: str, value: Mapping[str, Any], names: set[str]) -> None:
     for name, field in value.items():
-        if name not in known and field is not None:
-            raise UnknownNameError("field", str(name)[:64], sorted(known), f"{path}.")
+        if name not in names and field is not None:
+            raise UnknownNameError("field", str(name)[:64], sorted(names), f"{path}.")
 
 
 def _add_call(
@@ -237,8 +237,8 @@ def _read_content(path: str, content: Any, part_types: Mapping[str, str]) -> tup
                 f"{part_path} must be an object whose type is one of {', '.join(part_types)}, got {shown(part)}"
             )
         if part_types is not _ASSISTANT_PARTS:
-            known = {"type", part_types[kind], _BREAKPOINT, *(["detail"] if kind == IMAGE else [])}
-            _check_known_fields(part_path, part, known)
+            names = {"type", part_types[kind], _BREAKPOINT, *(["detail"] if kind == IMAGE else [])}
+            _check_known_fields(part_path, part, names)
         value = part.get(part_types[kind])
         if kind == JSON:
             texts.append(_json_text(f"{part_path}.data", value))

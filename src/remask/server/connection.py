@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.client: tuple[str, int] | None = None
         self.exchange: Exchange | None = None  # the latest one
-        self.head_bytes = 0  # received since the last complete head or piece of a body
+        self.head_bytes = 0  # received since the last complete head or part of a body
         self.unanswered = 0  # requests whose heads were received
         self.is_ending = False  # the connection closes once the rest of the body is discarded
         self.probe_timer: asyncio.TimerHandle | None = None
@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
             self._head_timer.cancel()
 
     def on_body(self, body: bytes) -> None:  # noqa: ARG002 - httptools' signature
-        """Called by the parser for a piece of a body."""
+        """Called by the parser for a part of a body."""
         self.head_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -264,7 +264,7 @@ class Exchange:
         self._send = send
 
     async def receive(self) -> Message:
-        """Return the next piece of the body, and after the last one wait for the client to disconnect.
+        """Return the next part of the body, and after the last one wait for the client to disconnect.
 
         The disconnect is watched here, as uvicorn reports it only to the last of several pipelined requests.
         """

@@ -226,11 +226,11 @@ def _routing_message(error: HTTPException, request: Request) -> str:
         return f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, and no {request.method}"
     if error.status_code != 404 or error.detail != "Not Found":
         return str(error.detail)
-    known: Sequence[str] = request.app.state.paths
+    paths: Sequence[str] = request.app.state.paths
     # A base URL with one /v1 too many or too few, or with none, is the commonest cause.
     end = f"/{path.strip('/').rpartition('v1/')[2]}"
-    similar = [name for name in known if f"/{name.strip('/')}".endswith(end)]
-    similar = similar or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    similar = [name for name in paths if f"/{name.strip('/')}".endswith(end)]
+    similar = similar or difflib.get_close_matches(path, paths, n=1, cutoff=0.6)
     hint = f"Did you mean {similar[0]}? " if similar else ""
     return f"there is no path {path!r}. {hint}GET /openapi.json lists all of them"
 

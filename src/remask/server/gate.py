@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 PROBES = frozenset(["/health", "/ping", "/live", "/ready"])  # they tell other sites' pages nothing of use
 OPEN_PATHS = frozenset([*PROBES, *FILES, SLASHED])  # health probes have no key, and pages ask for one
 METRICS = "/metrics"
-MAX_SHOWN = 100  # characters of a foreign name in its error
+MAX_SHOWN = 100  # characters of a client's header in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 ANY = "*"
 LEFT_OUT = "X-Remask-Left-Out"
@@ -157,13 +157,16 @@ class Gate:
         return name, leads
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body. Raises `ApiError` if it is too large, `ClientGoneError` if the client disconnects."""
-        too_large = ApiError(
-            413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts"
-        )
+        """Read the whole body. Raises `ApiError` if it is too large, `ClientGoneError` if the client disconnects.
+
+        The error is a 413, or a 400 if `Content-Length` is not a number.
+        """
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS or int(length) > self.max_body_bytes:
-            raise too_large
+        if not (length.isascii() and length.isdecimal()):
+            name = length[:MAX_SHOWN]
+            raise ApiError(400, f"Content-Length is {name!r}; it must be the body's number of bytes in decimal digits")
+        if len(length) > MAX_LENGTH_DIGITS or int(length) > self.max_body_bytes:
+            raise self._too_large()
         parts: list[bytes] = []
         size = 0
         while True:
@@ -173,9 +176,12 @@ class Gate:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.max_body_bytes:
-                raise too_large
+                raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts")
 
 
 def _receive_after(body: bytes, receive: Receive) -> Receive:

@@ -59,7 +59,7 @@ class Intake:
         self.max_request_chars = config.max_request_chars or 4 * self.max_prompt_chars
 
     def check_model(self, name: str | None, field: str = "model") -> None:
-        """Raise a 404 that names `field` if `name` is not a served model. None stands for the server's own model."""
+        """Raise a 404 that names `field` if `name` is not a served model. None is the server's own model."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             reason = self._refused_adapters.get(name)

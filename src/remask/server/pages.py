@@ -29,11 +29,11 @@ HEADERS = {
 }
 
 
-def _files(folder: str, index: str, others: str) -> dict[str, Path]:
-    """The files of a folder by URL: its `index.html` has the URL `index`, others are below the URL `others`."""
+def _files(folder: str, index: str, folder_url: str) -> dict[str, Path]:
+    """The files of a folder by URL: its `index.html` has the URL `index`, others are below the URL `folder_url`."""
     root = Path(__file__).parent / folder
     return {
-        index if path.name == "index.html" else f"{others}/{path.relative_to(root).as_posix()}": path
+        index if path.name == "index.html" else f"{folder_url}/{path.relative_to(root).as_posix()}": path
         for path in sorted(root.rglob("*"))
         if path.suffix in KINDS
     }

@@ -19,7 +19,7 @@ from remask.engine.request import Owner, PendingRequest
 from remask.engine.request import Request as EngineRequest
 from remask.errors import CanvasLengthError, ConfigError, FormError, QueueFullError, RemaskError
 from remask.llm import LLM
-from remask.server.answers.generation import Generation, Names
+from remask.server.answers.generation import AnswerContext, Generation
 from remask.server.bodies import SHORT, BodyReaders, TextWorkers
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
@@ -160,7 +160,7 @@ class Service:
             if isinstance(error, CanvasLengthError):
                 # Blame the field that takes more of the canvas.
                 response_field = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
-                field = response_field if error.response > error.prompt else body.texts_name
+                field = response_field if error.response_length > error.prompt_length else body.texts_name
                 raise ApiError(400, text, field) from error
             if text == str(error):
                 raise
@@ -169,7 +169,7 @@ class Service:
         model = body.model or self.config.model_names[0]
         created = int(time.time())
         short_fingerprint = _short_fingerprint(fingerprint)
-        names = Names(request_id, created, model, short_fingerprint, self.token_text, self.token_bytes)
+        context = AnswerContext(request_id, created, model, short_fingerprint, self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
         model_config = self.session.loaded.config
         answers = [
@@ -185,7 +185,7 @@ class Service:
             )
             for index, choice in enumerate(pending)
         ]
-        generation = present(ticket, answers, names, body, fingerprint, self.intake.calls(body))
+        generation = present(ticket, answers, context, body, fingerprint, self.intake.calls(body))
 
         def finish() -> None:
             ticket.cancel()

@@ -116,7 +116,7 @@ class ToolCalls:
             arguments = {"$id": f"tool:{tool.name}", **tool.arguments_schema}
             properties = {"name": {"const": tool.name}, self.format.arguments: arguments}
             calls.append({"type": "object", "properties": properties, "required": list(properties)})
-        form = _schema_form({"anyOf": calls}, "all of them together, of which one is called,")
+        form = _schema_form({"anyOf": calls}, "the choice between all tools")
         if self.forced != "choice":
             return form
         # One call or several, or text: in the requested form, or anything that does not begin as a call does.
@@ -166,13 +166,13 @@ def messages_with_tools_as_text(
     return turns
 
 
-def _schema_form(schema: Mapping[str, Any], what: str) -> StructuredOutputs:
-    """The form of a JSON schema. Raises `ConfigError`, with `what` as its subject, if it cannot be guaranteed."""
+def _schema_form(schema: Mapping[str, Any], subject: str) -> StructuredOutputs:
+    """The form of a JSON schema. Raises `ConfigError` if it cannot be guaranteed; `subject` is what the error names."""
     try:
         return StructuredOutputs(json=schema)
     except ConfigError as error:
         reason = str(error).replace("structured_outputs.json", "the schema")
-        raise ConfigError(f"tools: {what} cannot be guaranteed: {reason}") from error
+        raise ConfigError(f"tools: {subject} cannot be guaranteed: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,10 @@ def join_pieces(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads calls from the text of one answer as it settles. What is no call stays text.
+    """Reads calls from the text of one answer as it settles. Everything else stays text.
 
     A call whose arguments fill a hole is returned piece by piece, any other once it is complete. Text between the
-    affixes of a call that is no object, or that names an unknown tool, is returned unchanged.
+    affixes of a call that is not an object, or that names an unknown tool, is returned unchanged.
     """
 
     tool_calls: ToolCalls
@@ -304,7 +304,7 @@ class CallReader:
         return text
 
     def _parse_call(self, text: str) -> CallPiece | None:
-        """A new call from its JSON text. Returns None if it is no call of a known tool."""
+        """A new call from its JSON text. Returns None if it does not call a known tool."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

@@ -139,7 +139,7 @@ def _smollm2(*, is_block_causal: bool = False) -> Card:
 
     def draw(number: int) -> Exercise:
         item = questions[page.CARD_QUESTIONS[number % len(page.CARD_QUESTIONS)]]
-        before, _, after = item.answer.partition(item.asked)
+        before, _, after = item.answer.partition(item.fact)
         # A block-causal model sees nothing behind the block of a hole, so its canvas ends with the hole.
         canvas = f"{before}[[1-16]]" if is_block_causal else f"{before}[[1-16]]{after}"
         return Exercise(item.question, item.answer, canvas, None)

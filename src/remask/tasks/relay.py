@@ -249,7 +249,10 @@ def _match_goods(rng: random.Random, first: str, last: str) -> dict[str, str]:
 
 
 def _starts(hops: Mapping[str, str]) -> tuple[str, ...]:
-    """The towns on loops of more than `HOPS` hops, in alphabetical order."""
+    """The towns on loops of more than `HOPS` hops, in alphabetical order.
+
+    `hops` must be a permutation of its towns: otherwise a route might never come back to its start.
+    """
     starts = []
     for start in hops:
         town = hops[start]

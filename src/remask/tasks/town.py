@@ -93,7 +93,7 @@ class TownRequest:
     kind: str  # one of `KINDS`
     question: str  # the user's turn
     answer: str  # the right response
-    asked: str  # the part of the response that must be right, such as a street, an hour or a day
+    fact: str  # the part of the response that must be right, such as a street, an hour or a day
 
     @property
     def messages(self) -> list[Message]:
@@ -121,8 +121,8 @@ def draw_question(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str
     if kind == "record":
         return f"What does the page say of the {shop.name}? Give JSON.", shop.record, shop.record
     if kind == "count":
-        day = rng.choice(sorted({other.shut for other in shops}))
-        names = ", ".join(f"the {other.name}" for other in shops if other.shut == day)
+        day = rng.choice(sorted({shop.shut for shop in shops}))
+        names = ", ".join(f"the {shop.name}" for shop in shops if shop.shut == day)
         return f"What is shut on {day}?", f"Shut on {day}: {names}.", names
     name = f"the {shop.name}" if kind == "find" else f"the shop in {shop.street}"
     subject = name[0].upper() + name[1:]
@@ -158,6 +158,6 @@ def is_correct(request: TownRequest, text: str) -> bool:
         except ValueError:
             return False
     if request.kind == "count":
-        return text.strip().rstrip(".").rpartition(": ")[2] == request.asked
-    fact = re.escape(request.asked)
+        return text.strip().rstrip(".").rpartition(": ")[2] == request.fact
+    fact = re.escape(request.fact)
     return re.search(rf"(?<!\w){fact}[.]?\s*$|^The {fact} is in ", text) is not None

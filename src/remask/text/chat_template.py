@@ -41,7 +41,7 @@ class ChatTemplate:
         values = {"messages": chat, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
         reserved = sorted((set(values) - {"tools"}) & set(variables or {}))
         if reserved:
-            raise ConfigError(f"chat_template_kwargs: {reserved[0]} is no variable to choose; leave it out")
+            raise ConfigError(f"chat_template_kwargs: {reserved[0]} cannot be set; leave it out")
         values |= variables or {}
         try:
             content = marshal.dumps(values)

@@ -75,7 +75,7 @@ def encode(
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is
     the term of that name, `variables` are those of the chat template, and the last two say how messages end, as in
-    `Tokenizer.render_chat`. Raises `ConfigError` on text without a tokenizer, on an object that is no prompt, and on
+    `Tokenizer.render_chat`. Raises `ConfigError` on text without a tokenizer, on an object that is not a prompt, and on
     `continue_final_message` without messages.
     """
     if isinstance(prompt, Mapping):

@@ -75,16 +75,19 @@ def compile_template(text: str) -> Template:
     return environment.from_string(text)
 
 
-def render(template: Template, values: Mapping[str, Any], max_length: int) -> str:
-    """The text of a conversation. Raises `FailedError` beyond `max_length` characters, and what the template raises."""
-    pieces = []
+def render(template: Template, variables: Mapping[str, Any], max_length: int) -> str:
+    """The text that a template writes for these variables.
+
+    Raises `FailedError` as soon as it has more than `max_length` characters, and the errors of the template itself.
+    """
+    chunks = []
     length = 0
-    for piece in template.generate(values):
-        length += len(piece)
+    for chunk in template.generate(variables):
+        length += len(chunk)
         if length > max_length:
             raise FailedError(f"it writes more than {max_length} characters")
-        pieces.append(piece)
-    return "".join(pieces)
+        chunks.append(chunk)
+    return "".join(chunks)
 
 
 def renderer(settings: bytes) -> Answers:

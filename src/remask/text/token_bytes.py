@@ -11,15 +11,15 @@ from remask.errors import FormError
 _SAMPLES = 200  # pairs of tokens whose text is compared with their bytes
 
 
-def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes | None]:
-    """Return the bytes of each token id below `vocab`; None for `special`, unknown and empty tokens.
+def token_bytes(backend: Any, special: Container[int], vocab_size: int) -> list[bytes | None]:
+    """Return the bytes of each token id below `vocab_size`; None for `special`, unknown and empty tokens.
 
     `backend` is transformers' tokenizer or a `NativeTokenizer`. Two layouts are supported: bytes as printable
     characters (GPT-2's ByteLevel), and texts with byte tokens `<0x00>` to `<0xFF>` (ByteFallback), in which some
     characters stand for others (Replace), such as Gemma's `▁` for a space. Raises `FormError` on other layouts, and if
     the text of a pair of tokens, of a sample of pairs, is not that of both tokens joined.
     """
-    names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
+    names = backend.convert_ids_to_tokens(list(range(min(vocab_size, len(backend)))))
     steps = decoder_steps(backend)
     step_types = [step["type"] for step in steps]
     replacements = [_replacement(step) for step in steps[:-2]]
@@ -32,7 +32,7 @@ def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes
         raise _layout_error(f"its decoder is {', '.join(step_types) or 'none'}")
     contents = [None if token in special else content or None for token, content in enumerate(contents)]
     _check_pairs(backend, contents)
-    return contents + [None] * (vocab - len(contents))
+    return contents + [None] * (vocab_size - len(contents))
 
 
 def decoder_steps(backend: Any) -> list[Mapping[str, Any]]:
@@ -62,8 +62,8 @@ def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
 def printable_bytes() -> dict[str, int]:
     """Return the byte of each character of GPT-2's alphabet: printable bytes are themselves, others from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 def _from_printable(name: str, table: Mapping[str, int]) -> bytes | None:

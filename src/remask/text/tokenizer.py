@@ -64,7 +64,7 @@ def _prefix_tree(names: list[str]) -> str:
     for name in names:
         if name:
             suffixes.setdefault(name[0], []).append(name[1:])
-    branches = "|".join(re.escape(first) + _prefix_tree(rest) for first, rest in suffixes.items())
+    branches = "|".join(re.escape(first) + _prefix_tree(tails) for first, tails in suffixes.items())
     if "" in names:
         return f"(?:{branches})?"
     return f"(?:{branches})" if len(suffixes) > 1 else branches
@@ -282,14 +282,19 @@ class Tokenizer:
         # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
         if list(tokens[: len(prefix)]) == prefix:
             return len(prefix)
-        return next(index for index, (one, other) in enumerate(zip_longest(tokens, prefix)) if one != other)
+        return next(
+            index for index, (token, prefix_token) in enumerate(zip_longest(tokens, prefix)) if token != prefix_token
+        )
 
-    def token_bytes(self, vocab: int) -> list[bytes | None]:
-        """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
-        return token_bytes(self._backend, self.special_ids, vocab)
+    def token_bytes(self, vocab_size: int) -> list[bytes | None]:
+        """The bytes of each token id below `vocab_size`; None for special tokens.
 
-    def added_bytes(self, token: int, before: int | None) -> bytes | None:
-        """The bytes that a token adds to a text that ends with the token `before`; None: the text is empty.
+        Raises `FormError` as `remask.text.token_bytes.token_bytes`.
+        """
+        return token_bytes(self._backend, self.special_ids, vocab_size)
+
+    def added_bytes(self, token: int, predecessor: int | None) -> bytes | None:
+        """The bytes that a token adds to a text that ends with the token `predecessor`; None: the text is empty.
 
         The bytes of all tokens, joined, are the text, whatever the tokenizer does to spaces. They may be a part of a
         character. A special token adds none. Returns None if the tokenizer does not tell them.
@@ -302,7 +307,7 @@ class Tokenizer:
         content = None if name is None else named_bytes(name, self._decoder_types)
         if content is not None:
             return content
-        context = [] if before is None else [before]
+        context = [] if predecessor is None else [predecessor]
         context_text = self.decode(context)
         text = self.decode([*context, token])
         added_text = text[len(context_text) :] if text.startswith(context_text) else self.decode([token])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remask.depth.measure import first_pass, moved_by_depth, prefix_of
+from remask.depth.measure import divergence_by_depth, first_pass, readable_prefix_length
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
@@ -127,8 +127,8 @@ def moved(args: argparse.Namespace) -> Kept:
     )
     passes, layers, values = llm.engine.auditor.passes, llm.model.config.layers, list[dict[int, float]]()
     for task in work.tasks:
-        seen, prefix = first_pass(llm.session, task.request), prefix_of(llm.session, task.request)
-        values.append(dict(moved_by_depth(passes, seen, prefix, ladder(layers))))
+        seen, prefix = first_pass(llm.session, task.request), readable_prefix_length(llm.session, task.request)
+        values.append(dict(divergence_by_depth(passes, seen, prefix, ladder(layers))))
     return _kept("moved", llm, args, {"layers": layers, "requests": values})
 
 

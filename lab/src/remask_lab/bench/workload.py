@@ -163,7 +163,7 @@ def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
     right = partial(town.is_correct, item)
     rule = "the response says what was asked, in the form of the page's answers"
     own = {"check": lambda text, _: right(text), "parts": {item.kind: right}, "rule": rule}
-    return {"answer": item.asked, "reference": item.answer, **own}
+    return {"answer": item.fact, "reference": item.answer, **own}
 
 
 def _lookup(item: lookup.LookupRequest, _: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def measure(llm: LLM, items: Sequence[KnownQuestion], fields: Mapping[str, Any],
         questions = {str(number): {**each.question, **fields} for number, each in enumerate(body)}
         found = llm.decide(body[0].state, questions, calibrate=calibrate)
         for each, decision in zip(body, found.answers.values(), strict=True):
-            sure.append(max(decision.shares))
+            sure.append(max(decision.distribution))
             right.append(float(decision.choice == each.answer))
             lost.append(-math.log(max(decision.probabilities[each.answer], 1e-9)))
             mass.append(decision.label_mass)

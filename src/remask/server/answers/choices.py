@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
-from remask.answers.answer import Delta, Scored, trace_of
+from remask.answers.answer import Delta, SettledToken, trace_of
 from remask.errors import RemaskError
 from remask.request.trace import TokenLogprob, step_map
 from remask.server.answers.base import (
@@ -264,11 +264,13 @@ class Choices(Generation):
         self._echo = self.body.continued if self.body.echo else ""
 
     @abstractmethod
-    def _chunk_choice(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+    def _chunk_choice(
+        self, delta: Delta, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+    ) -> Json:
         """A choice of a stream: what `delta` adds to it, with its tokens `scored` if asked for; or why it has ended."""
 
     @abstractmethod
-    def _whole_choice(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+    def _whole_choice(self, delta: Delta, scored: Sequence[SettledToken] | None, finish: str) -> Json:
         """A choice of an answer that is not streamed; `delta` holds all of it."""
 
     @abstractmethod
@@ -371,13 +373,13 @@ class Choices(Generation):
 
     def _answer(self, choices: list[Json], kind: str) -> Json:
         """An answer, or a chunk of a stream, without its usage and work."""
-        names = self.names
+        context = self.context
         return {
-            "id": f"{self.prefix}-{names.id}",
+            "id": f"{self.prefix}-{context.id}",
             "object": kind,
-            "created": names.created,
-            "model": names.model,
-            "system_fingerprint": names.fingerprint,
+            "created": context.created,
+            "model": context.model,
+            "system_fingerprint": context.fingerprint,
             "choices": choices,
         }
 
@@ -402,13 +404,15 @@ class ChatChoices(Choices):
         first = [self._encode(self._chunk([self._delta(answer.index, role)])) for answer in self.answers]
         return first + super()._first_events()
 
-    def _chunk_choice(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+    def _chunk_choice(
+        self, delta: Delta, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+    ) -> Json:
         content: Json = {"tool_calls": [call.openai_delta for call in delta.calls]} if delta.calls else {}
         if delta.text or not (delta.calls or finish):
             content["content"] = delta.text
         return self._delta(delta.index, content, scored, finish)
 
-    def _whole_choice(self, delta: Delta, scored: Sequence[Scored] | None, finish: str) -> Json:
+    def _whole_choice(self, delta: Delta, scored: Sequence[SettledToken] | None, finish: str) -> Json:
         message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
         if delta.calls:
             message["content"] = delta.text if delta.text.strip() else None
@@ -419,13 +423,15 @@ class ChatChoices(Choices):
         answer["prompt_token_ids"] = prompts[0]  # all choices have one prompt, which stands beside them
 
     def _delta(
-        self, index: int, delta: Json, scored: Sequence[Scored] | None = None, finish: str | None = None
+        self, index: int, delta: Json, scored: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
         return {"index": index, "delta": delta, "logprobs": self._logprobs(scored), "finish_reason": finish}
 
-    def _logprobs(self, scored: Sequence[Scored] | None) -> ChatLogprobs | None:
+    def _logprobs(self, scored: Sequence[SettledToken] | None) -> ChatLogprobs | None:
         return (
-            None if scored is None else {"content": [self.names.scored_token(item) for item in scored], "refusal": None}
+            None
+            if scored is None
+            else {"content": [self.context.logprobs_entry(token) for token in scored], "refusal": None}
         )
 
 
@@ -436,7 +442,9 @@ class CompletionChoices(Choices):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def _chunk_choice(self, delta: Delta, scored: Sequence[Scored] | None = None, finish: str | None = None) -> Json:
+    def _chunk_choice(
+        self, delta: Delta, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+    ) -> Json:
         logprobs = None if scored is None else self._logprobs(scored)
         return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": finish}
 
@@ -446,15 +454,15 @@ class CompletionChoices(Choices):
         for choice in answer["choices"]:
             choice["prompt_token_ids"] = prompts[choice["index"]]
 
-    def _logprobs(self, scored: Sequence[Scored]) -> CompletionLogprobs:
-        tokens = [item.token for item in scored]
-        texts = [self.names.unique_texts(item) for item in scored]
+    def _logprobs(self, scored: Sequence[SettledToken]) -> CompletionLogprobs:
+        tokens = [settled.token for settled in scored]
+        texts = [self.context.unique_texts(settled) for settled in scored]
         has_top = any(token.top for token in tokens)
         return {
-            "tokens": [names[token.token_id] for token, names in zip(tokens, texts, strict=True)],
+            "tokens": [token_texts[token.token_id] for token, token_texts in zip(tokens, texts, strict=True)],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": list(map(_top_logprobs, tokens, texts)) if has_top else None,
-            "text_offset": [item.offset for item in scored],
+            "text_offset": [settled.offset for settled in scored],
             "steps": [token.step for token in tokens],
         }
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
-from remask.answers.answer import Delta, ResponseCollector, Scored
+from remask.answers.answer import Delta, ResponseCollector, SettledToken
 from remask.engine.async_engine import Ticket
 from remask.errors import RemaskError
 from remask.request.result import Event, Result
@@ -26,8 +26,13 @@ Events: TypeAlias = list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What all objects of one answer repeat."""
+class AnswerContext:
+    """What all objects of one answer repeat, and how its tokens are written.
+
+    Attributes:
+        token_text: returns the text of a token id.
+        token_bytes: returns the bytes that a token adds after its predecessor, as `Tokenizer.added_bytes`.
+    """
 
     id: str
     created: int
@@ -36,33 +41,45 @@ class Names:
     token_text: Callable[[int], str]
     token_bytes: Callable[[int, int | None], bytes | None]
 
-    def unique_texts(self, item: Scored, *, prefer_bytes: bool = True) -> dict[int, str]:
+    def unique_texts(self, settled: SettledToken) -> dict[int, str]:
         """A different text for a token and for each of the most probable ones in its place, by token id.
 
-        It is what the token adds to the text there. If another one has that text, or with `prefer_bytes` if the token
-        is a part of a character, it is its bytes as OpenAI's completions write them, or else its id.
+        It is what the token adds to the text there. If another one has that text, or the token is a part of a
+        character, it is its bytes as OpenAI's completions write them, or else its id.
         """
-        texts: dict[int, str] = {}
-        for token in (item.token.token_id, *(token for token, _ in item.token.top)):
-            content = self.token_bytes(token, item.predecessor)
-            text = content.decode(errors="replace") if content else self.token_text(token)
-            candidates = [text, f"token_id:{token}"]
-            if content and content != text.encode():
-                escapes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-                candidates.insert(0 if prefer_bytes else 1, escapes)
-            texts.setdefault(token, next(candidate for candidate in candidates if candidate not in texts.values()))
-        return texts
+        return self._unique_texts(self._candidate_bytes(settled), prefer_bytes=True)
 
-    def scored_token(self, item: Scored) -> ScoredToken:
-        """A token and the most probable ones in its place with their log-probabilities, for chats and responses."""
-        texts = self.unique_texts(item, prefer_bytes=False)
+    def logprobs_entry(self, settled: SettledToken) -> ScoredToken:
+        """A token and the most probable ones in its place with their log-probabilities, for chats and responses.
+
+        Texts differ as those of `unique_texts`, but a part of a character is U+FFFD where that is unique.
+        """
+        contents = self._candidate_bytes(settled)
+        texts = self._unique_texts(contents, prefer_bytes=False)
 
         def score(token: int, logprob: float) -> TokenScore:
-            content = self.token_bytes(token, item.predecessor)
+            content = contents[token]
             return {"token": texts[token], "logprob": logprob, "bytes": None if content is None else list(content)}
 
-        chosen = score(item.token.token_id, item.token.logprob)
-        return {**chosen, "top_logprobs": [score(*pair) for pair in item.token.top], "step": item.token.step}
+        token = settled.token
+        top = [score(*pair) for pair in token.top]
+        return {**score(token.token_id, token.logprob), "top_logprobs": top, "step": token.step}
+
+    def _candidate_bytes(self, settled: SettledToken) -> dict[int, bytes | None]:
+        """The bytes of a token and of the most probable ones in its place, by token id; None if they are unknown."""
+        candidates = (settled.token.token_id, *(token for token, _ in settled.token.top))
+        return {token: self.token_bytes(token, settled.predecessor) for token in candidates}
+
+    def _unique_texts(self, contents: Mapping[int, bytes | None], *, prefer_bytes: bool) -> dict[int, str]:
+        texts: dict[int, str] = {}
+        for token, content in contents.items():
+            text = content.decode(errors="replace") if content else self.token_text(token)
+            spellings = [text, f"token_id:{token}"]
+            if content and content != text.encode():
+                escapes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+                spellings.insert(0 if prefer_bytes else 1, escapes)
+            texts[token] = next(spelling for spelling in spellings if spelling not in texts.values())
+        return texts
 
 
 class Generation(ABC):
@@ -72,14 +89,14 @@ class Generation(ABC):
         self,
         ticket: Ticket,
         answers: Sequence[ResponseCollector],
-        names: Names,
+        context: AnswerContext,
         body: GenerationBody,
         fingerprint: str,
         calls: ToolCalls | None = None,
     ) -> None:
         self.ticket = ticket
         self.answers = answers
-        self.names = names
+        self.context = context
         self.body = body
         self.fingerprint = fingerprint
         self.terms = body.terms
@@ -191,7 +208,7 @@ class SingleAnswer(Generation):
         self.parts: list[AnswerPart] = []
         self._part_is_open = False  # the last part may go on
         self._pending_text = ""  # not in a part yet
-        self._pending_scores: list[Scored] = []
+        self._pending_scores: list[SettledToken] = []
 
     @abstractmethod
     def _answer_start(self) -> Events: ...
@@ -200,7 +217,7 @@ class SingleAnswer(Generation):
     def _part_start(self, part: AnswerPart) -> Events: ...
 
     @abstractmethod
-    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events: ...
+    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[SettledToken]) -> Events: ...
 
     @abstractmethod
     def _part_end(self, part: AnswerPart) -> Events: ...
@@ -239,12 +256,12 @@ class SingleAnswer(Generation):
         self._pending_text += delta.text
         self._pending_scores += delta.scored
         events = self._flush_text() if self._in_text or self._pending_text.strip() else []
-        for piece in delta.calls:
+        for call in delta.calls:
             self._pending_text = ""
-            if piece.id is not None:
-                events += self._begin_part(AnswerPart(piece.id, str(piece.name)))
-            if piece.arguments:
-                events += self._extend_part(piece.arguments, ())
+            if call.id is not None:
+                events += self._begin_part(AnswerPart(call.id, str(call.name)))
+            if call.arguments:
+                events += self._extend_part(call.arguments, ())
         if delta.result is not None:
             if not self.parts:
                 events += self._flush_text()
@@ -270,7 +287,7 @@ class SingleAnswer(Generation):
         self._part_is_open = True
         return events + self._part_start(part)
 
-    def _extend_part(self, text: str, scored: Sequence[Scored]) -> Events:
+    def _extend_part(self, text: str, scored: Sequence[SettledToken]) -> Events:
         part = self.parts[-1]
         part.text += text
         return self._part_delta(part, text, scored)
@@ -284,16 +301,23 @@ class SingleAnswer(Generation):
 
 def usage(results: Sequence[Result], choices: int = 1) -> Usage:
     """OpenAI's usage of one answer. `results` are in order, with `choices` for each prompt, whose tokens count once."""
-    prompts = results[::choices]
-    prompt = sum(result.usage.prompt_tokens for result in prompts)
-    completion = sum(result.usage.completion_tokens for result in results)
-    cached = sum(result.usage.cached_tokens for result in prompts)
-    return {**running_usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
+    by_prompt = results[::choices]
+    prompt_tokens = sum(result.usage.prompt_tokens for result in by_prompt)
+    completion_tokens = sum(result.usage.completion_tokens for result in results)
+    cached_tokens = sum(result.usage.cached_tokens for result in by_prompt)
+    return {
+        **running_usage(prompt_tokens, completion_tokens),
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
 
 
-def running_usage(prompt: int, completion: int) -> RunningUsage:
+def running_usage(prompt_tokens: int, completion_tokens: int) -> RunningUsage:
     """The part of OpenAI's usage that is known while an answer is written."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def work(results: Sequence[Result], left_out: Sequence[str] = ()) -> Work:

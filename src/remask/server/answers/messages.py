@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from remask.answers.answer import Scored
+from remask.answers.answer import SettledToken
 from remask.errors import RemaskError
 from remask.server.answers.base import Answer, Work
 from remask.server.answers.generation import AnswerPart, Events, SingleAnswer, json_event, usage
@@ -155,7 +155,7 @@ class MessagesAnswer(SingleAnswer):
     def _part_start(self, part: AnswerPart) -> Events:
         return [self._block_event("content_block_start", content_block=_content(part))]
 
-    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:  # noqa: ARG002
+    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[SettledToken]) -> Events:  # noqa: ARG002
         if part.call_id is not None:
             return [self._block_event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})]
         return [self._block_event("content_block_delta", delta={"type": "text_delta", "text": text})] if text else []
@@ -176,10 +176,10 @@ class MessagesAnswer(SingleAnswer):
     def _message(self) -> dict[str, Any]:
         """The keys of a message that are known from the beginning."""
         return {
-            "id": f"msg_{self.names.id}",
+            "id": f"msg_{self.context.id}",
             "type": "message",
             "role": "assistant",
-            "model": self.names.model,
+            "model": self.context.model,
             "content": [_content(part) for part in self.parts],
         }
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 
-from remask.answers.answer import Scored
+from remask.answers.answer import SettledToken
 from remask.errors import RemaskError
 from remask.request.result import Result
 from remask.server.answers.base import Answer, CachedTokens, ScoredToken, Work
@@ -286,22 +286,22 @@ class ResponsesAnswer(SingleAnswer):
         added = self._text_event("response.content_part.added", part=_text(part))
         return [self._output_event("added", {**item, "content": []}), added]
 
-    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[Scored]) -> Events:
+    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[SettledToken]) -> Events:
         if part.call_id is not None:
             return [self._item_event("response.function_call_arguments.delta", delta=text)]
-        logprobs = [self.names.scored_token(item) for item in scored] if self.has_logprobs else []
+        logprobs = [self.context.logprobs_entry(token) for token in scored] if self.has_logprobs else []
         part.logprobs += logprobs
         return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def _part_end(self, part: AnswerPart) -> Events:
-        done = self._output_event("done", self._item(len(self.parts) - 1, "completed"))
+        end_event = self._output_event("done", self._item(len(self.parts) - 1, "completed"))
         if part.call_id is not None:
             kind = "response.function_call_arguments.done"
-            return [self._item_event(kind, arguments=part.text, name=part.name), done]
+            return [self._item_event(kind, arguments=part.text, name=part.name), end_event]
         return [
             self._text_event("response.output_text.done", text=part.text, logprobs=part.logprobs),
             self._text_event("response.content_part.done", part=_text(part)),
-            done,
+            end_event,
         ]
 
     def _answer_end(self) -> Events:
@@ -343,10 +343,10 @@ class ResponsesAnswer(SingleAnswer):
 
     def _item_id(self, number: int) -> str:
         kind = "msg" if self.parts[number].call_id is None else "fc"
-        return f"{kind}_{self.names.id}-{number}"
+        return f"{kind}_{self.context.id}-{number}"
 
-    def _output_event(self, what: str, item: Mapping[str, Any]) -> dict[str, Any]:
-        return {"type": f"response.output_item.{what}", "output_index": len(self.parts) - 1, "item": item}
+    def _output_event(self, phase: str, item: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": f"response.output_item.{phase}", "output_index": len(self.parts) - 1, "item": item}
 
     def _item_event(self, kind: str, **content: Any) -> dict[str, Any]:
         number = len(self.parts) - 1
@@ -364,9 +364,9 @@ class ResponsesAnswer(SingleAnswer):
         form = None if body.text is None else body.text.format
         tools = [tool for tool in body.tools or () if isinstance(tool, OfferedFunction)]
         return {
-            "id": f"resp_{self.names.id}",
+            "id": f"resp_{self.context.id}",
             "object": "response",
-            "created_at": self.names.created,
+            "created_at": self.context.created,
             "completed_at": None if status == "in_progress" else int(time.time()),
             "status": status,
             "background": False,
@@ -375,7 +375,7 @@ class ResponsesAnswer(SingleAnswer):
             "instructions": body.instructions,
             "max_output_tokens": len(request.response.answer_places(params.max_tokens)),
             "max_tool_calls": None,
-            "model": self.names.model,
+            "model": self.context.model,
             "output": [self._item(number, "completed") for number in range(len(self.parts))],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

@@ -126,9 +126,9 @@ class Sandbox:
         prompt = [*range(1, SHARED + 1), *tokens[SHARED:]] if shared_prefix else list(tokens)
         canvas = Canvas.masked(prompt, RESPONSE, MASK_ID)
         keys = self.chain.identities(prompt) if self.caching else []
-        stored = self.chain.match(prompt, keys)
-        pages = [page.extent for page in stored]
-        while (rest := self.allocator.allocate(len(canvas) - len(pages) * PAGE_SIZE, LAYER)) is None:
+        matches = self.chain.match(prompt, keys)
+        pages = [page.extent for page in matches]
+        while (new_pages := self.allocator.allocate(len(canvas) - len(pages) * PAGE_SIZE, LAYER)) is None:
             if not self.chain.evict_one():
                 for page in pages:
                     self.allocator.release(page)
@@ -136,13 +136,13 @@ class Sandbox:
                     f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of "
                     f"{PAGE_SIZE}; finish a request first"
                 )
-        self.chain.record_lookup(stored, len(keys))
-        table = [*pages, *rest.split()]
+        self.chain.record_lookup(matches, len(keys))
+        table = [*pages, *new_pages.split()]
         sharing: PageSharing | None = None
         if self.caching:
-            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", stored, rest.split(), keys)
+            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", matches, new_pages.split(), keys)
         self._added = number
-        request = Running(number, shared_prefix, canvas, [*pages, rest], table, len(stored), sharing)
+        request = Running(number, shared_prefix, canvas, [*pages, new_pages], table, len(matches), sharing)
         self.requests[number] = request
         _commit(request, len(prompt))
 
@@ -188,14 +188,14 @@ class Sandbox:
                 page = int(extent.pages[0])
                 readers[page].append(request.number)
                 filled[page] = extent.tokens
-        stored = {int(page.extent.pages[0]) for page in self.chain.pages}
+        stored_pages = {int(page.extent.pages[0]) for page in self.chain.pages}
         pages: list[SandboxPage] = [
             {
                 "page": page,
                 "references": int(self.allocator.references[0, page]),
                 "requests": readers[page],
-                "stored": page in stored,
-                "slots_filled": filled[page] if readers[page] else PAGE_SIZE * (page in stored),
+                "stored": page in stored_pages,
+                "slots_filled": filled[page] if readers[page] else PAGE_SIZE * (page in stored_pages),
             }
             for page in range(PAGES)
         ]

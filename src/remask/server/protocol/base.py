@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from remask.checks.fields import Declared, declared, unknown_name
+from remask.checks.fields import Declared, declared, unknown_name_error
 from remask.checks.values import LARGEST, shown
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies.registry import check_setting
@@ -64,20 +64,20 @@ _HOSTED = re.compile(
 MAX_KIND = 64
 
 
-def check_kind(where: str, value: Any, known: Collection[str]) -> Any:
-    """Return `value` unchanged. Raises `ConfigError` if it is an object whose `type` is a text that is not in `known`.
+def check_kind(field: str, value: Any, kinds: Collection[str]) -> Any:
+    """Return `value` unchanged. Raises `ConfigError` if it is an object whose `type` is a text that is not in `kinds`.
 
-    `where` is the field that holds it, for the error.
+    `field` holds the value; the error names it.
     """
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(kind, str) or kind in known:
+    if not isinstance(kind, str) or kind in kinds:
         return value
     reason = _TEXT if kind in _TEXT_KINDS else _KEPT if kind in _KEPT_KINDS else None
-    if where == "tools":
+    if field == "tools":
         reason = _SCHEMA if kind == "custom" else NO_SERVER_TOOLS
-    allowed = ", ".join(map(repr, sorted(known)))
+    allowed = ", ".join(map(repr, sorted(kinds)))
     raise ConfigError(
-        f"{where}: the type {kind[:64]!r} is not supported{f', as {reason}' if reason else ''}; send {allowed}"
+        f"{field}: the type {kind[:64]!r} is not supported{f', as {reason}' if reason else ''}; send {allowed}"
     )
 
 
@@ -124,15 +124,15 @@ class Foreign:
         )
 
 
-def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign]) -> Any:
-    """Return the fields of `body` that are `known` and ask for something. Any other `body` than an object is unchanged.
+def read_fields(body: Any, field_names: Iterable[str], foreign: Mapping[str, Foreign]) -> Any:
+    """Return the fields of `body` that are in `field_names` and ask for something; what is not an object, unchanged.
 
     Sampling parameters may be in an object `sampling`, if the body has any. Raises `ConfigError` on a field in the
     wrong place and on a `foreign` one that asks for something, and `UnknownNameError` on unknown names.
     """
     if not isinstance(body, Mapping):
         return body
-    names = frozenset(known)
+    names = frozenset(field_names)
     if names >= declared(SamplingParams).keys():
         body = flatten_sampling(body, names | foreign.keys())
     fields = {}
@@ -144,7 +144,7 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign])
         elif name not in foreign:
             if "cache_config" in names:
                 check_setting(str(name))
-            raise unknown_name(SamplingParams, "field", str(name), names | foreign.keys())
+            raise unknown_name_error(SamplingParams, "field", str(name), names | foreign.keys())
         else:
             foreign[name].check(name, value)
     return fields
@@ -152,7 +152,7 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign])
 
 def _is_among(value: object, neutral: Iterable[object]) -> bool:
     """Whether `value` is one of `neutral`, where true does not equal 1."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+    return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in neutral)
 
 
 class Body(BaseModel):
@@ -161,7 +161,7 @@ class Body(BaseModel):
     A whole body says what becomes of the fields that it has on other servers: `foreign`. A part of one may have fields
     that ask for nothing: those that are `ignored` or null are left out. What is `past`, a part of a turn that a client
     sends back as it got it, may have any others: they say nothing to a model, unless one is a misspelt name of what is
-    missing. Where it has `kinds`, its `type` is one of them, and errors of others name the field `within`.
+    missing. Where it has `kinds`, its `type` is one of them, and errors of others name the field `container`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -169,7 +169,7 @@ class Body(BaseModel):
     ignored: ClassVar[Collection[str] | None] = None
     past: ClassVar[bool] = False
     kinds: ClassVar[Collection[str]] = ()
-    within: ClassVar[str] = ""
+    container: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -178,14 +178,14 @@ class Body(BaseModel):
         if cls.foreign is not None:
             return read_fields(body, cls.model_fields, cls.foreign)
         if cls.kinds:
-            check_kind(cls.within, body, cls.kinds)
+            check_kind(cls.container, body, cls.kinds)
         if not isinstance(body, Mapping):
             return body
         for name in _SAYS if cls.past else ():
             if body.get(name):
-                raise ConfigError(f"{cls.within}: {name} is not supported, as {_SAYS[name]}; leave it out")
+                raise ConfigError(f"{cls.container}: {name} is not supported, as {_SAYS[name]}; leave it out")
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-        known = fields.keys()
+        names = fields.keys()
         required = {name for name, field in fields.items() if cls.past and field.is_required()}
         values = dict(body)
         if cls.past or cls.ignored is not None:
@@ -198,9 +198,9 @@ class Body(BaseModel):
         missing = required - values.keys()
         for name, value in values.items():
             is_error = not cls.past or difflib.get_close_matches(str(name), missing)  # perhaps a misspelt one
-            if name not in known and value is not None and is_error:
-                raise UnknownNameError("field", str(name), known)
-        return {name: value for name, value in values.items() if name in known}
+            if name not in names and value is not None and is_error:
+                raise UnknownNameError("field", str(name), names)
+        return {name: value for name, value in values.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Past(Body):
     """A part of a conversation, which clients send back as they got it: what says nothing to a model is ignored."""
 
     past = True
-    within = "messages"
+    container = "messages"
 
 
 class Hosted(Past):
@@ -260,7 +260,7 @@ class ToolOffer(Body):
     type: Literal["function"]
     function: Function
     kinds = ("function",)
-    within = "tools"
+    container = "tools"
     ignored = ("cache_control",)
 
     @property

@@ -168,7 +168,7 @@ class OfferedTool(Body):
     input_schema: Annotated[dict[str, Any], Checked("tools: input_schema", PARAMETERS)]
     strict: bool | None = None
     kinds = ("custom",)
-    within = "tools"
+    container = "tools"
     ignored = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
 
 

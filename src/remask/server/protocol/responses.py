@@ -69,7 +69,7 @@ FOREIGN_TO_RESPONSES: Mapping[str, Foreign] = {
 
 
 class _Item(Past):
-    within = "input"
+    container = "input"
 
 
 class InputPart(_Item):
@@ -171,7 +171,7 @@ class OfferedFunction(Body):
     parameters: Parameters = None
     strict: bool | None = None
     kinds = ("function",)
-    within = "tools"
+    container = "tools"
     ignored = ()
 
 

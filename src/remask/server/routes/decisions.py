@@ -320,35 +320,35 @@ class _Waves:
     async def run(self) -> list[Outcome]:
         """The outcome of each plan. Raises what the engine raises, and `ClientGoneError`."""
         results: list[Result] = []
-        for first in range(0, len(self._parts), self._wave_size):
-            parts = self._parts[first : first + self._wave_size]
-            size = sum(ITEM + len(self.plans[plan].asks[number].before) for plan, number in parts)
-            pending = await self.service.off_loop(self.request, size, self._pending, parts, first)
-            results += await run_while_connected(self.request.receive, self._read(pending, first > 0))
+        for start in range(0, len(self._parts), self._wave_size):
+            parts = self._parts[start : start + self._wave_size]
+            size = sum(ITEM + len(self.plans[plan].asks[number].prompt_end) for plan, number in parts)
+            pending = await self.service.off_loop(self.request, size, self._pending, parts, start)
+            results += await run_while_connected(self.request.receive, self._read(pending, may_wait=start > 0))
         outcomes: list[Outcome] = []
-        start = 0
+        offset = 0
         for plan in self.plans:
-            plan_results = results[start : start + len(plan.asks)]
+            plan_results = results[offset : offset + len(plan.asks)]
             outcomes.append((plan.answers([result.reads[Reading.name] for result in plan_results]), plan_results))
-            start += len(plan.asks)
+            offset += len(plan.asks)
         return outcomes
 
-    def _pending(self, parts: Sequence[tuple[int, int]], first: int) -> list[PendingRequest]:
-        """The checked requests of a wave, whose first canvas is number `first` of the body."""
+    def _pending(self, parts: Sequence[tuple[int, int]], start: int) -> list[PendingRequest]:
+        """The checked requests of a wave, whose first canvas is number `start` of the body."""
         terms = self.service.intake.terms(self.body)
         policy = self.service.intake.policy(terms)
         fields = {name: getattr(terms, name) for name in ("adapter", "cache_salt", "priority")}
         fields |= {"deadline_s": self._remaining_s(), "owner": self.service.owner(self.request)}
         pending = []
         for offset, (plan, number) in enumerate(parts):
-            name = f"{self.request.state.request_id}-d{first + offset}-{next(self.service.intake.numbers)}"
+            name = f"{self.request.state.request_id}-d{start + offset}-{next(self.service.intake.numbers)}"
             request = self.plans[plan].request(number, name, policy=policy, **fields)
             pending.append(self.service.llm.engine.check(request))
         return pending
 
-    async def _read(self, pending: Sequence[PendingRequest], later: bool) -> list[Result]:
-        """The results of a wave. If the queue is full, a `later` wave waits, and the first one is refused."""
-        ticket = await self._submit(pending, later)
+    async def _read(self, pending: Sequence[PendingRequest], *, may_wait: bool) -> list[Result]:
+        """The results of a wave. Raises `QueueFullError` if the queue is full and the wave may not wait for room."""
+        ticket = await self._submit(pending, may_wait)
         results: dict[str, Result] = {}
         try:
             async for events in ticket:
@@ -358,14 +358,14 @@ class _Waves:
                         results[event.id] = event.result
         finally:
             ticket.cancel()
-        return [results[read.request.id] for read in pending]
+        return [results[request.request.id] for request in pending]
 
-    async def _submit(self, pending: Sequence[PendingRequest], later: bool) -> Ticket:
+    async def _submit(self, pending: Sequence[PendingRequest], may_wait: bool) -> Ticket:
         while True:
             try:
                 return self.service.engine.submit(pending)
             except QueueFullError:
-                if not later:
+                if not may_wait:
                     raise
                 self._remaining_s()  # raises once the deadline has passed
                 await asyncio.sleep(RETRY_S)

@@ -136,12 +136,12 @@ async def health(request: Request) -> Response:
     answer = await live(request)
     engine = service_of(request).engine
     if engine.draining:
-        raise ApiError(503, "draining: the server is about to stop")
-    seconds = engine.overdue  # read once: the step may end meanwhile
-    if seconds is not None:
+        raise ApiError(503, "draining: the server is about to stop", code="draining")
+    step_seconds = engine.overdue  # read once: the step may end meanwhile
+    if step_seconds is not None:
         raise ApiError(
             503,
-            f"a step of the engine has taken {seconds:.1f} s; more than {engine.step_limit:g} s are too long",
+            f"a step of the engine has taken {step_seconds:.1f} s; at most {engine.step_limit:g} s are allowed",
             code="step_overdue",
         )
     return answer

@@ -171,9 +171,9 @@ def _runnable_policies(llm: LLM, sampling: SamplingParams) -> list[str]:
 
 def _policies_to_compare(llm: LLM, specs: list[str]) -> tuple[str, str]:
     """Return the first of `specs`, and the server's default policy or else another one that can read a prefix here."""
-    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.depth_table is not None)]
-    preferred = [spec for spec in (llm.session.cache_name, _OUTER) if spec in others]
-    return specs[0], [*preferred, *others, specs[0]][0]
+    other_specs = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.depth_table is not None)]
+    preferred = [spec for spec in (llm.session.cache_name, _OUTER) if spec in other_specs]
+    return specs[0], [*preferred, *other_specs, specs[0]][0]
 
 
 def _can_run(llm: LLM, spec: str, request: engine_request.Request) -> bool:
