@@ -158,7 +158,7 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         yield Variant("remask.model.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
     for sink in {False, shape.sink is not None}:
         _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
-        pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "order": "*i32", "first": "*i32", "sink_k": own}
+        pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "order": "*i32", "starts": "*i32", "sink_k": own}
         pointers |= {"sink_v": own, "out": own, **numbers, **dict.fromkeys(strides[:2], "i32")}
         yield Variant("remask.model.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
     layer = "remask.model.layer_triton"
