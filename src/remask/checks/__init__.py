@@ -22,10 +22,8 @@ ATTENTIONS: tuple[str, ...] = get_args(AttentionName)
 
 BUNDLED, BUNDLED_TARIFF = "bundled", "bundled-tariff"
 BUNDLED_TRANSIT, BUNDLED_UNIFORM = "bundled-transit", "bundled-uniform"
-SMOLLM2, SMOLLM2_BLOCKS = (
-    "smollm2",
-    "smollm2-blocks",
-)  # adapters of one base, whose weights are in a package of their own
+# Adapters of one base, whose weights are in a package of their own.
+SMOLLM2, SMOLLM2_BLOCKS = "smollm2", "smollm2-blocks"
 BUNDLED_MODELS = (SMOLLM2, SMOLLM2_BLOCKS, BUNDLED, BUNDLED_TARIFF, BUNDLED_TRANSIT, BUNDLED_UNIFORM)
 
 
