@@ -32,9 +32,9 @@ def fit_defaults(
     `max_tokens` to `min_tokens` and to the `room` beside the prompt (in tokens), a default `min_tokens` to
     `max_tokens`, a default `block_length` to the largest one below it that divides `max_tokens`, and default `steps`
     keep their number per token. Defaults of a range give way to its other end, and that of a sub-block to the block.
-    Defaults of one choice are dropped if the request sets another field of it, thresholds if it sets `steps`, and those
-    of other modes if the model has `modes`. A default `block_length` stays if responses need not be `whole` blocks, or
-    the last block may be shorter (`ragged`). None unsets a field.
+    Defaults of one choice are dropped if the request sets another field of it, thresholds if it sets `steps`, a
+    fallback without a threshold, and those of other modes if the model has `modes`. A default `block_length` stays if
+    responses need not be `whole` blocks, or the last block may be shorter (`ragged`). None unsets a field.
 
     The response of a `template`, of `max_tokens` positions, need not be a multiple of its block, and its steps follow
     the positions to be filled. The same holds for a canvas that grows: by default if the model's family is `growing`. A
