@@ -79,7 +79,10 @@ class BlockStream(torch.utils.data.IterableDataset[Batch]):
 def draw_canvas(
     canvases: Canvases, rng: np.random.Generator, mix: Mapping[str, float], blocks: Sequence[int], length: int
 ) -> BlockCanvas:
-    """Fill a canvas with exchanges, their kinds drawn from `mix` and the length of their blocks from `blocks`."""
+    """Fill a canvas with exchanges, their kinds drawn from `mix` and the length of their blocks from `blocks`.
+
+    Raises `ValueError` if none of `DRAWS` exchanges fits.
+    """
     kinds, shares = list(mix), np.array(list(mix.values()))
     canvas, misses = _Canvas(length, canvases.mask), 0
     while misses < DRAWS:
@@ -92,6 +95,10 @@ def draw_canvas(
         else:
             answer = answer[: max(block, len(answer) // block * block)]
         misses += not canvas.add(rng, prompt, answer, weight[: len(answer)].astype(np.float32), block)
+    if not canvas.used:
+        raise ValueError(
+            f"canvases of {length} tokens leave no room for a text and a copy of its answer: use longer ones"
+        )
     return canvas.done()
 
 

@@ -70,14 +70,19 @@ def main() -> None:
         plain = [text for row in rows for text in (f"Question: {row['question']}\nAnswer:", f" {row['answer']}")]
         named[f"plain{suffix}"] = Ragged.of(ids(plain))
         named[f"solved{suffix}"] = Ragged.of(ids([text for row in rows for text in (row["question"], row["answer"])]))
-    tested = {question.question for question in open_questions()}
-    named["asked"] = Ragged.of(ids([question for question in questions() if question not in tested]))
+    named["asked"] = Ragged.of(ids(untested_questions()))
     towns = ids(list(_towns(args.towns)))
     size = (1 + 2 * TOWN_QUESTIONS) * (args.towns // 50)
     named |= {"towns": Ragged.of(towns[:-size]), "towns_held": Ragged.of(towns[-size:])}
     named["pieces"] = Ragged.of(pieces(tokenizer))
     save_ragged(args.out, **named)
     print({name: (len(each), len(each.values)) for name, each in named.items()})
+
+
+def untested_questions() -> list[str]:
+    """Questions that people ask first, without those by which models are measured (`thresholds open`)."""
+    tested = {question.question for question in open_questions()}
+    return [question for question in questions() if question not in tested]
 
 
 def load_corpus(file: Path) -> dict[str, Ragged]:

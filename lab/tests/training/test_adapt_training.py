@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from training.adapt import ask_base, train
 from training.adapt import export as exporting
-from training.adapt import train
 from training.adapt.base import load_base, load_tokenizer, look_both_ways, seat_mask
 from training.adapt.block_canvases import BlockCanvas, draw_canvas, noise, stack_blocks
 from training.adapt.canvases import Canvases, stack
-from training.adapt.corpus import PIECES, TOWN_QUESTIONS, pieces
+from training.adapt.corpus import PIECES, TOWN_QUESTIONS, pieces, untested_questions
 from training.adapt.export import export
 from training.adapt.low_rank import add_low_rank, load_adapter, low_rank_modules, save_adapter
 from training.adapt.questions import questions
@@ -42,6 +42,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask_lab.bench.documents import read_documents
 from remask_lab.likelihood.passes import Job, UncachedPasses
+from remask_lab.thresholds.measure import open_questions
 
 VOCAB, CPU = 64, torch.device("cpu")
 MASK, END = 5, 2
@@ -226,6 +227,28 @@ def noisy_blocks(canvas: BlockCanvas) -> Iterator[tuple[list[int], list[int], An
         yield ids[: starts[own]], ids, hidden, predicted
 
 
+def test_a_canvas_without_room_for_a_text_is_refused(corpus: dict[str, Ragged]) -> None:
+    with pytest.raises(ValueError, match="canvases of 8 tokens leave no room"):
+        draw_canvas(Canvases(corpus, conversations()), np.random.default_rng(0), {"talk": 1.0}, [4], 8)
+
+
+def test_the_base_is_asked_and_judged(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tokenizer(base, VOCAB, None)
+    questions, answer = open_questions()[:3], ask_base.answer
+    monkeypatch.setattr(ask_base, "open_questions", lambda: questions)
+    monkeypatch.setattr(ask_base, "answer", lambda *told: [*answer(*told)[:2], "It is Tokyo."])
+    words = ["ask_base", str(tmp_path / "base.json"), "--base", str(base), "--max-tokens", "3"]
+    monkeypatch.setattr(sys, "argv", words)
+    ask_base.main()
+    kept = json.loads((tmp_path / "base.json").read_text())["answers"]
+    assert [row["question"] for row in kept] == [question.question for question in questions]
+    assert [row["right"] for row in kept] == [False, False, True]
+    assert all(row["answer"] and len(row["answer"].split()) <= 3 for row in kept)
+    assert "1 of 3 questions with one answer: 33.3 %" in capsys.readouterr().out
+
+
 def test_masks_of_a_block_are_those_of_decoding() -> None:
     rng = np.random.default_rng(0)
     drawn = [noise(rng, 8) for _ in range(400)]
@@ -293,6 +316,8 @@ def test_prose_is_read_once(tmp_path: Path) -> None:
     asked = questions()
     assert len(asked) == len(set(asked)) > 2000
     assert "What is the capital of France?" in asked
+    tested = {question.question for question in open_questions()}
+    assert set(untested_questions()) == set(asked) - tested != set(asked), "no model is trained on its measure"
 
 
 def test_the_base_writes_conversations(base: Path, corpus: dict[str, Ragged]) -> None:
