@@ -59,7 +59,7 @@ from remask_lab.bench.report import decoding_text
 from remask_lab.pages.page import RESULTS
 from remask_lab.papers.definition import load_table
 from remask_lab.papers.show import results_of
-from remask_lab.records.interval import accuracy_over, percent_text
+from remask_lab.records.interval import accuracy_difference, percent_text
 from remask_lab.records.record import read_record
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -514,7 +514,7 @@ def block_costs() -> str:
     kept.append((f"`smollm2`, {decoding_text(towns)}", {name: by_cache[name] for name in caches}))
     for told, results in kept:
         for name, row in results.items():
-            over, low, high = (100 * each for each in accuracy_over(row, results["none"]))
+            over, low, high = (100 * each for each in accuracy_difference(row, results["none"]))
             lost = "" if name == "none" else f"{over:+.1f} ({low:+.1f} to {high:+.1f})"
             right = percent_text(row["accuracy"], row["accuracy_interval"])
             rows.append([told, f"`{name}`", right, lost, f"{row['work_ratio_to_none']:.2f}x"])

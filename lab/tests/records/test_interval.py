@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask_lab.records.interval import (
-    Shown,
-    accuracy_over,
-    by_cluster,
-    clustered,
+    LossVerdict,
+    accuracy_difference,
+    clustered_interval,
     difference,
     estimate,
-    judged,
+    judge_answers,
+    loss_verdict,
     mean_interval,
-    paired,
-    shown,
+    paired_difference,
+    verdict_texts,
     wilson,
 )
 
@@ -37,46 +37,48 @@ def test_known_values(successes: int, trials: int, low: float, high: float) -> N
 @pytest.mark.parametrize("successes", range(11))
 def test_questions_of_their_own_have_mid_p_intervals(successes: int) -> None:
     """By their definition: beyond an end lie 2.5 %, half of the probability of what was seen counted in."""
-    low, high = clustered([number < successes for number in range(10)], range(10))
+    low, high = clustered_interval([number < successes for number in range(10)], range(10))
 
-    def seen(share: float, counts: range) -> float:
+    def probability(share: float, counts: range) -> float:
         return sum(math.comb(10, n) * share**n * (1 - share) ** (10 - n) for n in counts)
 
     half = range(successes, successes + 1)
     if successes:
-        assert seen(low, range(successes + 1, 11)) + seen(low, half) / 2 == pytest.approx(0.025, abs=1e-5)
+        assert probability(low, range(successes + 1, 11)) + probability(low, half) / 2 == pytest.approx(0.025, abs=1e-5)
     if successes < 10:
-        assert seen(high, range(successes)) + seen(high, half) / 2 == pytest.approx(0.025, abs=1e-5)
+        assert probability(high, range(successes)) + probability(high, half) / 2 == pytest.approx(0.025, abs=1e-5)
     assert (low == 0, high == 1) == (successes == 0, successes == 10)
 
 
 def test_all_right_clusters_are_worth_a_question_each() -> None:
-    singles = clustered([True] * 40, range(40))
-    assert clustered([True] * 200, [number % 40 for number in range(200)]) == pytest.approx(singles)
+    singles = clustered_interval([True] * 40, range(40))
+    assert clustered_interval([True] * 200, [number % 40 for number in range(200)]) == pytest.approx(singles)
 
 
 @pytest.mark.parametrize("clusters", [range(200), [0] * 200])
 def test_questions_of_their_own_and_of_one_cluster_are_independent(clusters: list[int]) -> None:
-    assert clustered([True] * 150 + [False] * 50, clusters) == pytest.approx(wilson(150, 200), abs=4e-3)
+    assert clustered_interval([True] * 150 + [False] * 50, clusters) == pytest.approx(wilson(150, 200), abs=4e-3)
 
 
 def test_many_questions_have_narrow_intervals() -> None:
-    low, high = clustered([number % 2 == 0 for number in range(5000)], range(5000))
+    low, high = clustered_interval([number % 2 == 0 for number in range(5000)], range(5000))
     assert (low, high) == pytest.approx(wilson(2500, 5000), abs=5e-4)
 
 
 def test_clusters_that_are_right_or_wrong_as_a_whole_count_once() -> None:
     clusters = [number % 40 for number in range(200)]
-    assert clustered([number % 40 < 20 for number in range(200)], clusters) == pytest.approx(wilson(20, 40), abs=0.01)
+    assert clustered_interval([number % 40 < 20 for number in range(200)], clusters) == pytest.approx(
+        wilson(20, 40), abs=0.01
+    )
 
 
 def test_one_failure_does_not_narrow_the_interval() -> None:
     prefixes = [number % 40 for number in range(160)]
     for clusters in (range(40), range(160), prefixes):
         verdicts = [True] * len(clusters)
-        none = clustered(verdicts, clusters)
+        none = clustered_interval(verdicts, clusters)
         verdicts[0] = False
-        one = clustered(verdicts, clusters)
+        one = clustered_interval(verdicts, clusters)
         assert none[1] == 1 > one[1]
         assert one[0] < none[0] + 1e-6
 
@@ -92,9 +94,9 @@ def test_a_right_answer_more_lowers_neither_end(groups: list[list[bool]], rng: r
     """Of small clusters: in large ones it may say that answers vary together, which widens the interval."""
     clusters = [number for number, group in enumerate(groups) for _ in group]
     verdicts = [verdict for group in groups for verdict in group]
-    low, high = clustered(verdicts, clusters)
+    low, high = clustered_interval(verdicts, clusters)
     verdicts[rng.choice([place for place, verdict in enumerate(verdicts) if not verdict])] = True
-    more = clustered(verdicts, clusters)
+    more = clustered_interval(verdicts, clusters)
     assert more[0] >= low - 1e-3
     assert more[1] >= high - 1e-3
 
@@ -103,8 +105,8 @@ def test_a_right_answer_more_lowers_neither_end(groups: list[list[bool]], rng: r
 def test_fewer_clusters_are_wider(share: float) -> None:
     widths = []
     for clusters in (5, 10, 20, 40):
-        each = np.arange(200) % clusters < share * clusters
-        low, high = clustered(each.tolist(), (np.arange(200) % clusters).tolist())
+        numbers = np.arange(200) % clusters
+        low, high = clustered_interval((numbers < share * clusters).tolist(), numbers.tolist())
         widths.append(high - low)
     assert widths == sorted(widths, reverse=True)
 
@@ -115,31 +117,33 @@ def test_no_interval_of_24_questions_covers_a_share_more_closely(share: float) -
 
     From a share of 0.9 on none has 93.5 to 96.5 %, so no method covers all shares within 1.5 points.
     """
-    number = 24
-    seen = [math.comb(number, n) * share**n * (1 - share) ** (number - n) for n in range(number + 1)]
-    verdicts = [[place < right for place in range(number)] for right in range(number + 1)]
-    intervals = [clustered(each, range(number)) for each in verdicts]
-    covered = sum(chance for chance, (low, high) in zip(seen, intervals, strict=True) if low <= share <= high)
-    runs = [sum(seen[first:last]) for first in range(number + 1) for last in range(first + 1, number + 2)]
+    questions = 24
+    probabilities = [math.comb(questions, n) * share**n * (1 - share) ** (questions - n) for n in range(questions + 1)]
+    verdicts = [[place < right for place in range(questions)] for right in range(questions + 1)]
+    intervals = [clustered_interval(each, range(questions)) for each in verdicts]
+    covered = sum(chance for chance, (low, high) in zip(probabilities, intervals, strict=True) if low <= share <= high)
+    runs = [
+        sum(probabilities[first:last]) for first in range(questions + 1) for last in range(first + 1, questions + 2)
+    ]
     assert covered == pytest.approx(min(run for run in runs if run >= 0.935))
     assert any(0.935 <= run <= 0.965 for run in runs) is (share == 0.5)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize(("prefixes", "asked"), [(40, 5), (56, 2), (200, 2), (24, 1)])
-def test_coverage(prefixes: int, asked: int, correlation: float) -> None:
+@pytest.mark.parametrize(("prefixes", "questions"), [(40, 5), (56, 2), (200, 2), (24, 1)])
+def test_coverage(prefixes: int, questions: int, correlation: float) -> None:
     """Prefixes differ in difficulty as a beta distribution does, wholly, or not at all.
 
     No true share is covered in less than 93.5 %, and one of half in no more than 96.5 %. Where nearly all answers are
     right, few outcomes share all the probability, so every interval covers more. Two standard errors are allowed.
     """
     draws, rng = 2000, np.random.default_rng(0)
-    clusters = np.repeat(np.arange(prefixes), asked).tolist()
+    clusters = np.repeat(np.arange(prefixes), questions).tolist()
 
     @cache
     def interval(counts: tuple[int, ...]) -> tuple[float, float]:
-        return clustered([number < right for right in counts for number in range(asked)], clusters)
+        return clustered_interval([number < right for right in counts for number in range(questions)], clusters)
 
     for share in (0.5, 0.9, 0.95, 0.99, 0.999):
         covered = 0
@@ -151,7 +155,7 @@ def test_coverage(prefixes: int, asked: int, correlation: float) -> None:
                 each = rng.beta(share * spread, (1 - share) * spread, prefixes)
             else:
                 each = np.full(prefixes, share)
-            low, high = interval(tuple(sorted(rng.binomial(asked, each).tolist())))
+            low, high = interval(tuple(sorted(rng.binomial(questions, each).tolist())))
             covered += low <= share <= high
         assert covered / draws > 0.935 - 0.011, share
         assert share != 0.5 or covered / draws < 0.965 + 0.011
@@ -167,10 +171,10 @@ def test_equal_answers_leave_a_difference_open_by_the_number_of_prefixes() -> No
     widths = []
     for prefixes in (4, 20, 100):
         verdicts, clusters = [True] * prefixes, list(range(prefixes))
-        share, low, high = paired(verdicts, verdicts, clusters)
+        share, low, high = paired_difference(verdicts, verdicts, clusters)
         assert share == 0
         assert low == -high
-        assert high == pytest.approx(clustered([False] * prefixes, clusters)[1])
+        assert high == pytest.approx(clustered_interval([False] * prefixes, clusters)[1])
         widths.append(high - low)
     assert widths == sorted(widths, reverse=True)
 
@@ -191,50 +195,50 @@ def test_coverage_of_differences(base: float, lost: float, gained: float, correl
         others = rng.random(len(clusters)) < base
         chance = rng.random(len(clusters))
         own = np.where(others, chance >= of_prefixes(lost), chance < of_prefixes(gained))
-        _, low, high = paired(own.tolist(), others.tolist(), clusters.tolist())
+        _, low, high = paired_difference(own.tolist(), others.tolist(), clusters.tolist())
         covered += low <= (1 - base) * gained - base * lost <= high
     assert covered >= 0.9 * draws
 
 
 def test_kept_verdicts_are_compared_question_by_question() -> None:
     right, other, clusters = [True, True, False, True, False], [True, False, False, True, True], [0, 1, 0, 1, 2]
-    assert by_cluster(right, clusters) == ["10", "11", "0"]
+    assert verdict_texts(right, clusters) == ["10", "11", "0"]
     rows: list[dict[str, Any]] = []
     for verdicts in (right, other):
         share, *interval = estimate(verdicts, clusters)
-        kept = {"accuracy": share, "accuracy_interval": interval, "verdicts": by_cluster(verdicts, clusters)}
+        kept = {"accuracy": share, "accuracy_interval": interval, "verdicts": verdict_texts(verdicts, clusters)}
         rows.append(kept)
-    assert accuracy_over(*rows) == paired(right, other, clusters)
+    assert accuracy_difference(*rows) == paired_difference(right, other, clusters)
     for row in rows:
         del row["verdicts"]
-    assert accuracy_over(*rows) == difference(estimate(right, clusters), estimate(other, clusters))
+    assert accuracy_difference(*rows) == difference(estimate(right, clusters), estimate(other, clusters))
 
 
 @pytest.mark.parametrize(
-    ("over", "what"),
+    ("change", "verdict"),
     [
-        ((0.0, -0.04, 0.04), Shown.KEPT),
-        ((-0.025, -0.048, -0.01), Shown.FEW),  # a loss that is certain, and smaller than the margin
-        ((-0.2, -0.3, -0.01), Shown.LOST),
-        ((-0.2, -0.3, 0.0), Shown.OPEN),
-        ((0.3, -0.05, 0.5), Shown.OPEN),
-        ((0.3, 0.2, 0.4), Shown.KEPT),
+        ((0.0, -0.04, 0.04), LossVerdict.KEPT),
+        ((-0.025, -0.048, -0.01), LossVerdict.FEW),  # a loss that is certain, and smaller than the margin
+        ((-0.2, -0.3, -0.01), LossVerdict.LOST),
+        ((-0.2, -0.3, 0.0), LossVerdict.OPEN),
+        ((0.3, -0.05, 0.5), LossVerdict.OPEN),
+        ((0.3, 0.2, 0.4), LossVerdict.KEPT),
     ],
 )
-def test_a_difference_keeps_loses_or_shows_nothing(over: tuple[float, float, float], what: Shown) -> None:
-    assert shown(over) is what
+def test_a_difference_keeps_loses_or_shows_nothing(change: tuple[float, float, float], verdict: LossVerdict) -> None:
+    assert loss_verdict(change) is verdict
 
 
 def test_rows_are_judged_by_what_they_keep_of_answers() -> None:
     """By their verdicts, else by the difference that was kept beside their baseline, else by two shares."""
-    near = {"accuracy": 0.5, "accuracy_interval": [0.3, 0.7], "cache": "a", "baseline": "none"}
-    none = near | {"cache": "none"}
-    assert judged(near, none) is Shown.OPEN
-    kept = {"accuracy_over_none": 0.0, "accuracy_over_none_interval": [-0.01, 0.01]}
-    assert judged(near | kept, none) is Shown.KEPT
-    assert judged(near | kept, none | {"cache": "another"}) is Shown.OPEN
-    told = [{"verdicts": verdicts} for verdicts in (["0"] * 40, ["1"] * 40)]
-    assert judged(near | kept | told[0], none | told[1]) is Shown.LOST
+    row = {"accuracy": 0.5, "accuracy_interval": [0.3, 0.7], "cache": "a", "baseline": "none"}
+    none = row | {"cache": "none"}
+    assert judge_answers(row, none) is LossVerdict.OPEN
+    recorded = {"accuracy_over_none": 0.0, "accuracy_over_none_interval": [-0.01, 0.01]}
+    assert judge_answers(row | recorded, none) is LossVerdict.KEPT
+    assert judge_answers(row | recorded, none | {"cache": "another"}) is LossVerdict.OPEN
+    wrong, right = {"verdicts": ["0"] * 40}, {"verdicts": ["1"] * 40}
+    assert judge_answers(row | recorded | wrong, none | right) is LossVerdict.LOST
 
 
 @pytest.mark.parametrize(("clusters", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (11, 2.228), (31, 2.042)])
@@ -248,7 +252,7 @@ def test_means_of_few_clusters_have_students_intervals(clusters: int, quantile: 
 
 def test_without_answers_tokens_are_judged() -> None:
     silent = {"accuracy": None, "agreement_with_none": 0.97}
-    assert judged(silent, silent) is Shown.KEPT
-    assert judged(silent | {"agreement_with_none": 0.9}, silent) is Shown.LOST
-    assert judged(silent | {"agreement_interval": [0.9, 1.04]}, silent) is Shown.OPEN
-    assert judged(silent | {"agreement_interval": [math.nan, math.nan]}, silent) is Shown.KEPT
+    assert judge_answers(silent, silent) is LossVerdict.KEPT
+    assert judge_answers(silent | {"agreement_with_none": 0.9}, silent) is LossVerdict.LOST
+    assert judge_answers(silent | {"agreement_interval": [0.9, 1.04]}, silent) is LossVerdict.OPEN
+    assert judge_answers(silent | {"agreement_interval": [math.nan, math.nan]}, silent) is LossVerdict.KEPT

@@ -12,7 +12,7 @@ import pytest
 
 from remask import LLM
 from remask.errors import RecordError
-from remask_lab.records.record import FORMAT, Record, Sweep, about, differing, read_record, write_record
+from remask_lab.records.record import FORMAT, Record, Sweep, about, differences, read_record, write_record
 
 ABOUT = {"model": "m", "fingerprint": "f", "settings": {"n": 3}, "seed": 1, "commit": "c"}
 
@@ -117,7 +117,7 @@ def test_rows_of_different_measurements_do_not_mix(tmp_path: Path, name: str, va
     with pytest.raises(RecordError, match="holds 's', not 't'"):
         Sweep(path, "t", ABOUT)
     assert path.read_bytes() == before
-    assert len(differing(ABOUT, {**ABOUT, name: value})) == 1
+    assert len(differences(ABOUT, {**ABOUT, name: value})) == 1
 
 
 def test_a_sweep_without_a_file_keeps_its_rows() -> None:

@@ -19,7 +19,7 @@ from remask.policies.bicache import Earned
 from remask.policies.earned import BOUND, Audit, Record, ladder
 from remask.tasks import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
-from remask_lab.records.interval import clustered, mean_interval, paired
+from remask_lab.records.interval import clustered_interval, mean_interval, paired_difference
 from remask_lab.records.record import Record as Kept
 from remask_lab.records.record import about, as_json, read_record
 
@@ -196,11 +196,11 @@ def _row(name: str, tasks: Sequence[Task], outputs: Sequence[Output], none: Sequ
     clusters = prefix_clusters(tasks)
     right, other = ([bool(t.correct(o.text)) for t, o in zip(tasks, own, strict=True)] for own in (outputs, none))
     agreement = [token_agreement(a.token_ids, b.token_ids) for a, b in zip(outputs, none, strict=True)]
-    over = paired(right, other, clusters)
+    over = paired_difference(right, other, clusters)
     return {
         "cache": name,
         "accuracy": sum(right) / len(right),
-        "accuracy_interval": list(clustered(right, clusters)),
+        "accuracy_interval": list(clustered_interval(right, clusters)),
         "accuracy_over_none": over[0],
         "accuracy_over_none_interval": list(over[1:]),
         "agreement_with_none": sum(agreement) / len(agreement),

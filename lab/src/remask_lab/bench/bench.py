@@ -23,7 +23,7 @@ from remask_lab.bench.reference import Losses, Reference, beside, mean_loss, mea
 from remask_lab.bench.workload import Task, Workload, prefix_clusters, steps_of, token_agreement
 from remask_lab.observe import CacheMeter, observe_cache
 from remask_lab.ops.flops import Executed
-from remask_lab.records.interval import by_cluster, clustered, mean_interval, paired
+from remask_lab.records.interval import clustered_interval, mean_interval, paired_difference, verdict_texts
 from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about, as_json
 
@@ -361,7 +361,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
     right, clusters = [verdict for verdict, _ in judged], [cluster for _, cluster in judged]
     theirs = [task.correct(output.text) for task, output in zip(tasks, others, strict=True)]
     compared = [each for each in zip(verdicts, theirs, own, strict=True) if None not in each]
-    over = paired(*zip(*compared, strict=True)) if compared else None
+    over = paired_difference(*zip(*compared, strict=True)) if compared else None
     agreement = [
         token_agreement(output.token_ids, other.token_ids) for output, other in zip(outputs, others, strict=True)
     ]
@@ -373,10 +373,10 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool, audits: bool) -> di
         "throughput_tok_s": float(np.median([turn.tokens_per_second for turn in row.rounds])),
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
-        "accuracy_interval": list(clustered(right, clusters)) if right else None,
+        "accuracy_interval": list(clustered_interval(right, clusters)) if right else None,
         "accuracy_over_none": None if over is None else over[0],
         "accuracy_over_none_interval": None if over is None else list(over[1:]),
-        "verdicts": by_cluster(right, clusters),
+        "verdicts": verdict_texts(right, clusters),
         "parts": part_scores(tasks, outputs),
         "agreement_with_none": float(np.mean(agreement)),
         "agreement_interval": list(mean_interval(agreement, own)),

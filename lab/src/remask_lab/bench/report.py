@@ -11,7 +11,7 @@ from remask_lab.bench.bench import LEAST_ACCURACY
 from remask_lab.bench.contenders import described
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
-from remask_lab.records.markdown import NONE, markdown_table, percent, shown
+from remask_lab.records.markdown import NONE, markdown_table, number_text, percent
 from remask_lab.records.record import Record, number_format
 
 Result: TypeAlias = Mapping[str, Any]
@@ -110,7 +110,7 @@ def _staleness(result: Result) -> str:
 
 MOVED: Column = ("nats moved", _moved)
 ACCURACY: Column = ("accuracy (95 % interval)", _accuracy)
-LOSS: Column = ("loss (nats a token)", lambda result: shown(".3f", result["loss"]))
+LOSS: Column = ("loss (nats a token)", lambda result: number_text(".3f", result["loss"]))
 AGREEMENT: Column = ("agreement", lambda result: percent(result["agreement_with_none"]))
 SHORT: tuple[Column, ...] = (
     ("cache", lambda result: str(result["cache"])),

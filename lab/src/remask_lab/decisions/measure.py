@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from remask.llm import LLM
 from remask_lab.decisions.questions import KnownQuestion, draw
-from remask_lab.records.interval import by_cluster, estimate
+from remask_lab.records.interval import estimate, verdict_texts
 
 BINS: Final = 10
 """Of equal width, as in Guo et al., On Calibration of Modern Neural Networks (arXiv 1706.04599)."""
@@ -50,7 +50,7 @@ def measure(llm: LLM, items: Sequence[KnownQuestion], fields: Mapping[str, Any],
         "calibration_error": [calibration_error(sure, right), *resampled(sure, right, states)],
         "log_loss": sum(lost) / len(lost),
         "label_mass": sum(mass) / len(mass),
-        "verdicts": by_cluster(verdicts, states),
+        "verdicts": verdict_texts(verdicts, states),
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from remask_lab.bench.workload import token_agreement
 from remask_lab.harness.score import METRICS
 from remask_lab.records.interval import percent_text
-from remask_lab.records.markdown import NONE, markdown_table, percent, shown
+from remask_lab.records.markdown import NONE, markdown_table, number_text, percent
 
 EvalRow = Mapping[str, Any]
 """Holds `task`, `cache`, `settings`, and `result` as the sweep keeps it."""
@@ -37,7 +37,7 @@ def by_agreement(rows: Sequence[EvalRow]) -> str:
     lines, base = [], rows[0]["result"]
     for row in rows:
         result = row["result"]
-        loss = shown(".3f", result["loss"])
+        loss = number_text(".3f", result["loss"])
         work, speed = base["row_layers"] / result["row_layers"], base["seconds"] / result["seconds"]
         lines.append(
             [row["cache"], _agreement(result, base), loss, f"{work:.2f}x", f"{speed:.2f}x", str(result["prefix_hits"])]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from remask_lab.papers.definition import load_table
 from remask_lab.papers.show import results_of
-from remask_lab.records.interval import MARGIN, Estimate, Shown, accuracy_over, judged
+from remask_lab.records.interval import MARGIN, Estimate, LossVerdict, accuracy_difference, judge_answers
 from remask_lab.records.markdown import markdown_table, percent
 from remask_lab.records.record import Record
 
@@ -52,7 +52,7 @@ def read_claims() -> list[Claim]:
 
 def loses(rows: Rows, name: str, than: str, points: str = f"{100 * MARGIN:g}") -> Finding:
     """`name` has fewer right answers than `than`; no where a loss of `points`, such as the paper's, is excluded."""
-    over = accuracy_over(rows[name], rows[than])
+    over = accuracy_difference(rows[name], rows[than])
     verdict = YES if over[2] < 0 else NO if over[1] > -float(points) / 100 else UNSHOWN
     return verdict, f"{_right(rows[than])} to {_right(rows[name])}: {_points(over)}"
 
@@ -60,15 +60,15 @@ def loses(rows: Rows, name: str, than: str, points: str = f"{100 * MARGIN:g}") -
 def keeps(rows: Rows, name: str, than: str) -> Finding:
     """`name` keeps the right answers of `than`, with less work; no where it loses some, however few."""
     row, other = rows[name], rows[than]
-    saved, found = row["work_ratio_to_none"], judged(row, other)
-    verdict = NO if saved <= 1 or found.loses else YES if found is Shown.KEPT else UNSHOWN
-    told = f"{_right(other)} and {_right(row)}: {_points(accuracy_over(row, other))}"
+    saved, found = row["work_ratio_to_none"], judge_answers(row, other)
+    verdict = NO if saved <= 1 or found.loses else YES if found is LossVerdict.KEPT else UNSHOWN
+    told = f"{_right(other)} and {_right(row)}: {_points(accuracy_difference(row, other))}"
     return verdict, f"{told}, with 1/{saved:.2f} of the work"
 
 
 def ahead(rows: Rows, name: str, than: str) -> Finding:
     """`name` has more right answers than `than`; no where it has less than `MARGIN` more."""
-    over = accuracy_over(rows[name], rows[than])
+    over = accuracy_difference(rows[name], rows[than])
     verdict = YES if over[1] > 0 else NO if over[2] < MARGIN else UNSHOWN
     return verdict, f"{_right(rows[name])} against {_right(rows[than])}: {_points(over)}"
 

@@ -41,7 +41,7 @@ from remask_lab.pages.real_weights_benches import DEEP, DOCUMENTS, EARNED, LOOKU
 from remask_lab.pages.real_weights_losses import CANVAS
 from remask_lab.pages.real_weights_sizes import SIZES, Source
 from remask_lab.pages.results import BENCH
-from remask_lab.records.interval import judged
+from remask_lab.records.interval import judge_answers
 from remask_lab.records.jsonl import read_lines
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, number_format, read_record, write_record
@@ -155,7 +155,7 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         number=_number,
         verdict=_verdict,
         bound=_bound,
-        loses=lambda row, none: judged(row, none).loses,
+        loses=lambda row, none: judge_answers(row, none).loses,
         made=_made,
         decoded=decoding_text,
         depths=_depths,
@@ -195,7 +195,9 @@ def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
 
 def _verdict(row: Row, none: Row) -> str:
     over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
-    return f"`{row['cache']}` {judged(row, none).value} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
+    return (
+        f"`{row['cache']}` {judge_answers(row, none).value} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
+    )
 
 
 def _bound(data: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from remask_lab.gpu.results import benchmark_table, read_kept
 from remask_lab.pages.page import PAGES, RESULTS, fill
 from remask_lab.pages.real_weights import FOLDER, read_all, read_training, rows_by_cache
 from remask_lab.pages.real_weights_benches import DEPTHS
-from remask_lab.records.interval import judged, percent_text
+from remask_lab.records.interval import judge_answers, percent_text
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 from remask_lab.similarity.probe import limits_of
@@ -69,7 +69,7 @@ class Kind:
     def broken(self) -> int | None:
         """The least depth that was measured and is shown to lose answers."""
         none = self.rows["none"]
-        lost = (depth for depth, row in sorted(self.depths.items()) if judged(row, none).loses)
+        lost = (depth for depth, row in sorted(self.depths.items()) if judge_answers(row, none).loses)
         return next(lost, None)
 
     @property

@@ -7,7 +7,7 @@ from remask.checks.fields import by_path
 from remask.errors import RecordError
 from remask.request.sampling_params import SamplingParams
 from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale, resolve
-from remask_lab.records.interval import judged, percent_text
+from remask_lab.records.interval import judge_answers, percent_text
 from remask_lab.records.machine import processor_text
 from remask_lab.records.markdown import NONE, narrow_tables, percent
 from remask_lab.records.record import Record, as_json, number_format
@@ -226,7 +226,7 @@ def _failures(table: PaperTable, results: Mapping[str, Result]) -> str:
     lost = [
         name
         for name, result in answered.items()
-        if judged(result, answered[table.baseline(table.row(name)).name]).loses
+        if judge_answers(result, answered[table.baseline(table.row(name)).name]).loses
     ]
     if not lost:
         return NO_LOSS

@@ -19,7 +19,7 @@ class Line:
     Attributes:
         where: the file and the line's number, for errors.
         record: the object.
-        names: the file's name of each field that it calls by another name.
+        names: the names that the file has for fields, by field; fields that are not in it have their own name.
     """
 
     where: str
@@ -31,7 +31,7 @@ class Line:
         return self.names.get(field, field) in self.record
 
     def get(self, field: str) -> Any:
-        """The field's value. Raises `ConfigError`, which names the line and the field, where it is missing."""
+        """The field's value. Raises `ConfigError` if it is missing; the error names the line and the field."""
         name = self.names.get(field, field)
         if name not in self.record:
             keys = ", ".join(self.record) or "none"
@@ -39,23 +39,23 @@ class Line:
         return self.record[name]
 
     def text(self, field: str) -> str:
-        """The field's value, a text that is not empty. Raises as `get`."""
+        """The field's value, a text that is not blank. Raises `ConfigError` for other values."""
         value = self.get(field)
         if not isinstance(value, str) or not value.strip():
             raise self.error(f"field {self.names.get(field, field)!r} must be a text that is not empty, got {value!r}")
         return value
 
     def texts(self, field: str) -> list[str]:
-        """The field's value, a list of texts. Raises as `get`."""
+        """The field's value, a list of one text or more. Raises `ConfigError` for other values."""
         value = self.get(field)
         if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
             raise self.error(f"field {self.names.get(field, field)!r} must be a list of texts, got {value!r}")
         return value
 
     def exchange(self) -> tuple[str, str]:
-        """The texts of a user's and an assistant's message, the two of `messages`, as packaged tasks hold them.
+        """The texts of the two messages in `messages`: a user's, then an assistant's, as in packaged data sets.
 
-        Raises as `get`.
+        Raises `ConfigError` for other values.
         """
         messages = self.get("messages")
         try:
@@ -67,14 +67,15 @@ class Line:
         return turns["user"], turns["assistant"]
 
     def error(self, what: str) -> ConfigError:
-        """Returns an error about this line."""
+        """An error about this line; `what` goes on from its name, such as "has no field"."""
         return ConfigError(f"{self.where} {what}")
 
 
 def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Line]:
-    """Yields the objects of a `.jsonl` or `.jsonl.gz` file, at most `limit`. Blank lines are skipped.
+    """Yield the objects of a `.jsonl` or `.jsonl.gz` file, at most `limit`. Blank lines are skipped.
 
-    Raises `ConfigError` where the file cannot be read, holds no line, or holds a line that is no JSON object.
+    `names` are those of `Line`. Raises `ConfigError` if the file cannot be read, has no lines, or has a line that is no
+    JSON object.
     """
     try:
         data = Path(path).read_bytes()
@@ -83,7 +84,7 @@ def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: 
         reason = error.strerror if isinstance(error, OSError) else None
         raise ConfigError(f"the data {str(path)!r} cannot be read: {reason or error}") from error
     count = 0
-    # As in files: texts within JSON may hold the further characters at which `splitlines` splits.
+    # Not `splitlines`, which also splits at characters that may stand within a JSON text.
     for number, text in enumerate(io.StringIO(content, newline=None), start=1):
         if not text.strip():
             continue
@@ -96,7 +97,10 @@ def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: 
 
 
 def field_names(option: str, text: str | None, known: Collection[str]) -> dict[str, str]:
-    """The file's names of the `known` fields, from "field=name,field=name". Raises `ConfigError` on other text."""
+    """The names that a file has for some of the `known` fields, by field, from "field=name,field=name".
+
+    Raises `ConfigError` if the text has another form, and `UnknownNameError` if a field is unknown.
+    """
     names = {}
     for part in text.split(",") if text else ():
         field, separator, name = (piece.strip() for piece in part.partition("="))

@@ -14,7 +14,7 @@ from remask.machine.cpu import CpuReading, OthersUse, measure_others_use
 if TYPE_CHECKING:
     from remask.llm import LLM
 
-BUSY = 0.1  # share of the cores from which on the work of others is told
+BUSY = 0.1  # share of the cores, used by others, from which on the machine counts as busy
 
 
 def host() -> dict[str, object]:
@@ -23,14 +23,14 @@ def host() -> dict[str, object]:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, as Linux or else Python tells it."""
+    """The processor's name, from Linux's `cpuinfo` or else from Python."""
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, None) or platform.processor() or platform.machine()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, None) or platform.processor() or platform.machine()
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited for a core, on average over the last minute. None where that is not known."""
+    """Processes that ran or waited for a core, on average over the last minute. None if the system does not say."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -38,21 +38,21 @@ def load_average() -> float | None:
 
 
 def machine(llm: "LLM") -> dict[str, object]:
-    """Hardware and settings that decide the speed of `llm`."""
+    """The hardware and the settings that decide the speed of `llm`, as records hold them; on CUDA also `gpu`."""
     import torch
 
-    device, facts = llm.model.device, host()
-    found: dict[str, object] = {
+    device, processor = llm.model.device, host()
+    facts: dict[str, object] = {
         "device": str(device),
-        "cpu": facts["cpu"],
-        "cores": facts["cores"],
+        "cpu": processor["cpu"],
+        "cores": processor["cores"],
         "threads": torch.get_num_threads(),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
-        "system": facts["system"],
+        "system": processor["system"],
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def processor_text(facts: Mapping[str, Any]) -> str:
@@ -61,12 +61,14 @@ def processor_text(facts: Mapping[str, Any]) -> str:
 
 
 def conditions(since: CpuReading | None) -> dict[str, object]:
-    """What else the machine did during a measurement that began at `since`, as far as the system tells.
+    """What else the machine did since the reading `since`; a value is None if the system does not say.
 
-    `others` holds the seconds watched, the cores, and how many of them other processes `used` and the host of a virtual
-    machine has `stolen`, on average. `busy` is a sentence on it where others used much.
+    `others` holds the seconds watched, the number of cores, and how many of them other processes `used` and the host of
+    a virtual machine has `stolen`, on average. `busy` is a warning if others used `BUSY` of the cores or more, else
+    None.
     """
-    others, load = measure_others_use(since), load_average()
+    others = measure_others_use(since)
+    load = load_average()
     return {
         "load_average": load,
         "others": None if others is None else asdict(others),
@@ -99,23 +101,23 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it. None outside a checkout.
+    """The checkout's commit in 12 digits, with `+changes` if tracked files differ from it. None outside a checkout.
 
-    Kept results and pages do not count, as measurements write them.
+    Changes below `benchmarks` and `docs` do not count, as measurements write them.
     """
     folder = Path(__file__).parent
-    found = git(folder, "rev-parse", "--short=12", "HEAD")
-    if found is None:
+    name = git(folder, "rev-parse", "--short=12", "HEAD")
+    if name is None:
         return None
-    written = (":(top,exclude)benchmarks", ":(top,exclude)docs")
-    changed = git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", *written)
-    return found + ("+changes" if changed else "")
+    excluded = (":(top,exclude)benchmarks", ":(top,exclude)docs")
+    changes = git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", *excluded)
+    return name + ("+changes" if changes else "")
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """What Git prints in a folder, stripped; None where it fails, as outside a checkout."""
+    """The stripped output of `git` in a folder; None if it fails, such as outside a checkout."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        process = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -8,10 +8,10 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 SCREEN = 120
-"""Characters that a line of a wide window shows."""
+"""Characters in a line of a wide window."""
 
 NONE = "-"
-"""A cell of which nothing is known."""
+"""The text of a cell without a value."""
 
 Column: TypeAlias = tuple[str, Sequence[str]]
 """A header and the cells below it."""
@@ -23,31 +23,26 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, alig
         return "\n".join(_line(cells) for cells in [header, ["---"] * len(header), *rows])
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    first, *others = (
-        _line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]) for row in [header, *rows]
-    )
-    return "\n".join([first, rule, *others])
+    lines = [_line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]) for row in [header, *rows]]
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def text_table(rows: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
-    """Plain text with a line for each of `rows`; `columns` make the cells under their headers.
+    """Plain text with a header and a line for each of `rows`; `columns` maps a header to what makes a row's cell.
 
-    Columns are as wide as their longest cell; the first stands to the left, the others to the right.
+    Columns are as wide as their longest cell; the first is aligned left, the others right.
     """
     lines = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     justified = (
-        [
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
+        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
         for line in lines
     )
-    return "\n".join("  ".join(line).rstrip() for line in justified)
+    return "\n".join("  ".join(cells).rstrip() for cells in justified)
 
 
-def shown(form: str, value: float | None) -> str:
-    """`value` in the format `form`, as ".2f"; `NONE` where there is none."""
+def number_text(form: str, value: float | None) -> str:
+    """`value` in the format `form`, such as ".2f"; `NONE` for None and NaN."""
     return NONE if value is None or math.isnan(value) else format(value, form)
 
 
@@ -57,28 +52,29 @@ def percent(share: float) -> str:
 
 
 def narrow_tables(rows: Sequence[str], groups: Mapping[str, Sequence[Column]], width: int = SCREEN) -> str:
-    """One table of all `groups` of columns beside the names of the `rows`; or several, where it is wider than `width`.
+    """Markdown of all `groups` of columns, beside a column with the names of the `rows`: one table if it fits `width`.
 
-    In one table the headers of all groups but the first begin with the group's name. Else each group has tables of its
-    own, which its name heads, without the rows that are empty there; only one of a single column may be wider.
+    Its headers begin with the name of their group, but for the first group. Otherwise each group gets tables of its
+    own, whose first header is the group's name, without the rows that are empty in all its columns. Each has as many
+    columns as fit `width` characters, and at least one.
     """
-    (_, first), *others = groups.items()
-    joined = [*first, *((f"{name}: {header}", cells) for name, group in others for header, cells in group)]
-    if _width(names := ("row", rows), *joined) <= width:
-        return _table(names, *joined)
-    tables: list[list[Column]] = []
+    (_, unnamed), *others = groups.items()
+    columns = [*unnamed, *((f"{name}: {header}", cells) for name, group in others for header, cells in group)]
+    if _width(names := ("row", rows), *columns) <= width:
+        return _table(names, *columns)
+    tables: list[str] = []
     for name, group in groups.items():
         filled = [any(cells[place] != NONE for _, cells in group) for place in range(len(rows))]
         names = name, list(compress(rows, filled))
-        shown: list[Column] = [names]
+        columns = []
         for header, cells in group:
             column = header, list(compress(cells, filled))
-            if len(shown) > 1 and _width(*shown, column) > width:
-                tables.append(shown)
-                shown = [names]
-            shown.append(column)
-        tables += [shown] * (len(shown) > 1)
-    return "\n\n".join(_table(*columns) for columns in tables)
+            if columns and _width(names, *columns, column) > width:
+                tables.append(_table(names, *columns))
+                columns = []
+            columns.append(column)
+        tables += [_table(names, *columns)] if columns else []
+    return "\n\n".join(tables)
 
 
 def _table(*columns: Column) -> str:
@@ -86,6 +82,7 @@ def _table(*columns: Column) -> str:
 
 
 def _width(*columns: Column) -> int:
+    """Characters of a line of the aligned table, with its borders."""
     return sum(max(map(len, [header, *cells])) + 3 for header, cells in columns) + 1
 
 

@@ -15,7 +15,7 @@ from remask.model.cpu_kernels import int4_kernel, int8_kernel
 from remask_lab.records.machine import commit, machine, versions
 
 FORMAT = "remask-record-1"
-# Two measurements may stand in one table only where these are equal.
+# Only measurements in which these facts are equal may stand in one table.
 IDENTITY = ("model", "fingerprint", "depth_table", "settings", "seed", "commit", "machine", "versions")
 
 
@@ -24,7 +24,7 @@ class Record:
     """A measured result.
 
     Attributes:
-        subject: what was measured, as the command's words: "analyze depth".
+        subject: what was measured, in the words of the command, such as "analyze depth".
         about: the facts of `about`.
         data: the numbers. NaN and infinities become None in the file.
     """
@@ -58,14 +58,14 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
 
 
 def _product(llm: LLM) -> str | None:
-    """What multiplies weights of few bits on this CPU; None where the fingerprint says it all."""
+    """The kernel that multiplies int8 or int4 weights on a CPU; None for other weights and devices."""
     kernels = {"int8": int8_kernel, "int4": int4_kernel}
     kernel = kernels.get(llm.loaded.fingerprint.partition("-")[2])
     return None if kernel is None or llm.model.device.type != "cpu" else kernel().name
 
 
 def number_format(about: Mapping[str, Any]) -> str:
-    """The dtype of a record's model, and how its weights were quantized: "float32, weights in int8"."""
+    """The dtype of a record's model, and how its weights were quantized, such as "float32, weights in int8"."""
     _, _, quantization = about["fingerprint"].partition("-")
     return str(about["machine"]["dtype"]) + (f", weights in {quantization}" if quantization else "")
 
@@ -91,10 +91,10 @@ def read_record(path: str | Path, subject: str | None = None) -> Record:
         raise RecordError(f"the result {str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RecordError(f"{str(path)!r} is no result file: it does not hold JSON ({error})") from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != FORMAT:
         raise RecordError(
-            f"{str(path)!r} is no result file of this version: its format is {found!r}, not {FORMAT!r}; measure again"
+            f"{str(path)!r} is no result file of this version: its format is {version!r}, not {FORMAT!r}; measure again"
         )
     missing = [name for name in ("subject", "about", "data") if name not in content]
     if missing:
@@ -104,15 +104,15 @@ def read_record(path: str | Path, subject: str | None = None) -> Record:
     return Record(content["subject"], content["about"], content["data"])
 
 
-def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """The facts that decide results and differ between two `about`s, each as "name: first, second"."""
+def differences(about: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The facts of `IDENTITY` in which the `about`s of two records differ, each as "name: value, other value"."""
     return [
-        f"{name}: {first.get(name)!r}, {second.get(name)!r}" for name in IDENTITY if first.get(name) != second.get(name)
+        f"{name}: {about.get(name)!r}, {other.get(name)!r}" for name in IDENTITY if about.get(name) != other.get(name)
     ]
 
 
 def as_json(value: Any) -> Any:
-    """`value` in JSON's types: dataclasses become objects, NaN and infinities None, and keys text."""
+    """`value` in the types of JSON: dataclasses become objects, NaN and infinities None, and keys strings."""
     if is_dataclass(value) and not isinstance(value, type):
         return as_json(asdict(value))
     if isinstance(value, Mapping):
@@ -123,10 +123,10 @@ def as_json(value: Any) -> Any:
 
 
 class Sweep:
-    """The rows of one measurement, each identified by its `point` and written to the file as soon as it is measured.
+    """The rows of one measurement, each identified by its `point` and written to the file `path` once it is measured.
 
-    Rows that the file holds are not measured again. Raises `RecordError` where the file has another subject, model,
-    machine or setting: rows of different measurements must not stand in one table.
+    Rows that the file holds are not measured again. Raises `RecordError` if the file has another subject, or differs in
+    a fact of `IDENTITY`: rows of different measurements must not stand in one table. Without `path` none is written.
     """
 
     def __init__(self, path: str | Path | None, subject: str, about: Mapping[str, Any]) -> None:
@@ -137,10 +137,10 @@ class Sweep:
         if self._path is None or not self._path.exists():
             return
         record = read_record(self._path, subject)
-        others = differing(record.about, self._about)
-        if others:
+        changes = differences(record.about, self._about)
+        if changes:
             raise RecordError(
-                f"{str(self._path)!r} holds rows of another measurement ({'; '.join(others)}); "
+                f"{str(self._path)!r} holds rows of another measurement ({'; '.join(changes)}); "
                 "name another file, or remove this one to begin anew"
             )
         self._rows = list(record.data["rows"])
@@ -152,16 +152,17 @@ class Sweep:
         return Record(self._subject, self._about, {"rows": list(self._rows)})
 
     def row(self, point: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the result at `point`. Where the file has none, call `measure` and save its result first.
+        """Return the result at `point`. If there is none yet, call `measure` and save its result first.
 
-        `point` must differ from every other row's. An exception of `measure` leaves the rows as they were.
+        An exception of `measure` leaves the rows as they were.
         """
         key = as_json(point)
+        result: dict[str, Any]
         for row in self._rows:
             if row["point"] == key:
-                known: dict[str, Any] = row["result"]
-                return known
-        result: dict[str, Any] = as_json(measure())
+                result = row["result"]
+                return result
+        result = as_json(measure())
         self._rows.append({"point": key, "result": result})
         if self._path is not None:
             write_record(self._path, self.record)

@@ -12,8 +12,8 @@ from typing import Any, Final
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
 from remask_lab.bench.workload import Workload, choose_task, usual_workload
-from remask_lab.records.interval import estimate, paired, percent_text
-from remask_lab.records.markdown import markdown_table, shown
+from remask_lab.records.interval import estimate, paired_difference, percent_text
+from remask_lab.records.markdown import markdown_table, number_text
 
 THRESHOLDS: Final = (None, 0.9, 0.8, 0.7)
 """Probabilities from which on a token is written; None: one token a step."""
@@ -136,7 +136,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 str(len(right)),
                 percent_text(share, ends),
                 _over(found, grouped.get((penalty, 1.0), ())),
-                *(shown(form, total[name]) for name, form in _FORMS.items()),
+                *(number_text(form, total[name]) for name, form in _FORMS.items()),
             ]
         )
     head = ["threshold", "penalty", "questions", "right", "over one token a step"]
@@ -153,5 +153,5 @@ def _over(found: Mapping[str, Mapping[str, Any]], others: Sequence[Mapping[str, 
     if not both:
         return "-"
     own, theirs = ([value for part in both for value in results[part]["right"]] for results in (found, beside))
-    over, low, high = paired(own, theirs, [value for part in both for value in found[part]["clusters"]])
+    over, low, high = paired_difference(own, theirs, [value for part in both for value in found[part]["clusters"]])
     return f"{100 * over:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
