@@ -9,7 +9,7 @@ import pytest
 from remask import LLM
 from remask.errors import ConfigError
 from remask.policies import names_for
-from remask_lab.bench.contenders import COMPOSITIONS, DRAWN, Contender, LeftOut, every_contender
+from remask_lab.bench.contenders import COMPOSITIONS, RANDOM_ORDER, Contender, LeftOut, every_contender
 from remask_lab.bench.workload import random_workload
 from tests.plugins.conftest import example  # noqa: F401 - a fixture
 from tests.sampling_fields import flat_params
@@ -31,11 +31,11 @@ def found(
 
 def test_what_needs_an_order_runs_on_drawn_positions_beside_its_own_baseline() -> None:
     rows, left_out = found("llada-tiny")
-    assert set(rows) == {*names_for("masked"), *COMPOSITIONS, DRAWN}
+    assert set(rows) == {*names_for("masked"), *COMPOSITIONS, RANDOM_ORDER}
     assert not left_out
     for name, row in rows.items():
-        drawn = name in ("dkv-greedy", DRAWN)
-        assert row.baseline == (DRAWN if drawn else "none")
+        drawn = name in ("dkv-greedy", RANDOM_ORDER)
+        assert row.baseline == (RANDOM_ORDER if drawn else "none")
         assert (row.workload is not None) is drawn
         assert row.settings.get("remasking") == ("random" if drawn else None)
         if row.workload is not None:

@@ -31,13 +31,11 @@ def test_the_answer_to_a_drawn_question_stands_in_the_one_sentence_that_it_is_ab
     for request in drawn:
         _, *sentences = re.split(r"(?<=[.]) (?=[A-Z])", request.page.text)
         assert len(sentences) == LookupSettings().entries
-        about = [set(words(each)) for each in sentences]
-        common = set.intersection(*about)
-        asked = set(words(request.question)) - common
-        matching = [len(asked & each) for each in about]
-        assert matching.count(max(matching)) == 1, request.question
-        told = sentences[matching.index(max(matching))]
-        assert set(words(request.asked)) <= set(words(told)), request.question
+        sentence_words = [set(words(sentence)) for sentence in sentences]
+        question_words = set(words(request.question)) - set.intersection(*sentence_words)
+        matches = [len(question_words & sentence) for sentence in sentence_words]
+        assert matches.count(max(matches)) == 1, request.question
+        assert set(words(request.value)) <= sentence_words[matches.index(max(matches))], request.question
         assert len(request.others) >= 1
 
 
@@ -45,13 +43,13 @@ def test_questions_by_hand_have_answers_on_their_pages() -> None:
     pages = read_pages()
     assert [len(questions) for questions in pages] == [4] * 25
     for request in (request for questions in pages for request in questions):
-        page, asked = words(request.page.text), words(request.asked)
-        assert all(word in page for word in asked), request.question
-        assert not set(asked) <= set(words(request.question)), request.question
-        named = {value for values in request.page.values.values() for value in values} - set(WEEK)
-        assert all(set(words(value)) <= set(page) for value in named), request.page.text
-        assert is_correct(request, f"It is {request.asked}.")
-        assert not any(is_correct(request, f"{request.asked} or {other}") for other in request.others)
+        page, value = set(words(request.page.text)), set(words(request.value))
+        assert value <= page, request.question
+        assert not value <= set(words(request.question)), request.question
+        values = {value for values in request.page.values.values() for value in values} - set(WEEK)
+        assert all(set(words(value)) <= page for value in values), request.page.text
+        assert is_correct(request, f"It is {request.value}.")
+        assert not any(is_correct(request, f"{request.value} or {other}") for other in request.others)
     assert make_workload(100, 25, 1, HAND) != make_workload(100, 25, 2, HAND)
     assert {id(request) for request in make_workload(100, 25, 1, HAND)} == {id(each) for own in pages for each in own}
 

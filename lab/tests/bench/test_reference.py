@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from remask import LLM
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.reference import Reference, beside, losses_of, mean_loss, measured_loss, written
+from remask_lab.bench.reference import (
+    Reference,
+    loss_differences,
+    mean_loss,
+    measure_losses,
+    read_losses,
+    reference_requests,
+)
 from remask_lab.bench.workload import TaskChoice, chat_workload, usual_workload
 from remask_lab.likelihood.masked import MaskedPasses
 from remask_lab.likelihood.passes import Pair
@@ -42,8 +49,11 @@ def log_probabilities(llm: LLM, known: list[Reference]) -> NDArray[np.float64]:
 
 def loss(llm: LLM, known: list[Reference], cache: str = "none", **settings: object) -> dict[str, Any]:
     return mean_loss(
-        losses_of(
-            llm, written(llm, known, llm.session.policy(cache, settings), 0), llm.session.engine_config, progress=False
+        read_losses(
+            llm,
+            reference_requests(llm, known, llm.session.policy(cache, settings), 0),
+            llm.session.engine_config,
+            progress=False,
         )
     )
 
@@ -108,18 +118,18 @@ def test_the_same_canvases_are_read_beside_one_another() -> None:
     workload = usual_workload(llm, 6, 0, {}, prefixes=2)
     known = [Reference(task.request, task.reference or "") for task in workload.tasks]
     none, reuse, exact = (
-        measured_loss(llm, known, llm.session.policy(*policy), 0)[0]
+        measure_losses(llm, known, llm.session.policy(*policy), 0)[0]
         for policy in (("none",), ("reuse",), ("bicache", {"depth": 0}))
     )
     clusters = {task.request.id: own for task, own in zip(workload.tasks, workload.clusters, strict=True)}
-    assert beside(exact, none, clusters)["pass_agreement"] == 1
-    assert beside(exact, none, clusters)["loss_over_none"] == pytest.approx(0, abs=1e-3)
-    found = beside(reuse, none, clusters)
+    assert loss_differences(exact, none, clusters)["pass_agreement"] == 1
+    assert loss_differences(exact, none, clusters)["loss_over_none"] == pytest.approx(0, abs=1e-3)
+    found = loss_differences(reuse, none, clusters)
     each = [reuse[name].nats.mean() - none[name].nats.mean() for name in none]
     assert found["loss_over_none"] == pytest.approx(float(np.mean(each)))
     assert found["loss_over_none_interval"][0] < found["loss_over_none"] < found["loss_over_none_interval"][1]
     assert found["pass_agreement"] < 1
-    assert beside({}, none, clusters) == {}
+    assert loss_differences({}, none, clusters) == {}
 
 
 @pytest.mark.parametrize("cache", ["block-prefix", "block-dual", "dkv-decode"])
@@ -127,9 +137,9 @@ def test_every_token_is_predicted_where_rows_predict_the_next_position(cache: st
     """Of a block's first step these read the first position alone, so nothing else may be written in it."""
     llm = opened("dream", tmp_path)
     known = references(llm, steps=2)  # four tokens a step
-    read, reason = measured_loss(llm, known, llm.session.policy(cache), 0)
+    read, reason = measure_losses(llm, known, llm.session.policy(cache), 0)
     assert reason is None
-    none = measured_loss(llm, known, llm.session.policy("none"), 0)[0]
+    none = measure_losses(llm, known, llm.session.policy("none"), 0)[0]
     for name, own in read.items():
         assert np.isfinite(own.nats).all()
         assert own.nats.min() > 0.01, "a tiny random model is certain of nothing"
@@ -138,9 +148,9 @@ def test_every_token_is_predicted_where_rows_predict_the_next_position(cache: st
 
 def test_what_has_no_loss_says_why(tmp_path: Path) -> None:
     llm = opened("llada", tmp_path)
-    found, reason = measured_loss(llm, references(llm), llm.session.policy("dkv-greedy"), 0)
+    found, reason = measure_losses(llm, references(llm), llm.session.policy("dkv-greedy"), 0)
     assert mean_loss(found)["loss"] is None
     assert "use remasking 'random'" in (reason or "")
     uniform = LLM("bundled-uniform", dtype="float32", device="cpu")
     known = [Reference(task.request, task.reference or "") for task in usual_workload(uniform, 2, 0, {}).tasks]
-    assert measured_loss(uniform, known, uniform.session.policy("none"), 0) == ({}, None)
+    assert measure_losses(uniform, known, uniform.session.policy("none"), 0) == ({}, None)

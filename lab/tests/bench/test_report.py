@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from remask_lab.bench.plot import _quality, _work, plot_bench
+from remask_lab.bench.plot import _quality_figure, _work_figure, plot_bench
 from remask_lab.bench.report import DETAILED, SHORT, csv_text, table
 from remask_lab.records.record import Record
 
@@ -93,7 +93,7 @@ def test_pictures_show_every_row(tmp_path: Path) -> None:
         result("none", accuracy=0.9, accuracy_interval=[0.8, 0.95]),
         result("reuse", accuracy=1.0, accuracy_interval=[0.9, 1.0], ratio_to_none=2.0, ratio_range=[1.5, 2.5]),
     ]
-    quality, work = _quality(rows), _work(rows)
+    quality, work = _quality_figure(rows), _work_figure(rows)
     assert {note.get_text() for note in quality.axes[0].texts} >= {"none", "reuse"}
     assert [tick.get_text() for tick in work.axes[0].get_yticklabels()] == ["none", "reuse"]
     bars = [bar for bar in work.axes[0].patches if isinstance(bar, Rectangle)]

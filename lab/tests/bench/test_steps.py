@@ -9,7 +9,7 @@ from remask.checks import BUNDLED
 from remask.errors import ConfigError
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, contender
-from remask_lab.bench.fewer_steps import asked_step_baselines, step_baselines, with_steps
+from remask_lab.bench.fewer_steps import step_baselines, step_baselines_option, with_steps
 from remask_lab.bench.workload import Workload, random_workload, usual_workload
 from tests.sampling_fields import flat_params
 
@@ -147,21 +147,21 @@ def test_a_bundled_models_questions_are_asked_in_fewer_steps_too(llm: LLM) -> No
     full = own.tasks[0].request.params.steps
     assert full is not None
     rows = rows_of(bundled, own)
-    assert [row.name for row in asked_step_baselines(bundled, None, own, rows, ENGINE)[0]] == [
+    assert [row.name for row in step_baselines_option(bundled, None, own, rows, ENGINE)[0]] == [
         "none steps=1",
         f"none steps={full // 2}",
     ]
-    assert asked_step_baselines(bundled, "off", own, rows, ENGINE) == ([], [])
+    assert step_baselines_option(bundled, "off", own, rows, ENGINE) == ([], [])
     free = usual_workload(bundled, 4, 0, {"steps": None, "threshold": 0.9}, prefixes=2)
-    made, left_out = asked_step_baselines(bundled, None, free, rows_of(bundled, free), ENGINE)
+    made, left_out = step_baselines_option(bundled, None, free, rows_of(bundled, free), ENGINE)
     assert made == []
     assert "leave out threshold" in left_out[0].reason
     single = usual_workload(bundled, 4, 0, {"steps": 1}, prefixes=2)
-    made, left_out = asked_step_baselines(bundled, None, single, rows_of(bundled, single), ENGINE)
+    made, left_out = step_baselines_option(bundled, None, single, rows_of(bundled, single), ENGINE)
     assert made == []
     assert "no schedule comes closer" in left_out[0].reason
     random = workload_of(llm)
-    assert asked_step_baselines(llm, None, random, rows_of(llm, random), ENGINE) == ([], [])
+    assert step_baselines_option(llm, None, random, rows_of(llm, random), ENGINE) == ([], [])
 
 
 def test_a_uniform_model_in_fewer_steps_may_change_every_position() -> None:

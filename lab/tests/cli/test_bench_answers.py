@@ -12,7 +12,7 @@ from remask.cli import main
 from remask.errors import ConfigError
 from remask.policies import DkvDecode
 from remask.request.sampling_params import SamplingParams
-from remask_lab.bench.answers import pieces
+from remask_lab.bench.answers import changes
 from remask_lab.bench.contenders import variants
 from remask_lab.bench.workload import random_workload, says
 from remask_lab.records.record import read_record
@@ -77,7 +77,7 @@ def test_a_page_of_responses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert held["agreement"] < 1
     told = Marked()
     told.feed(page.read_text(encoding="utf-8"))
-    runs = [pieces(none["text"].split(), answer["text"].split()) for answer in case["answers"]]
+    runs = [changes(none["text"].split(), answer["text"].split()) for answer in case["answers"]]
     assert not any(differs for _, differs in runs[0])
     assert told.marks[1:] == [text for each in runs for text, differs in each if differs], "the first explains"
     assert "script" not in told.tags
@@ -143,9 +143,9 @@ def test_what_is_right(text: str, answer: str, right: bool) -> None:
 
 def test_pieces_mark_what_is_not_at_its_place() -> None:
     first = ["a", "b", "c", "d"]
-    assert pieces(first, first) == [("a b c d", False)]
-    assert pieces(first, ["a", "x", "c", "d", "e"]) == [("a", False), ("x", True), ("c d", False), ("e", True)]
-    assert pieces(first, []) == []
+    assert changes(first, first) == [("a b c d", False)]
+    assert changes(first, ["a", "x", "c", "d", "e"]) == [("a", False), ("x", True), ("c d", False), ("e", True)]
+    assert changes(first, []) == []
 
 
 def test_models_without_words_are_compared_by_token_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""What the depths that audits earn come to: how right they are, what they cost, and how soon they follow traffic."""
+"""Measurements of the depths that audits earn: their quality, their cost, and how soon they follow other traffic."""

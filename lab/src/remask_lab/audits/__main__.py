@@ -1,4 +1,4 @@
-"""`python -m remask_lab audits NAME`: measures one thing of audits, and prints it. benchmarks/README.md has them."""
+"""`python -m remask_lab audits NAME`: runs one measurement of audits. benchmarks/README.md describes them."""
 
 import sys
 

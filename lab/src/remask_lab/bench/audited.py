@@ -1,4 +1,4 @@
-"""How far a cache policy moves predictions, by audits of requests: what it costs where nobody knows right answers."""
+"""How far a cache policy changes predictions, by audits of requests. It needs no right answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,48 +14,51 @@ from remask.policies.earned import EarnedDepths
 from remask_lab.bench.workload import Task, prefix_clusters
 
 AUDITED = 24
-"""Requests that are audited of each policy, over as many prefixes as there are."""
+"""The largest number of requests of a policy that are audited, spread over all prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """How far a policy moves predictions, by audits of some requests, and the depths that these earned it.
+    """The results of a policy's audits.
 
-    `moved` is None where nothing was audited, as with a policy that is exact. Timed rounds begin with `depths`.
+    Attributes:
+        divergence: of the policy's predictions from exact ones, in nats; None if the policy is exact.
+        depths: those that the audits earned, with which timed rounds begin.
     """
 
-    moved: Divergence | None
+    divergence: Divergence | None
     depths: EarnedDepths
 
     @property
     def result(self) -> dict[str, Any]:
-        """As the result of a bench holds it."""
-        moved = self.moved
+        """The fields of a bench's result about the divergence."""
+        divergence = self.divergence
         return {
-            "divergence_nats": None if moved is None else moved.mean,
-            "divergence_interval": None if moved is None else [moved.low, moved.high],
+            "divergence_nats": None if divergence is None else divergence.mean,
+            "divergence_interval": None if divergence is None else [divergence.low, divergence.high],
         }
 
 
 def audit(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], config: EngineConfig) -> Audits:
-    """Audit `AUDITED` of `tasks`, one request at a time and untimed.
+    """Audit at most `AUDITED` of `tasks`, one request after another.
 
-    Prefixes are audited at the first step, and what a policy reuses within a request at one chosen at random; of a
-    policy that does both the greater divergence counts.
+    Reuse of prefixes is audited at the first step of a request, and reuse within a request at a random step. For a
+    policy with both the divergence is the larger one.
     """
     engine = llm.session.new_engine(replace(config, audit=1.0))
     for task in _spread(tasks)[:AUDITED]:
         list(llm.session.run([task.request.with_policy(policy)], engine=engine, progress=False))
         while engine.auditor.queue or engine.auditor.candidates:
             engine.step()
-    moved = max(engine.auditor.report().caches.values(), key=lambda own: own.mean, default=None)
-    return Audits(moved, engine.auditor.depths)
+    divergences = engine.auditor.report().caches.values()
+    divergence = max(divergences, key=lambda divergence: divergence.mean, default=None)
+    return Audits(divergence, engine.auditor.depths)
 
 
 def _spread(tasks: Sequence[Task]) -> list[Task]:
     """The first task of each prefix, then the second of each, and so on."""
-    turns, order = Counter[int](), list[int]()
+    counts, numbers = Counter[int](), list[int]()  # tasks of a prefix so far; number of each task within its prefix
     for cluster in prefix_clusters(tasks):
-        turns[cluster] += 1
-        order.append(turns[cluster])
-    return [task for _, task in sorted(zip(order, tasks, strict=True), key=itemgetter(0))]
+        counts[cluster] += 1
+        numbers.append(counts[cluster])
+    return [task for _, task in sorted(zip(numbers, tasks, strict=True), key=itemgetter(0))]

@@ -1,4 +1,4 @@
-"""The contenders of a bench: the policies that can run on a workload, and the reasons why others cannot."""
+"""The contenders of a bench: the policies that can run a workload, and the reasons why others cannot."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from remask_lab.bench.workload import Workload
 log = logging.getLogger(__name__)
 
 COMPOSITIONS = ("bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
-DRAWN = "none, random order"
+RANDOM_ORDER = "none, random order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Contender:
 
     Attributes:
         name: unique among the contenders.
-        workload: its own; None takes the bench's.
+        workload: the variant; None takes the bench's.
         settings: those that the table shows.
-        baseline: name of the contender that it is compared with.
-        prefix_match: what a request may read where its shared prefix is not in the store.
+        baseline: the name of the contender with which it is compared.
+        prefix_match: what a request may read if its shared prefix is not in the store.
     """
 
     name: str
@@ -55,10 +55,7 @@ def contender(
     settings: Mapping[str, Any] | None,
     workload: Workload,
 ) -> Contender:
-    """Returns the policy `cache`, a name or an object, as a contender.
-
-    Raises `ConfigError` where it cannot run `workload`.
-    """
+    """The policy `cache`, a name or an object, as a contender. Raises `ConfigError` if it cannot run `workload`."""
     policy = llm.session.policy(cache, settings)
     for task in workload.tasks:
         llm.engine.check(task.request.with_policy(policy))
@@ -68,24 +65,22 @@ def contender(
 def at_depths(
     llm: LLM, workload: Workload, depths: Iterable[int], settings: Mapping[str, Any] | None = None
 ) -> list[Contender]:
-    """Returns `bicache` at each of `depths` as contenders named "bicache depth=B". `settings` are its other settings.
+    """`bicache` at each of `depths` with `settings`, as contenders with names like "bicache depth=5".
 
     Raises `ConfigError` on depths that the model does not have.
     """
-    own = settings or {}
-    rows = {depth: contender(llm, "bicache", {**own, "depth": depth}, workload) for depth in depths}
+    rows = {depth: contender(llm, "bicache", {**(settings or {}), "depth": depth}, workload) for depth in depths}
     return [replace(row, name=f"bicache depth={depth}") for depth, row in rows.items()]
 
 
 def every_contender(
     llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Contender], list[LeftOut]]:
-    """Returns `none`, then every other policy and the compositions that the papers measure, and what is left out.
+    """`none`, then all other policies for this kind of model and the papers' compositions; and those that cannot run.
 
-    `settings` holds settings by the policy's name. A policy that cannot run with the workload's sampler, but can where
-    positions are drawn at random, runs so, and its baseline is `none` with the same sampler. A policy that cannot run
-    on the model at all is left out. Policies of other kinds of models are not listed. Raises `ConfigError` on settings
-    that no request could use.
+    `settings` are by the policy's name. A policy that cannot run with the workload's sampler gets one that draws
+    positions at random, if it can run with that; its baseline is then `none` with the same sampler. Raises
+    `ConfigError` on settings that no request could use.
     """
     rows = [contender(llm, "none", settings.get("none"), workload)]
     left_out: list[LeftOut] = []
@@ -98,27 +93,27 @@ def every_contender(
         if reason is None:
             rows.append(Contender(name, policy, settings=settings_of(policy)))
             continue
-        variant = _drawn(workload)
-        also = "no schedule says how many a step transfers" if variant is None else _refusal(llm, policy, variant)
-        if variant is None or also is not None:
-            left_out.append(LeftOut(name, f"{reason}; with remasking 'random': {also}"))
+        variant = _random_order(workload)
+        error = "no schedule says how many a step transfers" if variant is None else _refusal(llm, policy, variant)
+        if variant is None or error is not None:
+            left_out.append(LeftOut(name, f"{reason}; with remasking 'random': {error}"))
             continue
-        drawn = {"remasking": "random"}
-        if all(row.name != DRAWN for row in rows):
-            rows.append(Contender(DRAWN, llm.session.policy("none"), variant, drawn, DRAWN))
-        rows.append(Contender(name, policy, variant, settings_of(policy) | drawn, DRAWN))
+        sampling = {"remasking": "random"}
+        if all(row.name != RANDOM_ORDER for row in rows):
+            rows.append(Contender(RANDOM_ORDER, llm.session.policy("none"), variant, sampling, RANDOM_ORDER))
+        rows.append(Contender(name, policy, variant, settings_of(policy) | sampling, RANDOM_ORDER))
     return rows, left_out
 
 
-def variants(llm: LLM, given: Sequence[Any], workload: Workload) -> list[Contender]:
-    """Returns policies with sampling parameters on top of each request's, all compared with the first.
+def variants(llm: LLM, specs: Sequence[Any], workload: Workload) -> list[Contender]:
+    """Policies with sampling parameters on top of each request's, all compared with the first.
 
-    `given` holds names of policies, or objects of "cache" (a name or a `CachePolicy`), "cache_config" and "sampling".
-    Raises `ConfigError` on what cannot be used, where a request cannot run so, and where two are alike.
+    `specs` are names of policies, or objects of "cache" (a name or a `CachePolicy`), "cache_config" and "sampling".
+    Raises `ConfigError` if there are none, if one cannot be used or cannot run a request, and if two are equal.
     """
     rows: list[Contender] = []
-    for each in given:
-        row = _variant(llm, {"cache": each} if isinstance(each, str) else each, workload)
+    for spec in specs:
+        row = _variant(llm, {"cache": spec} if isinstance(spec, str) else spec, workload)
         if any(row.name == other.name for other in rows):
             raise ConfigError(f"variant {row.name!r} is there twice; variants must differ")
         rows.append(replace(row, baseline=rows[0].name if rows else row.name))
@@ -127,35 +122,35 @@ def variants(llm: LLM, given: Sequence[Any], workload: Workload) -> list[Contend
     return rows
 
 
-def _variant(llm: LLM, given: Any, workload: Workload) -> Contender:
-    if not isinstance(given, dict) or set(given) - {"cache", "cache_config", "sampling"}:
-        raise ConfigError(f"a variant is an object of cache, cache_config and sampling, got {given!r}")
-    cache, settings, sampling = given.get("cache", "none"), given.get("cache_config", {}), given.get("sampling", {})
+def _variant(llm: LLM, spec: Any, workload: Workload) -> Contender:
+    """The contender of one of the objects of `variants`, named by its policy and its settings."""
+    if not isinstance(spec, dict) or set(spec) - {"cache", "cache_config", "sampling"}:
+        raise ConfigError(f"a variant is an object of cache, cache_config and sampling, got {spec!r}")
+    cache, settings, sampling = spec.get("cache", "none"), spec.get("cache_config", {}), spec.get("sampling", {})
     if not isinstance(cache, str | CachePolicy) or not isinstance(settings, dict) or not isinstance(sampling, dict):
-        raise ConfigError(f"a variant's cache is a name, its cache_config and sampling are objects; got {given!r}")
+        raise ConfigError(f"a variant's cache is a name, its cache_config and sampling are objects; got {spec!r}")
     check_sampling(sampling)
     SamplingParams.from_mapping(sampling)
-    own = workload
     if sampling:
-        tasks = [replace(task, request=_with(task.request, sampling)) for task in workload.tasks]
-        own = replace(workload, tasks=tuple(tasks))
-    chosen = settings if isinstance(cache, str) else settings_of(cache)
-    changed = by_path(SamplingParams, sampling)
-    words = described({**chosen, **changed})
+        tasks = [replace(task, request=_with_sampling(task.request, sampling)) for task in workload.tasks]
+        workload = replace(workload, tasks=tuple(tasks))
+    parameters = by_path(SamplingParams, sampling)
+    text = settings_text({**(settings if isinstance(cache, str) else settings_of(cache)), **parameters})
     try:
-        row = contender(llm, cache, settings, own)
+        row = contender(llm, cache, settings, workload)
     except ConfigError as error:
-        raise ConfigError(f"{f'{cache} {words}'.strip()}: {error}") from error
-    return replace(row, name=f"{row.name} {words}".strip(), workload=own, settings={**row.settings, **changed})
+        raise ConfigError(f"{f'{cache} {text}'.strip()}: {error}") from error
+    return replace(row, name=f"{row.name} {text}".strip(), workload=workload, settings={**row.settings, **parameters})
 
 
-def _with(request: Request, sampling: Mapping[str, Any]) -> Request:
-    own = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
-    return replace(request, params=SamplingParams.from_mapping(merge_sampling(own, sampling)))
+def _with_sampling(request: Request, sampling: Mapping[str, Any]) -> Request:
+    """`request` with `sampling` merged into its parameters."""
+    params = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
+    return replace(request, params=SamplingParams.from_mapping(merge_sampling(params, sampling)))
 
 
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
-    """Why the first request of `workload` cannot run under `policy`; None where it can."""
+    """Why the first request of `workload` cannot run under `policy`; None if it can."""
     try:
         llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError as error:
@@ -166,14 +161,14 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
     return None
 
 
-def _drawn(workload: Workload) -> Workload | None:
-    """The same requests with positions drawn at random; None where no schedule fixes how many a step transfers."""
+def _random_order(workload: Workload) -> Workload | None:
+    """The same requests with positions drawn at random; None without a schedule of how many a step transfers."""
     params = workload.tasks[0].request.params
     if params.threshold is not None or params.remasking.factor is not None or not params.uses_steps:
         return None
     return workload.under(replace(params, remasking="random"))
 
 
-def described(settings: Mapping[str, Any]) -> str:
-    """Settings in one line, for a table."""
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings in one line, such as "depth=5, refresh_interval=null"."""
     return ", ".join(f"{name}={'null' if value is None else value}" for name, value in settings.items())

@@ -14,35 +14,38 @@ from remask_lab.bench.workload import Task, Workload
 
 
 def read_documents(folders: Sequence[Path]) -> Iterator[str]:
-    """The prose of the HTML files in `folders`, a file a document.
+    """The prose of the HTML files in `folders`, one document from a file.
 
-    Paragraphs of at least eight words that are mostly letters are kept, each once. A file is a document where it has
-    150 words of them.
+    It consists of the ASCII paragraphs of at least eight words, more than 85 % letters and spaces, without repetitions.
+    Files with fewer than 150 words of them are left out.
     """
     seen: set[str] = set()
     for file in sorted(path for folder in folders for path in folder.rglob("*.html") if path.is_file()):
-        kept = []
-        for found in re.finditer(r"<p[^>]*>(.*?)</p>", file.read_text(encoding="utf-8", errors="ignore"), re.DOTALL):
-            text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", found[1])).split())
+        paragraphs = []
+        for match in re.finditer(r"<p[^>]*>(.*?)</p>", file.read_text(encoding="utf-8", errors="ignore"), re.DOTALL):
+            text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", match[1])).split())
             letters = sum(letter.isalpha() or letter == " " for letter in text)
             if len(text.split()) >= 8 and text.isascii() and letters > 0.85 * len(text) and text not in seen:
                 seen.add(text)
-                kept.append(text)
-        if sum(len(text.split()) for text in kept) >= 150:
-            yield " ".join(kept)
+                paragraphs.append(text)
+        document = " ".join(paragraphs)
+        if len(document.split()) >= 150:
+            yield document
 
 
 def document_workload(
     llm: LLM, documents: Sequence[str], count: int, canvas: int, ratio: int, seed: int, sampling: SamplingParams
 ) -> Workload:
-    """Windows of `canvas` tokens, each of another document: the first `ratio` percent of it are the shared prefix.
+    """`count` windows of `canvas` tokens, each from another document, drawn at random.
 
-    The last `max_tokens` are the reference answer. Raises `ConfigError` where there are not so many documents of that
-    length, or no room for a prefix.
+    The first `ratio` percent of a window are the shared prefix, and its last `max_tokens` the reference answer. Raises
+    `ConfigError` if too few documents have `canvas` tokens, if the prefix or the text between it and the answer would
+    be empty, and if the model has no tokenizer.
     """
     if llm.tokenizer is None:
         raise ConfigError("documents are read in words, and this model folder has no tokenizer")
-    rng, answer = random.Random(seed), sampling.max_tokens
+    rng = random.Random(seed)
+    answer = sampling.max_tokens
     prefix = canvas * ratio // 100
     if not 0 < prefix < canvas - answer:
         raise ConfigError(f"a prefix of {ratio} % and an answer of {answer} leave no room on a canvas of {canvas}")

@@ -1,9 +1,9 @@
-"""The look-up task: questions about pages of other kinds than the town's, which no model here was trained on.
+"""The look-up task: questions about pages of kinds that no model here was trained on.
 
-A page is a list of an office's people, a timetable or a collection of recipes, and a question asks for one thing that
-it says. `written` says by whom: pages and questions are drawn afresh, or they are those of `lookup.toml`, which were
-written by hand. An answer is free in its form: it is right where it names what was asked for, and nothing else of its
-kind that the page names and the question does not.
+A page is a list of an office's people, a timetable or a collection of recipes, and a question asks for one value on it.
+The setting `written` chooses between pages and questions that are drawn at random and those of `lookup.toml`, which
+were written by hand. An answer may have any form: it is right if it names the value, and no other value of the page of
+the same kind, unless the question names it.
 """
 
 import random
@@ -54,7 +54,7 @@ FOODS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LookupSettings(TaskSettings):
-    """Who wrote the pages, and how long drawn ones are. A bad setting raises `ConfigError`, which names it."""
+    """How pages are written, and how long drawn ones are. A bad setting raises `ConfigError`, which names it."""
 
     written: str = declare(GENERATED, Choice((GENERATED, BY_HAND)), "How pages and questions came to be.")
     entries: int = declare(5, Whole(4, 16), "People, trains or dishes on a drawn page.")
@@ -64,7 +64,7 @@ class LookupSettings(TaskSettings):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page, and all that it names, by kind: rooms, times, people."""
+    """A page, and the values on it by kind, such as rooms, times or people."""
 
     topic: str
     text: str
@@ -73,11 +73,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
-    """One question about a page; `asked` is what the answer must name, and `others` what it must not."""
+    """One question about a page: an answer must name `value`, and must not name any of `others`."""
 
     page: Page
     question: str
-    asked: str
+    value: str
     others: tuple[str, ...]
 
     @property
@@ -87,12 +87,12 @@ class LookupRequest:
 
 
 def is_correct(request: LookupRequest, text: str) -> bool:
-    """Whether the response names what was asked for and none of the others."""
-    return _names(text, request.asked) and not any(_names(text, other) for other in request.others)
+    """Whether the response `text` names the value and none of the others."""
+    return _names(text, request.value) and not any(_names(text, other) for other in request.others)
 
 
 def _names(text: str, value: str) -> bool:
-    """Whether a value stands in a text as whole words, in any case: 9:05 does not name 9, nor does 12 name 2."""
+    """Whether `text` has `value` as whole words, in any case: 9:05 does not name 9, nor does 12 name 2."""
     return re.search(rf"(?<![\w:.]){re.escape(value)}(?!\w|[:.]\d)", text, re.IGNORECASE) is not None
 
 
@@ -101,9 +101,10 @@ class _Topic:
     """What pages of one topic are drawn from.
 
     Attributes:
-        opening, entry: a sentence, then one for each entry with what the entry names.
-        draw: so many entries, each with what it names.
-        questions: what an answer names, and the question with what the entry names.
+        opening: the first sentence of a page.
+        entry: the sentence of an entry, a format of its values by kind.
+        draw: draws a number of entries, each its values by kind.
+        questions: the kind of value that a question asks for, and the question, a format of the entry's values by kind.
     """
 
     opening: str
@@ -119,21 +120,22 @@ def _people(rng: random.Random, count: int) -> list[dict[str, str]]:
 
 
 def _trains(rng: random.Random, count: int) -> list[dict[str, str]]:
-    times = rng.sample(range(72, 264), 2 * count)  # of five minutes, from six to ten in the evening
-    pairs = [sorted(times[place : place + 2]) for place in range(0, 2 * count, 2)]
-    leaves, arrives = ([f"{time // 12}:{5 * (time % 12):02d}" for time in each] for each in zip(*pairs, strict=True))
+    slots = rng.sample(range(72, 264), 2 * count)  # of five minutes, from six in the morning to ten in the evening
+    pairs = [sorted(slots[number : number + 2]) for number in range(0, 2 * count, 2)]
+    leaves, arrives = ([f"{slot // 12}:{5 * (slot % 12):02d}" for slot in times] for times in zip(*pairs, strict=True))
     platforms = rng.sample(range(1, 24), count)
     return _entries(("city", "leaves", "arrives", "platform"), rng.sample(CITIES, count), leaves, arrives, platforms)
 
 
 def _dishes(rng: random.Random, count: int) -> list[dict[str, str]]:
-    minutes, serves = rng.sample(range(15, 120, 5), count), [rng.randint(2, 12) for _ in range(count)]
-    return _entries(
-        ("dish", "food", "minutes", "serves"), rng.sample(DISHES, count), rng.sample(FOODS, count), minutes, serves
-    )
+    minutes = rng.sample(range(15, 120, 5), count)
+    serves = [rng.randint(2, 12) for _ in range(count)]
+    dishes = rng.sample(DISHES, count)
+    return _entries(("dish", "food", "minutes", "serves"), dishes, rng.sample(FOODS, count), minutes, serves)
 
 
 def _entries(kinds: Sequence[str], *columns: Sequence[object]) -> list[dict[str, str]]:
+    """Entries from the values of each kind, one column for each of `kinds`."""
     return [dict(zip(kinds, map(str, values), strict=True)) for values in zip(*columns, strict=True)]
 
 
@@ -172,63 +174,66 @@ TOPICS: Final[Mapping[str, _Topic]] = {
         ),
     ),
 }
-"""The topics of drawn pages. No two entries of a page share what a question finds them by."""
+"""The topics of drawn pages. No two entries of a page share a value by which a question names an entry."""
 
 
 def make_workload(requests: int, pages: int, seed: int, settings: LookupSettings | None = None) -> list[LookupRequest]:
-    """Questions over `pages` pages, shuffled, of topics that are dealt out evenly; a seed fixes them.
+    """Shuffled questions about `pages` pages, whose topics take turns. A seed fixes them.
 
-    Raises `ConfigError` where so many were not written by hand.
+    Raises `ConfigError` if pages written by hand are asked for, and there are fewer of them, or of questions.
     """
     settings, rng = settings or LookupSettings(), random.Random(seed)
     if settings.written == BY_HAND:
         return _by_hand(rng, requests, pages)
     topics = cycle(TOPICS)
-    dealt = deal(rng, requests, pages, lambda each: _draw_page(each, next(topics), settings.entries), _ask)
-    return [question for _, _, question in dealt]
+    questions = deal(rng, requests, pages, lambda rng: _draw_page(rng, next(topics), settings.entries), _ask)
+    return [question for _, _, question in questions]
 
 
-def _draw_page(rng: random.Random, topic: str, count: int) -> tuple[Page, list[dict[str, str]]]:
-    kind = TOPICS[topic]
-    entries = kind.draw(rng, count)
-    values = {name: [entry[name] for entry in entries] for name in entries[0]}
-    text = " ".join([kind.opening, *(kind.entry.format(**entry) for entry in entries)])
-    return Page(topic, text, values), entries
+def _draw_page(rng: random.Random, name: str, count: int) -> tuple[Page, list[dict[str, str]]]:
+    """A page of `count` entries of the topic `name`, and its entries."""
+    topic = TOPICS[name]
+    entries = topic.draw(rng, count)
+    values = {kind: [entry[kind] for entry in entries] for kind in entries[0]}
+    text = " ".join([topic.opening, *(topic.entry.format(**entry) for entry in entries)])
+    return Page(name, text, values), entries
 
 
-def _ask(rng: random.Random, drawn: tuple[Page, list[dict[str, str]]], _: object) -> LookupRequest:
-    page, entries = drawn
-    (kind, question), entry = rng.choice(TOPICS[page.topic].questions), rng.choice(entries)
+def _ask(rng: random.Random, drawn_page: tuple[Page, list[dict[str, str]]], _: object) -> LookupRequest:
+    """A question of the page's topic about one of its entries, both drawn at random."""
+    page, entries = drawn_page
+    kind, question = rng.choice(TOPICS[page.topic].questions)
+    entry = rng.choice(entries)
     return _request(page, question.format(**entry), kind, entry[kind])
 
 
 def _by_hand(rng: random.Random, requests: int, pages: int) -> list[LookupRequest]:
-    """The first questions about each of the first pages."""
+    """The first questions about each of the first `pages` pages written by hand, shuffled."""
     check_sizes(requests, pages)
-    written = read_pages()
-    chosen = [question for turn in zip_longest(*written[:pages]) for question in turn if question is not None]
-    if pages > len(written) or requests > len(chosen):
+    by_page = read_pages()
+    questions = [question for turn in zip_longest(*by_page[:pages]) for question in turn if question is not None]
+    if pages > len(by_page) or requests > len(questions):
         raise ConfigError(
-            f"{requests} questions about {pages} pages were not written by hand: there are {len(written)} pages, and "
-            f"{len(chosen)} questions about the first {min(pages, len(written))}; ask for fewer, or for generated ones"
+            f"{requests} questions about {pages} pages were not written by hand: there are {len(by_page)} pages, and "
+            f"{len(questions)} questions about the first {min(pages, len(by_page))}; ask for fewer, or for generated "
+            "ones"
         )
-    chosen = chosen[:requests]
-    rng.shuffle(chosen)
-    return chosen
+    questions = questions[:requests]
+    rng.shuffle(questions)
+    return questions
 
 
 @cache
 def read_pages() -> list[list[LookupRequest]]:
     """The questions about each page that was written by hand."""
-    found = []
-    for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["pages"]:
-        page = Page(each["topic"], " ".join(each["text"].split()), each["values"])
-        found.append([_request(page, question, kind, asked) for question, kind, asked in each["questions"]])
-    return found
+    by_page = []
+    for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["pages"]:
+        page = Page(entry["topic"], " ".join(entry["text"].split()), entry["values"])
+        by_page.append([_request(page, question, kind, value) for question, kind, value in entry["questions"]])
+    return by_page
 
 
-def _request(page: Page, question: str, kind: str, asked: str) -> LookupRequest:
-    """A question whose answer is of a kind: it may name nothing else of it that the question does not name."""
-    values = dict.fromkeys(page.values[kind])
-    others = (value for value in values if value != asked and not _names(question, value))
-    return LookupRequest(page, question, asked, tuple(others))
+def _request(page: Page, question: str, kind: str, value: str) -> LookupRequest:
+    """A question for a value of a kind. The other values are those of this kind that the question does not name."""
+    others = [other for other in dict.fromkeys(page.values[kind]) if other != value and not _names(question, other)]
+    return LookupRequest(page, question, value, tuple(others))

@@ -17,11 +17,11 @@ PREFIXES = 4  # different shared prefixes of a workload
 PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
 
 METRICS = ("accuracy", "agreement")
-"""What caches are judged by: right answers, or what can be measured all the same of a model that gives none."""
+"""The measures of a cache's quality. Agreement needs no right answers of the model."""
 
 COMPARED_CACHES: Mapping[ModelKind, tuple[str, ...]] = {
     "masked": ("none", "reuse", "bicache"),
     "block_causal": ("none", "exact"),
     "uniform": ("none", "block-prefix", "uniform-cache"),
 }
-"""The policies that are compared where none are named, by the kind of model."""
+"""The policies that are compared by default, by the kind of model."""

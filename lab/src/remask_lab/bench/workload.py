@@ -32,15 +32,17 @@ MAX_HISTORY = 2  # the transit model is trained on conversations of up to three 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One request of a workload, and its only right answer where the workload has answers.
+    """One request of a workload, and its right answer.
 
     Attributes:
-        check: returns whether a text gives an answer. By default the answer must stand after the last `##`.
-        parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt;
+        answer: the right answer; None if the workload has no answers.
+        check: whether a response, the first argument, gives an answer, the second. By default the answer must stand
+            after the last `##`.
+        parts: more scores of a response from 0 to 1 by name, such as whether it follows one part of the system prompt;
             tasks of one workload may have different ones.
-        question: what is asked, without the shared prefix and what a chat template adds; None for random tokens.
+        question: without the shared prefix and the texts of a chat template; None for random tokens.
         reference: a response in which the answer is right; None for random tokens.
-        rule: what `check` asks for, in words.
+        rule: what `check` requires, in words.
     """
 
     request: Request
@@ -52,7 +54,7 @@ class Task:
     rule: str = "the answer stands after the last '##'"
 
     def correct(self, text: str | None) -> bool | None:
-        """Whether `text` gives the right answer. None where the task has no answer."""
+        """Whether `text` gives the right answer. None if the task has no answer, or there is no text."""
         return None if self.answer is None or text is None else self.check(text, self.answer)
 
 
@@ -63,14 +65,14 @@ SAYS = (
 
 
 def says(text: str, answer: str) -> bool:
-    """Whether `text` says `answer`, as `SAYS` has it."""
-    told, right = (" ".join(each.rpartition("##")[2].split()).rstrip(".").casefold() for each in (text, answer))
-    return told == right
+    """Whether `text` gives `answer`, by the rule `SAYS`."""
+    given, right = (" ".join(side.rpartition("##")[2].split()).rstrip(".").casefold() for side in (text, answer))
+    return given == right
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests over `prefixes` different shared prefixes. `name` and `seed` identify the draw."""
+    """Requests with `prefixes` different shared prefixes. `name` and `seed` identify the draw."""
 
     name: str
     seed: int
@@ -84,7 +86,7 @@ class Workload:
 
     @property
     def seeded(self) -> "Workload":
-        """The same requests. One without a seed gets the workload's seed plus its index, so every run is the same."""
+        """The same requests; those without a seed get the workload's seed plus their index, so that runs are equal."""
         tasks = tuple(
             replace(task, request=seeded(task.request, self.seed + index)) for index, task in enumerate(self.tasks)
         )
@@ -92,12 +94,12 @@ class Workload:
 
     @property
     def clusters(self) -> list[int]:
-        """That of every task, as `prefix_clusters` numbers them."""
+        """The `prefix_clusters` of the tasks."""
         return prefix_clusters(self.tasks)
 
     @property
     def prefix_ratio(self) -> float:
-        """Mean share of the canvas that the shared prefix takes."""
+        """The mean share of the canvas that the shared prefix takes."""
         lengths = [
             task.request.prefix_length / (len(task.request.prompt_token_ids) + task.request.params.max_tokens)
             for task in self.tasks
@@ -106,82 +108,101 @@ class Workload:
 
 
 def prefix_clusters(tasks: Sequence[Task]) -> list[int]:
-    """A number for each task: equal ones share a prefix, or one's prefix begins with the other's, as turns' do.
+    """The number of each task's cluster.
 
-    A task without a shared prefix has a number of its own.
+    Tasks are in one cluster if they share a prefix, or if their prefixes begin with the same third one, as those of the
+    turns of a conversation do. A task without a shared prefix is a cluster by itself.
     """
-    shared = [tuple(task.request.prompt_token_ids[: task.request.prefix_length]) for task in tasks]
+    prefixes = [tuple(task.request.prompt_token_ids[: task.request.prefix_length]) for task in tasks]
     numbers: dict[tuple[int, ...], int] = {}
     root: tuple[int, ...] = ()
     # In order of their tokens, all prefixes that begin with another one follow it.
-    for prefix in sorted({prefix for prefix in shared if prefix}):
+    for prefix in sorted({prefix for prefix in prefixes if prefix}):
         if not root or prefix[: len(root)] != root:
             root = prefix
         numbers[prefix] = numbers.get(root, len(numbers))
-    alone = len(numbers)
-    return [numbers[prefix] if prefix else alone + place for place, prefix in enumerate(shared)]
+    return [numbers[prefix] if prefix else len(numbers) + index for index, prefix in enumerate(prefixes)]
 
 
 def steps_of(params: SamplingParams) -> int:
-    """The number of steps of a whole response that the parameters ask for."""
+    """The number of steps in the schedule of a whole response."""
     block = params.block_length or params.max_tokens
     per_block = params.steps_per_block or max(1, block // (params.uniform.tokens_per_step or 1))
     return params.steps or per_block * -(-params.max_tokens // block)
 
 
 def seeded(request: Request, seed: int) -> Request:
-    """The same request, which gets `seed` where it has none: every run of it draws the same."""
+    """The same request, with `seed` if it has none, so that every run of it draws the same numbers."""
     params = request.params
     return request if params.seed is not None else replace(request, params=replace(params, seed=seed))
 
 
+# Each function below returns fields of `Task` about the answer of an item that a task has drawn.
+
+
 def _tariff(item: tariff.TariffRequest, settings: Any) -> dict[str, Any]:
-    """Right is a response in which every name is; the parts are their share, and accuracy by kind of question."""
+    """All names of a response must be right. Parts are the share of right names, and accuracy by kind of question."""
     parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
     if len(settings.kinds) > 1:
         parts[item.question.kind] = partial(tariff.is_correct, answer=item.reference)
-    own = {"check": tariff.is_correct, "parts": parts, "rule": "every name is right, in its place"}
-    return {"answer": item.reference, "reference": item.reference, **own}
+    return {
+        "answer": item.reference,
+        "reference": item.reference,
+        "check": tariff.is_correct,
+        "parts": parts,
+        "rule": "every name is right, in its place",
+    }
 
 
 def _relay(item: relay.RelayRequest, _: Any) -> dict[str, Any]:
-    """Right is a response in which every town is; the part is the share of them."""
-    parts = {"hops": partial(relay.right_hops, answer=item.reference)}
-    own = {"check": relay.is_correct, "parts": parts, "rule": "every town is right, in its place"}
-    return {"answer": item.reference, "reference": item.reference, **own}
+    """All towns of a response must be right. The part is the share of right towns."""
+    return {
+        "answer": item.reference,
+        "reference": item.reference,
+        "check": relay.is_correct,
+        "parts": {"hops": partial(relay.right_hops, answer=item.reference)},
+        "rule": "every town is right, in its place",
+    }
 
 
 def _transit(item: transit.TransitRequest, _: Any) -> dict[str, Any]:
-    """The parts are whether the ride is right, and whether the form is."""
+    """Parts are whether the ride is right, and whether the format is."""
     parts = {"rules": partial(transit.is_ride, item.prompt, item.question), "format": transit.keeps_format}
     return {"answer": item.answer, "parts": parts, "reference": reference_response(item.prompt, item.question)}
 
 
 def _town(item: town.TownRequest, _: Any) -> dict[str, Any]:
-    """Right is a response that says what was asked; the part is its kind of question."""
-
-    right = partial(town.is_correct, item)
-    rule = "the response says what was asked, in the form of the page's answers"
-    own = {"check": lambda text, _: right(text), "parts": {item.kind: right}, "rule": rule}
-    return {"answer": item.fact, "reference": item.answer, **own}
+    """A response must say the fact in the form of the page's answers. The part is accuracy by kind of question."""
+    is_right = partial(town.is_correct, item)
+    return {
+        "answer": item.fact,
+        "reference": item.answer,
+        "check": lambda text, _: is_right(text),
+        "parts": {item.kind: is_right},
+        "rule": "the response says what was asked, in the form of the page's answers",
+    }
 
 
 def _lookup(item: lookup.LookupRequest, _: Any) -> dict[str, Any]:
-    """Right is a response that names what was asked for; the part is the topic of its page."""
-
-    right = partial(lookup.is_correct, item)
-    rule = "the response names what was asked for, and nothing else of its kind"
-    own = {"check": lambda text, _: right(text), "parts": {item.page.topic: right}, "rule": rule}
-    return {"answer": item.asked, "reference": item.asked, **own}
+    """A response must name the value and no other of its kind. The part is accuracy by topic of the page."""
+    is_right = partial(lookup.is_correct, item)
+    return {
+        "answer": item.value,
+        "reference": item.value,
+        "check": lambda text, _: is_right(text),
+        "parts": {item.page.topic: is_right},
+        "rule": "the response names what was asked for, and nothing else of its kind",
+    }
 
 
 def _gsm8k(item: gsm8k.MathQuestion, _: Any) -> dict[str, Any]:
-    """The parts are whether it is solved, and whether the form is right."""
+    """Parts are whether the question is solved, and whether the format is right."""
     parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
     return {"answer": item.answer, "parts": parts, "reference": item.reference}
 
 
 def _gsm8k_questions(requests: int, prefixes: int, seed: int, settings: Gsm8kSettings) -> Sequence[Any]:
+    """Questions of GSM8K. Raises `ConfigError` on more prefixes than it has system prompts, or none."""
     if not 1 <= prefixes <= gsm8k.MAX_PROMPTS:
         raise ConfigError(f"GSM8K workloads have 1 to {gsm8k.MAX_PROMPTS} shared prefixes, got {prefixes}")
     return gsm8k.make_questions(requests, prefixes, seed, settings.shots)
@@ -193,15 +214,15 @@ class _Kind:
 
     Attributes:
         settings: the class of its settings.
-        sampling: its usual sampling parameters.
-        draw: its items, each with `messages`, by requests, prefixes, seed and settings.
-        judged: the fields of `Task` that judge an item.
+        sampling: its default sampling parameters.
+        draw: draws items, which have `messages`, from the numbers of requests and prefixes, a seed and settings.
+        fields: the fields of `Task` about an item's answer, from the item and the settings.
     """
 
     settings: Any
     sampling: Mapping[str, Any]
     draw: Callable[[int, int, int, Any], Sequence[Any]]
-    judged: Callable[[Any, Any], dict[str, Any]]
+    fields: Callable[[Any, Any], dict[str, Any]]
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -221,9 +242,9 @@ _KINDS: Mapping[str, _Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice:
-    """Which of `TASKS` a workload draws from, and how hard it is: `settings` of that task's class, None for its usual.
+    """The task of a workload, one of `TASKS`, and its settings; None takes the defaults.
 
-    Raises `UnknownNameError` where there is no such task, and `ConfigError` where `settings` are those of another one.
+    Raises `UnknownNameError` if there is no such task, and `ConfigError` if `settings` are of another task's class.
     """
 
     name: str
@@ -231,16 +252,16 @@ class TaskChoice:
 
     def __post_init__(self) -> None:
         check_choice("task", self.name, TASKS)
-        own = _KINDS.get(self.name)
-        if self.settings is not None and not (own and isinstance(self.settings, own.settings)):
+        kind = _KINDS.get(self.name)
+        if self.settings is not None and not (kind and isinstance(self.settings, kind.settings)):
             raise ConfigError(f"the task {self.name} does not take {type(self.settings).__name__}")
 
 
 def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | None:
-    """The task of this name under these settings; None, a model's own task, without a name.
+    """The task `name` with these settings. None, which stands for the model's own task, without a name.
 
-    Raises `UnknownNameError` where there is no such task or setting, and `ConfigError` on settings that are not allowed
-    or that belong to no task.
+    Raises `UnknownNameError` if there is no such task or setting, and `ConfigError` on settings that are not allowed,
+    have no task's name beside them, or are for a task without settings.
     """
     if name is None:
         if settings:
@@ -255,7 +276,7 @@ def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | N
 
 
 def own_task(llm: LLM) -> TaskChoice:
-    """The task that suits a model: that of a bundled one, GSM8K where it reads chats, else random tokens."""
+    """The task that a bundled model is made for; for others GSM8K if they read chats, else random tokens."""
     return TaskChoice(OWN_TASKS.get(llm.loaded.name, "gsm8k" if reads_chats(llm) else "random"))
 
 
@@ -270,28 +291,29 @@ def usual_workload(
     prompt_tokens: int | None = None,
     task: TaskChoice | None = None,
 ) -> Workload:
-    """Requests of `task`, by default the one that suits the model (`own_task`).
+    """Requests of `task`, by default `own_task`, or random tokens if one of their lengths is given.
 
-    `sampling` overrides the task's usual sampling parameters. Lengths ask for random tokens on any model. Without
-    `prefixes` there are `PREFIXES`; questions to a uniform model have a system prompt each, as no cache of such models
-    shares one. Raises `ConfigError` where the workload cannot be drawn.
+    `sampling` overrides the task's default sampling parameters. `prefixes` defaults to `PREFIXES`, but for questions to
+    a uniform model to `requests`, as no cache of such models shares prefixes. Raises `ConfigError` if the workload
+    cannot be drawn.
     """
     if task is None:
         task = own_task(llm) if prefix_tokens is None and prompt_tokens is None else TaskChoice("random")
-    uniform, kind = llm.loaded.config.kind == "uniform", _KINDS.get(task.name)
-    usual = RANDOM_SAMPLING if kind is None else kind.sampling
+    uniform = llm.loaded.config.kind == "uniform"
+    kind = _KINDS.get(task.name)
+    defaults = RANDOM_SAMPLING if kind is None else kind.sampling
     if uniform and task.name == "relay":
-        usual = relay.UNIFORM_SAMPLING
-    params = SamplingParams.from_mapping(merge_sampling(usual, sampling))
+        defaults = relay.UNIFORM_SAMPLING
+    params = SamplingParams.from_mapping(merge_sampling(defaults, sampling))
     if kind is not None:
         prefixes = prefixes or (requests if uniform else PREFIXES)
         workload = chat_workload(llm, task, requests, prefixes, seed, params)
         # The seed of a request decides its initial noise, so every policy begins with the same canvas.
         return workload.seeded if uniform else workload
     prefixes = prefixes or PREFIXES
-    prefix = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
-    prompt = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
-    return random_workload(llm, requests, prefixes, seed, params, prefix, prompt)
+    prefix_tokens = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
+    prompt_tokens = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
+    return random_workload(llm, requests, prefixes, seed, params, prefix_tokens, prompt_tokens)
 
 
 def chat_workload(
@@ -304,9 +326,10 @@ def chat_workload(
     *,
     with_prefix: bool = True,
 ) -> Workload:
-    """Held-out questions of a task whose system prompts are shared. Without the prefix, the questions stand alone.
+    """Held-out questions of a task whose system prompts are shared, behind these or, without `with_prefix`, alone.
 
-    Raises `ConfigError` for tasks of another kind, and for more prefixes than GSM8K has.
+    Raises `ConfigError` on tasks without shared prompts, on GSM8K without its prefix, and on more prefixes than GSM8K
+    has.
     """
     kind = _KINDS.get(task.name)
     if kind is None or (task.name == "gsm8k" and not with_prefix):
@@ -320,16 +343,16 @@ def chat_workload(
     for index, item in enumerate(kind.draw(requests, prefixes, seed, settings)):
         messages = item.messages
         request = _chat(llm, index, messages if with_prefix else messages[-1:], sampling)
-        tasks.append(Task(request, question=messages[-1]["content"], **kind.judged(item, settings)))
+        tasks.append(Task(request, question=messages[-1]["content"], **kind.fields(item, settings)))
     name = "GSM8K" if task.name == "gsm8k" else task.name
-    return Workload(_named(name, settings, with_prefix), seed, tuple(tasks), prefixes)
+    return Workload(_workload_name(name, settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
 def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
-    """Questions of the transit task as turns of conversations, so that shared prefixes nest.
+    """Questions of the transit task as turns of conversations, whose shared prefixes begin with one another.
 
-    A request's shared prefix is the system prompt, alone or with one or two earlier turns and their right answers.
-    Turns of one conversation follow one another.
+    The shared prefix of a request is the system prompt, followed by up to `MAX_HISTORY` earlier turns with their right
+    answers. Requests of one conversation follow one another.
     """
     rng = random.Random(seed)
     tasks = []
@@ -351,20 +374,20 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
 def random_workload(
     llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, prefix_tokens: int, prompt_tokens: int
 ) -> Workload:
-    """Random token ids without answers: `prefix_tokens` that requests share, then `prompt_tokens` of their own."""
+    """Random token ids without answers: `prefix_tokens` that requests share, then `prompt_tokens` that they do not."""
     rng = np.random.default_rng(seed)
-    vocabulary = llm.loaded.config.vocab
+    vocab = llm.loaded.config.vocab
     prefixes = min(prefixes, requests)
-    shared = [rng.integers(0, vocabulary, prefix_tokens).tolist() for _ in range(prefixes)]
+    prefix_ids = [rng.integers(0, vocab, prefix_tokens).tolist() for _ in range(prefixes)]
     tasks = []
     for index in range(requests):
-        prompt = shared[index % prefixes] + rng.integers(0, vocabulary, prompt_tokens).tolist()
+        prompt = prefix_ids[index % prefixes] + rng.integers(0, vocab, prompt_tokens).tolist()
         tasks.append(Task(Request(str(index), prompt, sampling, prefix_tokens)))
     return Workload("random tokens", seed, tuple(tasks), prefixes)
 
 
 def reads_chats(llm: LLM) -> bool:
-    """Whether the model takes chat messages in plain English, as the GSM8K workload gives them."""
+    """Whether the model takes chat messages in plain English, as the questions of GSM8K are."""
     return llm.tokenizer is not None and llm.tokenizer.has_chat_template and llm.loaded.name not in OWN_TASKS
 
 
@@ -374,22 +397,30 @@ def has_own_task(llm: LLM) -> bool:
 
 
 def _chat(llm: LLM, index: int, messages: Sequence[Mapping[str, str]], sampling: SamplingParams) -> Request:
-    """The request number `index`: a conversation that waits for the assistant, with its shared prefix."""
+    """The request number `index`, whose prompt is `messages` in the chat template, with their shared prefix.
+
+    Raises `ConfigError` if the model has no tokenizer.
+    """
     if llm.tokenizer is None:
         raise ConfigError("the task is asked in words, and this model folder has no tokenizer; give --task random")
     tokens = llm.tokenizer.apply_chat(messages)
     return Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(messages, tokens))
 
 
-def _named(task: str, settings: Settings, with_prefix: bool) -> str:
-    """The name of a workload: its task, the settings that are not the usual ones, and what is missing."""
-    usual = asdict(type(settings)())
-    changed = {name: value for name, value in asdict(settings).items() if value != usual[name]}
-    own = [f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in changed.items()]
-    return " ".join([task, *([f"({', '.join(own)})"] if own else []), *([] if with_prefix else ["without its prefix"])])
+def _workload_name(task: str, settings: Settings, with_prefix: bool) -> str:
+    """The name of a workload: its task, the settings that are not defaults, and whether the prefix is missing."""
+    defaults = asdict(type(settings)())
+    changes = {name: value for name, value in asdict(settings).items() if value != defaults[name]}
+    texts = [f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in changes.items()]
+    name = f"{task} ({', '.join(texts)})" if texts else task
+    return name if with_prefix else f"{name} without its prefix"
 
 
-def token_agreement(these: Sequence[int], those: Sequence[int]) -> float:
-    """Share of positions at which two responses hold the same token. A missing position counts as different."""
-    length = max(len(these), len(those))
-    return sum(a == b for a, b in zip(these, those, strict=False)) / length if length else 1.0
+def token_agreement(response: Sequence[int], other: Sequence[int]) -> float:
+    """The share of positions at which two responses have the same token id.
+
+    Positions beyond the end of one count as different; two empty responses agree.
+    """
+    length = max(len(response), len(other))
+    same = sum(token == other_token for token, other_token in zip(response, other, strict=False))
+    return same / length if length else 1.0

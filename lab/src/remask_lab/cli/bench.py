@@ -34,7 +34,7 @@ from remask_lab.asked import (
 from remask_lab.bench import answers
 from remask_lab.bench.bench import check_first_answers, run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, at_depths, contender, every_contender, variants
-from remask_lab.bench.fewer_steps import OFF, asked_step_baselines
+from remask_lab.bench.fewer_steps import OFF, step_baselines_option
 from remask_lab.bench.names import COMPARED_CACHES, PREFIXES
 from remask_lab.bench.plot import plot_bench
 from remask_lab.bench.report import csv_text, table
@@ -147,7 +147,7 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
     own = any(getattr(args, name) is not None for name in ("variants", "prompt", "input"))
     words = OFF if own and args.baseline_steps is None else args.baseline_steps
-    baselines, unmade = asked_step_baselines(llm, words, workload, rows, llm.session.engine_config)
+    baselines, unmade = step_baselines_option(llm, words, workload, rows, llm.session.engine_config)
     rows, left_out = rows + baselines, left_out + unmade
     if args.without_prefix:
         sampling = workload.tasks[0].request.params

@@ -1,1 +1,1 @@
-"""Decisions measured: questions whose truth is known, how often and how surely they are answered, and how fast."""
+"""Measurements of decisions on questions with known answers: accuracy, calibration and speed."""

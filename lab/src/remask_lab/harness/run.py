@@ -14,7 +14,7 @@ from remask.policies import CachePolicy
 from remask.request.sampling_params import SamplingParams
 from remask.text.tokenizer import Tokenizer
 from remask_lab.bench.bench import FIRST, check_answers
-from remask_lab.bench.reference import Reference, mean_loss, measured_loss
+from remask_lab.bench.reference import Reference, mean_loss, measure_losses
 from remask_lab.bench.workload import seeded
 from remask_lab.harness.benchmark import Benchmark
 from remask_lab.harness.formats import Doc
@@ -131,7 +131,7 @@ def run_local(
     samples = [{"text": output.text, "token_ids": list(output.token_ids)} for output in generation.outputs]
     if losses:
         known = [Reference(request, doc.solution) for request, doc in zip(requests, docs, strict=True)]
-        read, reason = measured_loss(llm, known, policy, seed)
+        read, reason = measure_losses(llm, known, policy, seed)
         return {**generation.costs(), **mean_loss(read), "no_loss": reason, "samples": samples}
     for doc, sample in zip(docs, samples, strict=True):
         verdict = judge(sample["text"] or "", doc.right)

@@ -13,7 +13,7 @@ from remask.errors import ConfigError
 from remask.plan.canvas import Ledger
 from remask.plan.plan import Plan
 from remask.policies import CachePolicy, UniformCache, policy_names, settings_of
-from remask_lab.bench.contenders import COMPOSITIONS, described
+from remask_lab.bench.contenders import COMPOSITIONS, settings_text
 from remask_lab.bench.workload import Workload, random_workload
 from remask_lab.observe import CacheMeter, observe_cache
 from remask_lab.ops.clock import OPERATIONS, time_operations
@@ -137,7 +137,7 @@ def policies_table(results: Sequence[Mapping[str, Any]]) -> str:
         (low, high), quotient, bare = row["rows_a_layer"], row["quotient"], row["times_bare_with_few_rows"]
         times = [f"{row['step_ms']:.0f}", f"{row['gain']:.2f}x", f"{row['work_gain']:.2f}x", f"{low:.0f} to {high:.0f}"]
         last = ["-" if quotient is None else f"{quotient:.2f}", "-" if bare is None else f"{bare:.2f}x"]
-        rows.append([row["cache"], described(row["settings"]), *times, *last])
+        rows.append([row["cache"], settings_text(row["settings"]), *times, *last])
     return markdown_table([*header, "quotient, 64 rows or more", "times bare, fewer"], rows)
 
 

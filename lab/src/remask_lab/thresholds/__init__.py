@@ -1,1 +1,1 @@
-"""How sure a model must be of a token to write it: what a threshold costs in right answers, and saves in passes."""
+"""Thresholds of a token's probability: how many right answers they cost, and how many passes they save."""

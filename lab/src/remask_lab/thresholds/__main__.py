@@ -7,8 +7,10 @@ interrupted; what was measured is printed as a table.
 """
 
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
+from typing import Any
 
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
@@ -22,9 +24,9 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("task", choices=("town", "open"))
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
-    known = [each for each in THRESHOLDS if each is not None]
+    thresholds = [threshold or 0.0 for threshold in THRESHOLDS]
     parser.add_argument(
-        "--thresholds", type=float, nargs="+", default=[0.0, *known], help="0: one token a step (default: all)"
+        "--thresholds", type=float, nargs="+", default=thresholds, help="0: one token a step (default: all)"
     )
     parser.add_argument("--penalties", nargs="+", default=[*PENALTIES], choices=PENALTIES, help="default: all")
     parser.add_argument("--questions", type=int, default=400, help="of town (default: %(default)s)")
@@ -37,19 +39,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=31337, help="of town (default: %(default)s)")
     parser.add_argument("--json", help="the file of the result")
     args = parser.parse_args()
-    asked = args.questions if args.task == "town" else len(open_questions())
-    parts = [range(first, min(first + args.part, asked)) for first in range(0, asked, args.part)][: args.parts]
     engine = EngineConfig(max_num_seqs=args.at_once)
     with LLM(args.model, device="cpu", engine=engine, threads=args.threads) as llm:
-        own = {"questions": asked, "shops": args.shops} if args.task == "town" else {"max_tokens": args.max_tokens}
-        facts = about(llm, seed=args.seed, settings={**own, "part": args.part, "cache": llm.session.cache_name})
-        sweep = Sweep(args.json, f"thresholds {args.task}", facts)
-        workload = town(llm, args.questions, args.shops, args.seed) if args.task == "town" else None
-        for part, penalty, threshold in product(parts, args.penalties, [each or None for each in args.thresholds]):
-            sampling = {"threshold": threshold, **PENALTIES[penalty]}
-            asks = partial(ask_open, llm, args.max_tokens) if workload is None else partial(ask_town, llm, workload)
-            point = {"threshold": threshold, "penalty": penalty, "part": f"{part.start}-{part.stop - 1}"}
-            sweep.row(point, partial(asks, sampling, part))
+        ask: Callable[[Mapping[str, Any], range], dict[str, Any]]
+        if args.task == "town":
+            count = args.questions
+            task_settings = {"questions": count, "shops": args.shops}
+            ask = partial(ask_town, llm, town(llm, count, args.shops, args.seed))
+        else:
+            count = len(open_questions())
+            task_settings = {"max_tokens": args.max_tokens}
+            ask = partial(ask_open, llm, args.max_tokens)
+        settings = {**task_settings, "part": args.part, "cache": llm.session.cache_name}
+        sweep = Sweep(args.json, f"thresholds {args.task}", about(llm, seed=args.seed, settings=settings))
+        parts = [range(start, min(start + args.part, count)) for start in range(0, count, args.part)][: args.parts]
+        for part, penalty, value in product(parts, args.penalties, args.thresholds):
+            sampling = {"threshold": value or None, **PENALTIES[penalty]}
+            point = {"threshold": value or None, "penalty": penalty, "part": f"{part.start}-{part.stop - 1}"}
+            sweep.row(point, partial(ask, sampling, part))
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     print(table(sweep.record.data["rows"]))
