@@ -5,24 +5,24 @@ from collections import Counter
 
 import pytest
 
-from remask_lab.decisions.measure import calibration_error, halves, resampled
+from remask_lab.decisions.measure import calibration_error, calibration_interval, halves
 from remask_lab.decisions.questions import draw
 
 
 def test_questions_have_their_answer_among_their_names() -> None:
-    asked = draw(400, 59)
-    kinds = Counter(each.question["type"] for each in asked)
+    questions = draw(400, 59)
+    kinds = Counter(item.question["type"] for item in questions)
     assert kinds == {"yes_no": 200, "choice": 200}
-    answers = Counter(each.answer for each in asked if each.question["type"] == "yes_no")
+    answers = Counter(item.answer for item in questions if item.question["type"] == "yes_no")
     assert 80 <= answers["yes"] <= 120
-    for each in asked:
-        if each.question["type"] == "choice":
-            assert each.answer in each.question["criteria"]
-            assert 3 <= len(each.question["criteria"]) <= 6
-    assert asked == draw(400, 59)
-    first, second = halves(asked).values()
+    for item in questions:
+        if item.question["type"] == "choice":
+            assert item.answer in item.question["criteria"]
+            assert 3 <= len(item.question["criteria"]) <= 6
+    assert questions == draw(400, 59)
+    first, second = halves(questions).values()
     assert len(first) + len(second) == 400
-    assert not {each.about for each in first} & {each.about for each in second}
+    assert not {item.state_number for item in first} & {item.state_number for item in second}
 
 
 def test_truths_are_on_the_page() -> None:
@@ -42,6 +42,6 @@ def test_calibration_error_of_what_is_known() -> None:
     rng = random.Random(1)
     sure = [rng.random() for _ in range(400)]
     right = [float(rng.random() < share) for share in sure]
-    low, high = resampled(sure, right, [place // 8 for place in range(400)])
+    low, high = calibration_interval(sure, right, [place // 8 for place in range(400)])
     assert 0 < low < high < 0.2
     assert calibration_error(sure, right) < high

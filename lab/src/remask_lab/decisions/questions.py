@@ -1,20 +1,20 @@
-"""Questions with one right answer each: of pages of the town task, and of messages that customers might send.
+"""Questions with one right answer each, about pages of the town task and about invented messages of customers.
 
-Half of a workload is about pages, half about messages, and half of it is yes or no, half a choice of three to six. As
-many answers are yes as no. All draws come from a `random.Random`, so a seed fixes a workload.
+Half of a workload is about pages, and half about messages; half are yes-or-no questions, and half choices of three to
+six. About as many answers are yes as no. All draws come from a `random.Random`, so a seed fixes a workload.
 """
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from remask.tasks.town import DAYS, Shop, draw_page, page_text
 
 SHOPS: Final = 6
-"""Shops of a page: with its question some 200 tokens."""
-A_PAGE: Final = 4
-"""Questions of each form about one page or message."""
+"""Shops of a page, which has some 200 tokens with a question."""
+PER_STATE: Final = 4
+"""Questions of each type about one page or message."""
 
 _TROUBLES: Final = {
     "Billing": (
@@ -54,98 +54,109 @@ _MONTHS: Final = ("January", "March", "May", "August", "October")
 
 @dataclass(frozen=True, slots=True)
 class KnownQuestion:
-    """A question of `Decisions`, the state that it is about, and its answer: the name of a choice, or yes or no."""
+    """A question in the fields of `Decisions`, the text that it is about, and the right answer.
 
-    about: int
+    Attributes:
+        state_number: equal for questions about one state.
+        answer: the name of a choice, or "yes" or "no".
+    """
+
+    state_number: int
     state: str
     question: dict[str, Any]
     answer: str
 
 
-def draw(count: int, seed: int, apiece: int = A_PAGE) -> list[KnownQuestion]:
-    """`count` questions, of which yes or no and choices take turns; `apiece` of each about one state."""
+Questions: TypeAlias = Iterator[tuple[dict[str, Any], str]]
+"""Questions of one type about one state without end, each with its answer."""
+
+
+def draw(count: int, seed: int, per_state: int = PER_STATE) -> list[KnownQuestion]:
+    """`count` questions, alternately yes-or-no and choices, `per_state` of either about one state."""
     rng, questions = random.Random(seed), list[KnownQuestion]()
-    about = 0
+    number = 0
     while len(questions) < count:
-        state, makers = (_page, _message)[about % 2](rng)
-        for place in range(2 * apiece):
-            question, answer = next(makers[place % 2])
-            questions.append(KnownQuestion(about, state, question, answer))
-        about += 1
+        state, types = (_page, _message)[number % 2](rng)
+        for index in range(2 * per_state):
+            question, answer = next(types[index % 2])
+            questions.append(KnownQuestion(number, state, question, answer))
+        number += 1
     return questions[:count]
 
 
-def _page(rng: random.Random) -> tuple[str, tuple[Iterator[tuple[dict[str, Any], str]], ...]]:
+def _page(rng: random.Random) -> tuple[str, tuple[Questions, Questions]]:
+    """A page of shops, and yes-or-no questions and choices about it."""
     shops = draw_page(rng, SHOPS)
 
-    def facts(shop: Shop, other: Shop, *, true: bool) -> str:
-        told = shop if true else other
+    def text(shop: Shop, other: Shop, *, true: bool) -> str:
+        """A question about a value of `shop`, or if it is not `true` about a wrong value, such as that of `other`."""
+        days = [day for day in DAYS if day != shop.shut]
         return rng.choice(
             [
-                f"Is the {shop.name} in {told.street}?",
+                f"Is the {shop.name} in {(shop if true else other).street}?",
                 f"Does the {shop.name} open at {shop.opens if true else shop.opens + rng.randint(1, 4)}?",
                 f"Does the {shop.name} close at {shop.closes if true else shop.closes - rng.randint(1, 4)}?",
-                f"Is the {shop.name} shut on {shop.shut if true else rng.choice([d for d in DAYS if d != shop.shut])}?",
+                f"Is the {shop.name} shut on {shop.shut if true else rng.choice(days)}?",
             ]
         )
 
-    def yes_no() -> Iterator[tuple[dict[str, Any], str]]:
+    def yes_no() -> Questions:
         while True:
             for true in rng.sample([True, False], 2):
                 shop, other = rng.sample(shops, 2)
-                yield {"type": "yes_no", "instructions": facts(shop, other, true=true)}, "yes" if true else "no"
+                yield {"type": "yes_no", "instructions": text(shop, other, true=true)}, "yes" if true else "no"
 
-    def choice() -> Iterator[tuple[dict[str, Any], str]]:
+    def choice() -> Questions:
         while True:
             shop, *others = rng.sample(shops, 5)
-            text, answer, wrong = rng.choice(
+            days = [day for day in DAYS if day != shop.shut]
+            question, answer, wrong = rng.choice(
                 [
-                    (f"In which street is the {shop.name}?", shop.street, [each.street for each in others]),
-                    (f"What is in {shop.street}?", f"the {shop.name}", [f"the {each.name}" for each in others]),
-                    (f"On which day is the {shop.name} shut?", shop.shut, [d for d in DAYS if d != shop.shut][:4]),
+                    (f"In which street is the {shop.name}?", shop.street, [other.street for other in others]),
+                    (f"What is in {shop.street}?", f"the {shop.name}", [f"the {other.name}" for other in others]),
+                    (f"On which day is the {shop.name} shut?", shop.shut, days[:4]),
                 ]
             )
             names = [answer, *rng.sample(wrong, rng.randint(2, 4))]
             rng.shuffle(names)
-            yield {"type": "choice", "instructions": text, "criteria": dict.fromkeys(names)}, answer
+            yield {"type": "choice", "instructions": question, "criteria": dict.fromkeys(names)}, answer
 
     return page_text(shops), (yes_no(), choice())
 
 
-def _message(rng: random.Random) -> tuple[str, tuple[Iterator[tuple[dict[str, Any], str]], ...]]:
+def _message(rng: random.Random) -> tuple[str, tuple[Questions, Questions]]:
+    """A customer's message about one trouble, and yes-or-no questions and choices about it."""
     team = rng.choice([*_TROUBLES])
-    trouble, meant = rng.choice(_TROUBLES[team])
+    sentence, summary = rng.choice(_TROUBLES[team])
     refund = rng.random() < 0.5
     channel = rng.choice([*_CHANNELS])
-    filled = trouble.format(month=rng.choice(_MONTHS), sum=rng.randint(5, 90), days=rng.randint(3, 9))
-    sentences = [filled, *([rng.choice(_REFUNDS)] if refund else []), _CHANNELS[channel]]
-    number = rng.randint(1000, 9999)
-    state = f"Hello, this is about order {number}. {' '.join(sentences)} Kind regards"
-    problems = [says for listed in _TROUBLES.values() for _, says in listed]
+    trouble = sentence.format(month=rng.choice(_MONTHS), sum=rng.randint(5, 90), days=rng.randint(3, 9))
+    sentences = [trouble, *([rng.choice(_REFUNDS)] if refund else []), _CHANNELS[channel]]
+    state = f"Hello, this is about order {rng.randint(1000, 9999)}. {' '.join(sentences)} Kind regards"
+    others = [other for troubles in _TROUBLES.values() for _, other in troubles if other != summary]
+    other_channels = [other for other in _CHANNELS if other != channel]
 
-    def yes_no() -> Iterator[tuple[dict[str, Any], str]]:
+    def yes_no() -> Questions:
         while True:
-            said = rng.choice([meant, rng.choice([each for each in problems if each != meant])])
-            other = rng.choice([channel, rng.choice([each for each in _CHANNELS if each != channel])])
-            for text, true in rng.sample(
-                [
-                    ("Is the customer asking for money back?", refund),
-                    (f"Is it true that {said}?", said == meant),
-                    (f"Does the customer want an answer {other}?", other == channel),
-                ],
-                3,
-            ):
+            claim = rng.choice([summary, rng.choice(others)])
+            claimed_channel = rng.choice([channel, rng.choice(other_channels)])
+            questions = [
+                ("Is the customer asking for money back?", refund),
+                (f"Is it true that {claim}?", claim == summary),
+                (f"Does the customer want an answer {claimed_channel}?", claimed_channel == channel),
+            ]
+            for text, true in rng.sample(questions, 3):
                 yield {"type": "yes_no", "instructions": text}, "yes" if true else "no"
 
-    def choice() -> Iterator[tuple[dict[str, Any], str]]:
+    def choice() -> Questions:
         while True:
-            names = [meant, *rng.sample([each for each in problems if each != meant], 3)]
-            forms: tuple[tuple[str, dict[str, Any], str], ...] = (
+            summaries = [summary, *rng.sample(others, 3)]
+            questions: tuple[tuple[str, dict[str, Any], str], ...] = (
                 ("Which team should handle this message?", {**_TEAMS}, team),
                 ("How does the customer want to be answered?", dict.fromkeys(_CHANNELS), channel),
-                ("What is the message about?", dict.fromkeys(names), meant),
+                ("What is the message about?", dict.fromkeys(summaries), summary),
             )
-            for text, criteria, answer in forms:
+            for text, criteria, answer in questions:
                 shuffled = dict(rng.sample([*criteria.items()], len(criteria)))
                 yield {"type": "choice", "instructions": text, "criteria": shuffled}, answer
 
