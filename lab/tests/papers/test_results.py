@@ -53,7 +53,7 @@ def test_the_committed_page_is_made_from_the_committed_files() -> None:
 
 def test_the_committed_readme_quotes_the_committed_files() -> None:
     text = README.read_text(encoding="utf-8")
-    found = results.quoted(text, results.read_all(RESULTS), read_kept(RESULTS / "gpu"))
+    found = results.update_quotes(text, results.read_all(RESULTS), read_kept(RESULTS / "gpu"))
     assert found == text, "run python -m remask_lab pages results"
     assert results.QUOTED.search(text), "it quotes one at least"
 

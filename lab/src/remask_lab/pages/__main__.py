@@ -9,6 +9,7 @@ NAMES = ("real-weights", "results", "when-bicache")
 
 
 def main() -> int:
+    """Write the page that the first word names. Returns the exit status."""
     parser = command_parser(__doc__, "pages")
     parser.add_argument("name", choices=NAMES)
     name = parser.parse_args(sys.argv[1:2]).name

@@ -1,4 +1,4 @@
-"""What each paper claims (`claims.toml`), and whether our tables show it: verdicts follow from the kept results."""
+"""The papers' claims (`claims.toml`), and whether our tables show them: verdicts follow from the kept results."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,21 +15,25 @@ from remask_lab.records.record import Record
 Result: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Mapping[str, Result]
 Finding: TypeAlias = tuple[str, str]
-"""A verdict, and the figures that it follows from."""
+"""A verdict, and a text of the figures that it follows from."""
 
 YES, NO, UNSHOWN = "yes", "**no**", "not shown at this size"
 UNTESTED, ELSEWHERE = "not run", "other model needed"
 ROUNDS = 6
-"""The least and the largest of so many paired rounds enclose the median with 97 % (1 - 2^(1 - n)): a sign test."""
+"""Rounds from which on their range is an interval of the median: of 97 % (1 - 2^(1 - n)), as in a sign test."""
 FILE = Path(__file__).with_name("claims.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim, with the paper's figures; `shows` are tests of the results of `table`: the weakest verdict counts.
+    """One claim of a paper. The names of attributes are those of `claims.toml`.
 
-    `because` is what else a reader must know of the verdict, or why there is no table; then `instead` is the verdict.
-    A test is the name of one of `TESTS`, names of the table's rows, and what else it takes.
+    Attributes:
+        said: the claim, with the paper's figures.
+        table: the table of ours whose results are tested; None if there is none.
+        shows: the tests, each the name of one of `TESTS` and its arguments: rows of the table, and for some a number.
+        because: a note on the verdict, or the reason why there is no table.
+        instead: the verdict without a table.
     """
 
     paper: str
@@ -40,58 +44,63 @@ class Claim:
     instead: str = ELSEWHERE
 
     def judge(self, rows: Rows) -> Finding:
-        """What the rows of its table show of it, and their figures. Raises `KeyError` where one is not there."""
-        found = [TESTS[test](rows, *names) for test, *names in self.shows]
-        verdict = max((verdict for verdict, _ in found), key=(YES, UNSHOWN, NO).index)
-        return verdict, "; ".join(figures for _, figures in found)
+        """The weakest verdict of its tests on the rows of its table, and the figures of all.
+
+        Raises `KeyError` if a row is missing.
+        """
+        findings = [TESTS[test](rows, *arguments) for test, *arguments in self.shows]
+        verdict = max((verdict for verdict, _ in findings), key=(YES, UNSHOWN, NO).index)
+        return verdict, "; ".join(figures for _, figures in findings)
 
 
 def read_claims() -> list[Claim]:
-    return [Claim(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["claims"]]
+    """The claims of `claims.toml`, in its order."""
+    return [Claim(**claim) for claim in tomllib.loads(FILE.read_text(encoding="utf-8"))["claims"]]
 
 
 def loses(rows: Rows, name: str, than: str, points: str = f"{100 * MARGIN:g}") -> Finding:
-    """`name` has fewer right answers than `than`; no where a loss of `points`, such as the paper's, is excluded."""
-    over = accuracy_difference(rows[name], rows[than])
-    verdict = YES if over[2] < 0 else NO if over[1] > -float(points) / 100 else UNSHOWN
-    return verdict, f"{_right(rows[than])} to {_right(rows[name])}: {_points(over)}"
+    """Whether `name` has fewer right answers than `than`. It is refuted if a loss of `points` percent is excluded."""
+    change = accuracy_difference(rows[name], rows[than])
+    _, low, high = change
+    verdict = YES if high < 0 else NO if low > -float(points) / 100 else UNSHOWN
+    return verdict, f"{_accuracy(rows[than])} to {_accuracy(rows[name])}: {_points(change)}"
 
 
 def keeps(rows: Rows, name: str, than: str) -> Finding:
-    """`name` keeps the right answers of `than`, with less work; no where it loses some, however few."""
+    """Whether `name` keeps the right answers of `than` with less work. Any certain loss refutes it."""
     row, other = rows[name], rows[than]
-    saved, found = row["work_ratio_to_none"], judge_answers(row, other)
-    verdict = NO if saved <= 1 or found.loses else YES if found is LossVerdict.KEPT else UNSHOWN
-    told = f"{_right(other)} and {_right(row)}: {_points(accuracy_difference(row, other))}"
-    return verdict, f"{told}, with 1/{saved:.2f} of the work"
+    ratio, loss = row["work_ratio_to_none"], judge_answers(row, other)
+    verdict = NO if ratio <= 1 or loss.loses else YES if loss is LossVerdict.KEPT else UNSHOWN
+    figures = f"{_accuracy(other)} and {_accuracy(row)}: {_points(accuracy_difference(row, other))}"
+    return verdict, f"{figures}, with 1/{ratio:.2f} of the work"
 
 
 def ahead(rows: Rows, name: str, than: str) -> Finding:
-    """`name` has more right answers than `than`; no where it has less than `MARGIN` more."""
-    over = accuracy_difference(rows[name], rows[than])
-    verdict = YES if over[1] > 0 else NO if over[2] < MARGIN else UNSHOWN
-    return verdict, f"{_right(rows[name])} against {_right(rows[than])}: {_points(over)}"
+    """Whether `name` has more right answers than `than`. It is refuted if a gain of `MARGIN` is excluded."""
+    change = accuracy_difference(rows[name], rows[than])
+    _, low, high = change
+    verdict = YES if low > 0 else NO if high < MARGIN else UNSHOWN
+    return verdict, f"{_accuracy(rows[name])} against {_accuracy(rows[than])}: {_points(change)}"
 
 
 def faster(rows: Rows, name: str) -> Finding:
-    """`name` computes fewer row-layers than its baseline, and takes less time in each of `ROUNDS` rounds."""
+    """Whether `name` computes fewer row-layers than its baseline, and takes less time in each of `ROUNDS` rounds."""
     row = rows[name]
-    low, high = row["ratio_range"]
-    verdict = NO if row["work_ratio_to_none"] <= 1 else _beyond(row, low, high, 1, 1)
+    verdict = NO if row["work_ratio_to_none"] <= 1 else _is_above(row, (1, 1))
     return verdict, f"{_speed(row)}, 1/{row['work_ratio_to_none']:.2f} of the work"
 
 
 def quicker(rows: Rows, name: str, than: str) -> Finding:
-    """`name` gains more time on the common baseline than `than` does, in each of `ROUNDS` rounds."""
-    own, other = rows[name], rows[than]
-    return _beyond(own, *own["ratio_range"], *other["ratio_range"]), f"{_speed(own)} and {_speed(other)}"
+    """Whether `name` gains more time on the common baseline than `than` does, in each of `ROUNDS` rounds."""
+    row, other = rows[name], rows[than]
+    return _is_above(row, other["ratio_range"]), f"{_speed(row)} and {_speed(other)}"
 
 
 def deepens(rows: Rows, *names: str) -> Finding:
-    """The depth does not fall along the rows, and rises from the first to the last."""
+    """Whether the depth does not fall from row to row, and is larger in the last row than in the first."""
     depths = [rows[name]["prefix_depth"] for name in names]
     rises = depths == sorted(depths) and depths[-1] > depths[0]
-    return YES if rises else NO, f"depths {', '.join(f'{at:g}' for at in depths)}"
+    return YES if rises else NO, f"depths {', '.join(f'{depth:g}' for depth in depths)}"
 
 
 TESTS: Mapping[str, Callable[..., Finding]] = {
@@ -100,27 +109,29 @@ TESTS: Mapping[str, Callable[..., Finding]] = {
 
 
 def claims_table(claims: Iterable[Claim], records: Iterable[Record]) -> str:
-    """`claims` in Markdown, with what `records` of the papers' tables show of them.
+    """A Markdown table of `claims`, with the verdicts that follow from `records` of the papers' tables.
 
-    Of several records of one table the first counts. Raises `RecordError` where one is of another version of its table,
-    and `UnknownNameError` or `KeyError` where a claim names a table or a row that is not there.
+    Of several records of one table the first counts. Raises `RecordError` if one is of another version of its table,
+    and `UnknownNameError` or `KeyError` if a claim names a table or a row that does not exist.
     """
     by_table: dict[str, Record] = {}
     for record in records:
         by_table.setdefault(record.about["settings"]["table"], record)
-    lines = [[claim.paper, claim.said, *_judged(claim, by_table)] for claim in claims]
+    lines = [[claim.paper, claim.said, *_verdict_cells(claim, by_table)] for claim in claims]
     return markdown_table(["paper", "what it says", "shown here", "at which scale", "figures, reasons"], lines)
 
 
-def _judged(claim: Claim, records: Mapping[str, Record]) -> list[str]:
+def _verdict_cells(claim: Claim, records: Mapping[str, Record]) -> list[str]:
+    """The verdict of a claim, the scale of its table with a link to it, and figures or reasons."""
     if claim.table is None:
         return [claim.instead, "-", claim.because]
     record = records.get(claim.table)
     if record is None:
         return [UNTESTED, "-", f"no results are kept of {claim.table}"]
     table = load_table(claim.table)
-    timed = {"rounds": record.about["settings"]["rounds"]}
-    verdict, figures = claim.judge({name: {**row, **timed} for name, row in results_of(table, record).items()})
+    rounds = record.about["settings"]["rounds"]
+    rows = {name: {**row, "rounds": rounds} for name, row in results_of(table, record).items()}
+    verdict, figures = claim.judge(rows)
     model, size = record.about["model"], record.about["parameters"] / 1e6
     heading = f"{table.name}: {table.title}".lower()
     anchor = "".join(letter for letter in heading if letter.isalnum() or letter in " -").replace(" ", "-")
@@ -129,25 +140,27 @@ def _judged(claim: Claim, records: Mapping[str, Record]) -> list[str]:
     return [verdict, scale, f"{figures}.{because}"]
 
 
-def _right(row: Result) -> str:
+def _accuracy(row: Result) -> str:
     return percent(row["accuracy"])
 
 
-def _points(over: Estimate) -> str:
+def _points(change: Estimate) -> str:
     """A difference of shares with its interval, such as "+1.0 points (-2.0 to +4.0)"."""
-    share, low, high = (100 * each for each in over)
+    share, low, high = (100 * value for value in change)
     return f"{share:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
-def _beyond(row: Result, low: float, high: float, other_low: float, other_high: float) -> str:
-    """Whether a range of ratios over the rounds of `row` lies above another one."""
+def _is_above(row: Result, other_range: Sequence[float]) -> str:
+    """The verdict on whether the speeds of the rounds of `row` lie above `other_range`; unshown in few rounds."""
     if row["rounds"] < ROUNDS:
         return UNSHOWN
+    low, high = row["ratio_range"]
+    other_low, other_high = other_range
     return YES if low > other_high else NO if high <= other_low else UNSHOWN
 
 
 def _speed(row: Result) -> str:
-    """A ratio of times, with the range of its rounds."""
+    """The speed as a multiple of the baseline's, with the range of its rounds."""
     low, high = row["ratio_range"]
     rounds = f"{low:.2f} to {high:.2f} in {row['rounds']} rounds" if row["rounds"] > 1 else "one round"
     return f"{row['ratio_to_none']:.2f}x the speed ({rounds})"

@@ -2,9 +2,9 @@
 
     python -m remask_lab pages real-weights [--measure SIZE] [--parts NAME ...] [--published FILE] [--documents FOLDER]
 
-Without `--measure` only the page is written. Each part has a file as soon as it is measured, and a file that is there
-is kept: the same command goes on after an interruption, and removing a file measures its part anew. The part `town` is
-`bench.smollm2.json` beside the folder, where the README finds it.
+Without `--measure` only the page is written. Each part is written to a file once it is measured, and parts that have a
+file are not measured: the same command resumes after an interruption, and removing a file measures its part again. The
+file of the part `town` is `bench.smollm2.json` beside the folder, where the README finds it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from remask_lab.pages.measure_real_weights import (
     ROWS,
     SIMILARITY,
     SUBJECT,
+    is_possible,
     measure,
     parts,
-    possible,
 )
-from remask_lab.pages.page import PAGES, RESULTS, fill
-from remask_lab.pages.page import made as machine_of
+from remask_lab.pages.page import PAGES, RESULTS, fill, origin_text
 from remask_lab.pages.real_weights_benches import DEEP, DOCUMENTS, EARNED, LOOKUPS, SHOTS, is_bench
 from remask_lab.pages.real_weights_losses import CANVAS
 from remask_lab.pages.real_weights_sizes import SIZES, Source
@@ -59,16 +58,16 @@ KINDS = {
     "town": "`town`",
     **{f"gsm8k-{share}": f"GSM8K, {share} % masked" for share in (25, 50, 75, 100)},
 }
-"""What the training's log calls what it holds out, and what it is."""
-LOOKED_UP = {GENERATED: "pages that were drawn", BY_HAND: "pages that were written by hand"}
-PROMISED = 0.85  # nats, at most, of half-masked answers
+"""The held-out data of the training's log by their names there, in words."""
+LOOKUP_PAGES = {GENERATED: "pages that were drawn", BY_HAND: "pages that were written by hand"}
+PROMISED = 0.85  # nats a token: the largest loss of half-masked answers that was promised
 WORK, TIME = "work saved", "time saved"
-FEW = 6  # questions, of fewer than which the page has no table
-SHOWN = 10  # prompts, from the first on, whose answers the page has
+FEW = 6  # the least number of questions of a bench that has a table on the page
+SHOWN = 10  # the number of prompts whose answers are on the page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what is asked for, and write the page. Returns 0, or 2 after printing an error that the user can mend."""
+    """Measure what the options name, and write the page. Returns 0, or 2 after printing an error of the user's."""
     parser = command_parser(__doc__, "pages real-weights")
     parser.add_argument("--measure", choices=tuple(SIZES), metavar="SIZE", help=f"how much: {', '.join(SIZES)}")
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="measure these alone (default: all)")
@@ -91,10 +90,10 @@ def _run(args: argparse.Namespace) -> None:
         published = None if args.published is None else Path(args.published)
         size, documents = SIZES[args.measure], tuple(map(Path, args.documents or ()))
         source = Source(device=args.device, published=published, documents=documents)
-        for name in args.parts or [each for each in parts(size) if possible(each, source)]:
-            if not _file(folder, name).exists():
-                print(f"measuring {name}", file=sys.stderr)
-                write_record(_file(folder, name), measure(name, size, source))
+        for part in args.parts or [part for part in parts(size) if is_possible(part, source)]:
+            if not _file(folder, part).exists():
+                print(f"measuring {part}", file=sys.stderr)
+                write_record(_file(folder, part), measure(part, size, source))
     records = read_all(folder)
     if "profile" in records:
         (output.parent / "images").mkdir(exist_ok=True)
@@ -107,30 +106,25 @@ def _file(folder: Path, part: str) -> Path:
 
 
 def read_all(folder: Path) -> dict[str, Record]:
-    """The parts that are kept, by name. Raises `RecordError` where a file is none of them, or none is there."""
-    known = dict.fromkeys(name for size in SIZES.values() for name in parts(size))
+    """The records of a folder's parts, by name. Raises `RecordError` if it has another file, or no part at all."""
+    all_parts = dict.fromkeys(part for size in SIZES.values() for part in parts(size))
     for path in folder.glob("*.json"):
-        if path.stem not in known:
-            raise RecordError(f"{path.name} is no part of this page; its parts: {', '.join(known)}")
-    found = {name: _file(folder, name) for name in known if _file(folder, name).exists()}
-    if not found:
+        if path.stem not in all_parts:
+            raise RecordError(f"{path.name} is no part of this page; its parts: {', '.join(all_parts)}")
+    files = {part: _file(folder, part) for part in all_parts if _file(folder, part).exists()}
+    if not files:
         raise RecordError(f"there are no results in {str(folder)!r}; --measure makes them")
-    return {name: read_record(path, BENCH if is_bench(name) else SUBJECT) for name, path in found.items()}
+    return {part: read_record(path, BENCH if is_bench(part) else SUBJECT) for part, path in files.items()}
 
 
 def read_training(folder: Path) -> list[dict[str, Any]]:
-    """The events of the adapter's training; empty where its log is not kept."""
+    """The events of the adapter's training log; empty without the file."""
     path = folder / TRAINING
     return [dict(line.record) for line in read_lines(path)] if path.exists() else []
 
 
 def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -> str:
-    solved = [(name.removeprefix(SHOTS), each) for name, each in records.items() if name.startswith(SHOTS)]
-    reuse = [
-        (f"{shots} shots, {record.about['settings']['requests']} questions:", rows_by_cache(record)["reuse"])
-        for shots, record in solved
-        if "reuse" in rows_by_cache(record)
-    ]
+    """The text of the page, from the records of parts by name and the events of the training log."""
     rows = rows_by_cache(records["town"]) if "town" in records else {}
     text = fill(
         "real-weights",
@@ -139,15 +133,15 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         rows=rows,
         deep=rows.get(f"bicache depth={DEEP}"),
         by_cache=rows_by_cache,
-        lookups=[(LOOKED_UP[written], records[name]) for name, written in LOOKUPS.items() if name in records],
-        earning=_earning,
+        lookups=[(LOOKUP_PAGES[written], records[name]) for name, written in LOOKUPS.items() if name in records],
+        earned_text=_earned_text,
         similarity=records.get(SIMILARITY),
         profile=records["profile"].data if "profile" in records else None,
         published=records[PUBLISHED].data if PUBLISHED in records else None,
-        added=[f"{asked} {_nats(row, 'loss_over_none')}" for asked, row in reuse],
-        continued=_continued(records),
+        added_losses=_added_losses(records),
+        loss_benches=_loss_benches(records),
         held_out=[records[name] for name in (*HELD_OUT, PUBLISHED) if name in records],
-        training=_training(training),
+        training=_training_table(training),
         promised=f"{PROMISED:g}",
         picture=PICTURE,
         canvas=CANVAS,
@@ -156,62 +150,74 @@ def page(records: Mapping[str, Record], training: Sequence[Mapping[str, Any]]) -
         verdict=_verdict,
         bound=_bound,
         loses=lambda row, none: judge_answers(row, none).loses,
-        made=_made,
-        decoded=decoding_text,
-        depths=_depths,
+        origin=_origin,
+        decoding=decoding_text,
+        depth_table=_depth_table,
         lowest=lambda table: min(map(min, table["curves"].values())),
-        similarities=_similarities,
-        towns=_towns,
-        solutions=_solutions,
+        similarity_table=_similarity_table,
+        answer_table=_answer_table,
+        loss_table=_loss_table,
         left_out=partial(_left_out, set[str]()),
         few=FEW,
         shown=SHOWN,
-        losses=_losses,
-        passes=_passes,
-        outputs=_outputs,
+        held_out_table=_held_out_table,
+        pass_table=_pass_table,
+        first_step_table=_first_step_table,
         row_share=ROWS,
     )
-    answers = records["answers"].data["answers"][:SHOWN] if "answers" in records else []
-    # As they are, indented: what they hold is then neither markup nor a fenced block of the page's own.
-    blocks = ("\n".join(f"    {line}".rstrip() for line in each["answer"].split("\n")) for each in answers)
-    return text + "".join(f"\n**{each['prompt']}**\n\n{block}\n" for each, block in zip(answers, blocks, strict=True))
+    # Answers are indented, so that nothing in them is markup or ends a fenced block.
+    for case in records["answers"].data["answers"][:SHOWN] if "answers" in records else ():
+        answer = "\n".join(f"    {line}".rstrip() for line in case["answer"].split("\n"))
+        text += f"\n**{case['prompt']}**\n\n{answer}\n"
+    return text
 
 
-def _continued(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
-    """Title, what was asked and record of each bench that judges no answers, of `FEW` questions or more."""
-    found = []
+def _added_losses(records: Mapping[str, Record]) -> list[str]:
+    """The loss that `reuse` adds to the answers of GSM8K, a text for each number of worked examples."""
+    texts = []
+    for name, record in records.items():
+        if name.startswith(SHOTS) and (row := rows_by_cache(record).get("reuse")) is not None:
+            questions = f"{name.removeprefix(SHOTS)} shots, {record.about['settings']['requests']} questions"
+            texts.append(f"{questions}: {_nats(row, 'loss_over_none')}")
+    return texts
+
+
+def _loss_benches(records: Mapping[str, Record]) -> list[tuple[str, str, Record]]:
+    """Benches of losses with `FEW` questions or more: the title, a description of the requests, and the record."""
+    benches = []
     for name, record in sorted(records.items()):
         settings = record.about["settings"]
         if settings.get("requests", FEW) < FEW:
             continue
         if name.startswith(DOCUMENTS):
-            found.append((f"Documents, prefix {name.removeprefix(DOCUMENTS)} %", "documents and their ends", record))
+            benches.append((f"Documents, prefix {name.removeprefix(DOCUMENTS)} %", "documents and their ends", record))
         elif name.startswith(SHOTS):
             shots = name.removeprefix(SHOTS)
             prompts = f"{settings['prefixes']} system prompts of rules and {shots} worked examples"
-            found.append((f"GSM8K, {shots} shots", f"questions of the test split over {prompts}", record))
-    return found
+            benches.append((f"GSM8K, {shots} shots", f"questions of the test split over {prompts}", record))
+    return benches
 
 
 def _verdict(row: Row, none: Row) -> str:
-    over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
-    return (
-        f"`{row['cache']}` {judge_answers(row, none).value} ({over}), for {row['work_ratio_to_none']:.1f}x less work."
-    )
+    """A sentence on the answers and the work of a cache against those of `none`."""
+    change = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
+    loss = judge_answers(row, none).value
+    return f"`{row['cache']}` {loss} ({change}), for {row['work_ratio_to_none']:.1f}x less work."
 
 
 def _bound(data: Mapping[str, Any]) -> str:
-    """Where the loss of the published answers lies beside `PROMISED`, by its interval."""
+    """How the interval of a loss compares with `PROMISED`."""
     low, high = data["loss_interval"]
     return "at most" if high <= PROMISED else "above" if low > PROMISED else "about"
 
 
 def rows_by_cache(record: Record) -> dict[str, Row]:
+    """The results of a bench by the names of their caches."""
     return {row["cache"]: row for row in record.data["results"]}
 
 
 def _share(value: float, interval: Sequence[float | None]) -> str:
-    """A share in percent with its interval, within 0 and 100; without where nothing varied."""
+    """A share in percent with its interval, cut to 0 to 100, which is left out if it has no width."""
     low, high = interval
     if low is None or high is None or low == high:
         return f"{100 * value:.1f} %"
@@ -219,6 +225,7 @@ def _share(value: float, interval: Sequence[float | None]) -> str:
 
 
 def _points(value: float, interval: Sequence[float]) -> str:
+    """A difference of shares in points with its interval."""
     low, high = interval
     if low == high:
         return "no answer differs"
@@ -226,6 +233,7 @@ def _points(value: float, interval: Sequence[float]) -> str:
 
 
 def _number(value: float, interval: Sequence[float | None], form: str = ".3f") -> str:
+    """A number with its interval, which is left out if it has no width."""
     low, high = interval
     if low is None or high is None or low == high:
         return format(value, form)
@@ -236,26 +244,29 @@ def _nats(row: Row, key: str) -> str:
     return _number(row[key], row[f"{key}_interval"], "+.3f") if key in row else "-"
 
 
-def _made(record: Record) -> str:
-    made, conditions = f"{number_format(record.about)} {machine_of(record)}", record.data.get("conditions", {})
+def _origin(record: Record) -> str:
+    """The number format, machine, commit and date of a measurement, and what else used the machine."""
+    origin = f"{number_format(record.about)} {origin_text(record)}"
+    conditions = record.data.get("conditions", {})
     if not conditions.get("busy"):
-        return made
-    if not _timed(record):
-        return f"{made} {record.about['settings']['concurrency']} at a time, beside other benches."
+        return origin
+    if not _has_times(record):
+        return f"{origin} {record.about['settings']['concurrency']} at a time, beside other benches."
     others = conditions["others"]
-    return f"{made} Others used {others['used']:.1f} of its {others['cores']} cores."
+    return f"{origin} Others used {others['used']:.1f} of its {others['cores']} cores."
 
 
-def _timed(record: Record) -> bool:
-    """Whether a bench's times say something: those of many that share a GPU do not."""
+def _has_times(record: Record) -> bool:
+    """Whether the times of a bench can be compared, which those of several benches on one GPU cannot."""
     return not ("gpu" in record.about["machine"] and record.data.get("conditions", {}).get("busy"))
 
 
 def _cost_titles(record: Record) -> list[str]:
-    return [WORK, TIME] if _timed(record) else [WORK]
+    return [WORK, TIME] if _has_times(record) else [WORK]
 
 
-def _depths(profile: Mapping[str, Any]) -> str:
+def _depth_table(profile: Mapping[str, Any]) -> str:
+    """The depths of the paper's rule, a line for each model and a column for each prefix ratio."""
     ratios = list(profile["tables"][SMOLLM2]["depths"])
     rows = [
         [f"`{name}`, {table['layers']} layers", *(str(table["depths"][ratio]) for ratio in ratios)]
@@ -265,13 +276,13 @@ def _depths(profile: Mapping[str, Any]) -> str:
 
 
 def _picture(record: Record) -> Figure:
-    """Mean similarity over layers, a line a ratio, of the toy and of the pretrained model side by side."""
+    """The mean similarity by layer, a line for each prefix ratio, and a panel for each model."""
     from matplotlib import colormaps
 
     figure, panels = new_panels("K/V of a prefix alone against the whole canvas", 2, sharey=True)
     for axes, (name, table) in zip(panels, record.data["tables"].items(), strict=True):
-        for place, (ratio, curve) in enumerate(table["curves"].items()):
-            color = colormaps["viridis"](0.9 * place / max(1, len(table["curves"]) - 1))
+        for number, (ratio, curve) in enumerate(table["curves"].items()):
+            color = colormaps["viridis"](0.9 * number / max(1, len(table["curves"]) - 1))
             axes.plot(range(1, len(curve) + 1), curve, ".-", color=color, label=f"r = {ratio} %")
         axes.axhline(table["tau"], color="#c0392b", linestyle="--", linewidth=1, label=f"tau = {table['tau']:g}")
         label(axes, name, "layer", "mean cosine similarity" if name == BUNDLED else "", grid="both")
@@ -279,54 +290,63 @@ def _picture(record: Record) -> Figure:
     return figure
 
 
-def _similarities(data: Mapping[str, Any]) -> str:
+def _similarity_table(data: Mapping[str, Any]) -> str:
+    """The cosine similarities of K and V in every fifth layer."""
     layers = [1, *range(5, data["layers"] + 1, 5)]
     rows = [[name, *(f"{data[name.lower()][layer - 1][0]:.3f}" for layer in layers)] for name in ("K", "V")]
     return markdown_table(["layer", *map(str, layers)], rows)
 
 
-def _towns(record: Record) -> str:
+def _answer_table(record: Record) -> str:
+    """The results of a bench that judges answers: right ones, in all and by kind of question, and costs."""
     kinds = list(rows_by_cache(record)["none"]["parts"])
     titles = ["cache", "right", *kinds, "over its baseline", "tokens as there", *_cost_titles(record)]
     titles.append("K/V and states")
     rows = []
     for row in record.data["results"]:
-        over = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
+        change = _points(row["accuracy_over_none"], row["accuracy_over_none_interval"])
         rows.append(
             [
-                _name(row),
+                _cache_title(row),
                 _share(row["accuracy"], row["accuracy_interval"]),
                 *(f"{100 * row['parts'][kind]:.0f} %" for kind in kinds),
-                "-" if row["cache"] == row["baseline"] else over,
-                *_costs(row, timed=_timed(record)),
+                "-" if row["cache"] == row["baseline"] else change,
+                *_costs(row, with_time=_has_times(record)),
             ]
         )
     return markdown_table(titles, rows)
 
 
-def _outputs(cases: Sequence[Mapping[str, Any]]) -> str:
+def _first_step_table(cases: Sequence[Mapping[str, Any]]) -> str:
+    """The divergence of first predictions by depth, beside the depths of the rules. Equal ones share their text."""
     rows = []
-    for told in cases:
-        nats = [(depth, _number(each["nats"], each["nats_interval"], ".2f")) for depth, each in told["depths"].items()]
-        runs = ([*run] for _, run in groupby(nats, key=itemgetter(1)))
-        depths = (f"{'-'.join(dict.fromkeys((run[0][0], run[-1][0])))}: {run[0][1]}" for run in runs)
-        about = f"`{told['model']}`, {told['task']}"
-        rows.append([about, f"{min(told['rule'])}", f"{min(told['rule_by_rows'])}", "; ".join(depths)])
+    for case in cases:
+        texts = [
+            (depth, _number(shift["nats"], shift["nats_interval"], ".2f")) for depth, shift in case["depths"].items()
+        ]
+        ranges = []
+        for text, run in groupby(texts, key=itemgetter(1)):
+            depths = [depth for depth, _ in run]
+            ranges.append(f"{'-'.join(dict.fromkeys((depths[0], depths[-1])))}: {text}")
+        name = f"`{case['model']}`, {case['task']}"
+        rows.append([name, f"{min(case['rule'])}", f"{min(case['rule_by_rows'])}", "; ".join(ranges)])
     return markdown_table(["model, task", "rule", "by rows", "nats by depth"], rows)
 
 
-def _solutions(record: Record) -> str:
+def _loss_table(record: Record) -> str:
+    """The results of a bench of losses: those of single passes, the agreement of whole answers, and costs."""
     titles = ["cache", "one pass: same token", "loss added", "whole answer: same tokens", *_cost_titles(record)]
     titles.append("memory")
     rows = []
     for row in record.data["results"]:
-        alike = _share(row["pass_agreement"], row["pass_agreement_interval"]) if "pass_agreement" in row else "-"
-        rows.append([_name(row), alike, _nats(row, "loss_over_none"), *_costs(row, timed=_timed(record))])
+        agreement = _share(row["pass_agreement"], row["pass_agreement_interval"]) if "pass_agreement" in row else "-"
+        costs = _costs(row, with_time=_has_times(record))
+        rows.append([_cache_title(row), agreement, _nats(row, "loss_over_none"), *costs])
     return markdown_table(titles, rows)
 
 
-def _earning(record: Record) -> str:
-    """What depth audits earned, and what audits computed while the questions were answered."""
+def _earned_text(record: Record) -> str:
+    """The depth that audits earned, and the work of audits while questions were answered; empty without audits."""
     row = rows_by_cache(record).get(EARNED)
     if row is None:
         return ""
@@ -338,35 +358,35 @@ def _earning(record: Record) -> str:
     )
 
 
-def _costs(row: Row, *, timed: bool) -> list[str]:
-    """The share of tokens as the baseline has them, then work, time if it is told, and memory."""
+def _costs(row: Row, *, with_time: bool) -> list[str]:
+    """The cells of a row: the agreement of tokens with the baseline's, then work, time if wanted, and memory."""
     return [
         _share(row["agreement_with_none"], row["agreement_interval"]),
         f"{row['work_ratio_to_none']:.2f}x",
-        *([f"{row['ratio_to_none']:.2f}x"] if timed else []),
+        *([f"{row['ratio_to_none']:.2f}x"] if with_time else []),
         f"{row['peak_memory_bytes'] / 1e6:.1f} MB",
     ]
 
 
-def _name(row: Row) -> str:
-    """A cache, and what it is compared with where that is not `none`."""
-    beside = "" if row["baseline"] in ("none", row["cache"]) else f" (beside {row['baseline']})"
-    return (row["cache"] if " " in row["cache"] else f"`{row['cache']}`") + beside
+def _cache_title(row: Row) -> str:
+    """The name of a cache, and its baseline if that is not `none`."""
+    baseline = "" if row["baseline"] in ("none", row["cache"]) else f" (beside {row['baseline']})"
+    return (row["cache"] if " " in row["cache"] else f"`{row['cache']}`") + baseline
 
 
-def _left_out(told: set[str], record: Record) -> str:
-    """Which caches were left out of a bench, and why, unless that is among the reasons that were `told`."""
+def _left_out(reasons: set[str], record: Record) -> str:
+    """The caches that were left out of a bench, and why. `reasons` are those above on the page; new ones are added."""
     lines = []
     for policy in record.data["left_out"]:
         name, reason = policy["name"], policy["reason"]
-        lines.append(
-            f"- Left out: `{name}`" + (", for the same reason as above." if reason in told else f": {reason}.")
-        )
-        told.add(reason)
+        text = ", for the same reason as above." if reason in reasons else f": {reason}."
+        lines.append(f"- Left out: `{name}`{text}")
+        reasons.add(reason)
     return "\n".join(lines)
 
 
-def _losses(records: Sequence[Record]) -> str:
+def _held_out_table(records: Sequence[Record]) -> str:
+    """The losses of half-masked answers of GSM8K."""
     rows = []
     for record in records:
         data = record.data
@@ -380,8 +400,8 @@ def _losses(records: Sequence[Record]) -> str:
     return markdown_table(titles, rows)
 
 
-def _training(training: Sequence[Mapping[str, Any]]) -> str:
-    """The held-out losses of the training's log, a column a phase; empty without any."""
+def _training_table(training: Sequence[Mapping[str, Any]]) -> str:
+    """The held-out losses of the training's log, with a column for each phase; empty without any."""
     events = [event for event in training if event["event"] == "held out"]
     if not events:
         return ""
@@ -393,10 +413,11 @@ def _training(training: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(["held out", *columns], rows)
 
 
-def _passes(passes: Sequence[Mapping[str, Any]]) -> str:
+def _pass_table(passes: Sequence[Mapping[str, Any]]) -> str:
+    """The seconds of single passes, a line for each number of rows."""
     names = list(passes[0]["seconds"])
-    rows = [
-        [f"{each['rows']} ({each['read']} read)", *(f"{each['seconds'][name]:.3f} s" for name in names)]
-        for each in passes
-    ]
-    return markdown_table(["rows", *names], rows)
+    lines = []
+    for timing in passes:
+        seconds = [f"{timing['seconds'][name]:.3f} s" for name in names]
+        lines.append([f"{timing['rows']} ({timing['read']} read)", *seconds])
+    return markdown_table(["rows", *names], lines)

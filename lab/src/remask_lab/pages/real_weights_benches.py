@@ -1,4 +1,4 @@
-"""Benches of caches on pretrained weights: questions about pages, GSM8K's, and documents that go on."""
+"""Benches of caches on pretrained weights: questions about pages, questions of GSM8K, and continued documents."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,60 +21,67 @@ from remask_lab.records.record import Record
 SHOTS: Final = "shots-"
 DOCUMENTS: Final = "documents-"
 DEPTHS: Final[Mapping[str, int]] = {"town-depths": 8, "town-depths-16": 16, "town-depths-24": 24}
-"""Parts that compare depths, and the shops of their pages."""
+"""Parts that compare depths, with the numbers of shops on their pages."""
 TOWNS: Final = ("town", *DEPTHS, "town-steps", "town-refresh", "town-caches")
 LOOKUPS: Final[Mapping[str, str]] = {"lookup-generated": GENERATED, "lookup-by-hand": BY_HAND}
-"""Parts that ask about pages of kinds that no training had, and who wrote them."""
+"""Parts with pages of kinds that no training had, and how the pages were written."""
 SHARES: Final = (20, 50, 80, 91)
-"""Percent of a document that are its prefix; the paper's canvases have 91."""
-REFRESHED, REFRESHES = (5, 15), (1, 4, None)
-"""Depths of the part `town-refresh`, and steps between refreshes of the prefix; None: one at first alone."""
+"""Percentages of a document that are its prefix; the paper's canvases have 91."""
+REFRESHED: Final = (5, 15)
+"""Depths of the part `town-refresh`."""
+REFRESHES: Final = (1, 4, None)
+"""Steps between refreshes of the prefix in the part `town-refresh`; None never refreshes it."""
 
 DEEPEST: Final = 6
-"""The deepest of the depths of `town-depths` that keep its answers."""
+"""The deepest of the depths of `town-depths` that keeps the answers."""
 NEAR: Final = (DEEPEST, DEEPEST + 1)
 """Depths of the part `town-steps`."""
 
-ROUNDS, DEEP = 8, 15
-"""Of the part `town`: its rounds, each with a share of the pages, and a depth beside the one that audits earn."""
+ROUNDS: Final = 8
+"""Rounds of the part `town`, each with a share of the pages."""
+DEEP: Final = 15
+"""A depth of the part `town`, beside the one that audits earn."""
 
 EARNED: Final = "bicache, earned depth"
 
 Draw: TypeAlias = Callable[[LLM, Source], Workload]
+"""Draws a workload for a model."""
 
 
 def is_bench(part: str) -> bool:
-    """Whether a part compares caches, and is a record of `remask bench`."""
+    """Whether a part compares caches: its record is then one of `remask bench`."""
     return part in (*TOWNS, *LOOKUPS) or part.startswith((SHOTS, DOCUMENTS))
 
 
 def bench(part: str, size: Size, source: Source) -> Record:
-    sure = {"threshold": 0.9}  # as many tokens a step as are sure, so that many questions are asked in little time
+    """Measure a part that compares caches (`is_bench`)."""
+    # As many tokens a step as are probable, so that many questions are answered in little time.
+    threshold = {"threshold": 0.9}
     if part == "town":
-        draw, rounds = town(size, size.town, sure), min(ROUNDS, size.town[1])
-        return _compare(source, size, draw, ("none", "reuse"), depths=(DEEP,), rounds=rounds, earned=True)
+        draw, rounds = town_draw(size, size.town, threshold), min(ROUNDS, size.town[1])
+        return _compare(source, size, draw, only=("none", "reuse"), depths=(DEEP,), rounds=rounds, earned=True)
     if part in LOOKUPS:
         depths = (DEEPEST,) if size.shops >= 8 else size.depths
-        draw = lookups(size, LOOKUPS[part], sure)
-        return _compare(source, size, draw, ("none", "reuse"), depths=depths, earned=True)
+        draw = lookup_draw(size, LOOKUPS[part], threshold)
+        return _compare(source, size, draw, only=("none", "reuse"), depths=depths, earned=True)
     if part in DEPTHS:
-        draw = town(size, size.town_depths, sure, DEPTHS[part] if size.shops >= 8 else size.shops)
+        draw = town_draw(size, size.town_depths, threshold, DEPTHS[part] if size.shops >= 8 else size.shops)
         return _compare(source, size, draw, only=("none", "reuse"), depths=size.depths)
     if part == "town-steps":
         # A token a step, as no threshold ends a block early.
         depths = NEAR if size.shops >= 8 else size.depths
-        return _compare(source, size, town(size, size.town_depths, {}), only=("none", "reuse"), depths=depths)
+        return _compare(source, size, town_draw(size, size.town_depths, {}), only=("none", "reuse"), depths=depths)
     if part == "town-refresh":
         # A token a step, so that the prefix is refreshed while an answer is written.
-        draw = town(size, size.town_depths, {"steps": TOWN_SAMPLING["max_tokens"]})
+        draw = town_draw(size, size.town_depths, {"steps": TOWN_SAMPLING["max_tokens"]})
         depths = tuple(depth for depth in REFRESHED if size.shops >= 8 or depth < 8)
         return _compare(source, size, draw, only=("none", "reuse"), depths=depths, refreshes=REFRESHES)
     if part == "town-caches":
         # Two tokens a step, so that caches within a request have steps to save.
-        return _compare(source, size, town(size, size.town_caches, {"steps": 16}))
+        return _compare(source, size, town_draw(size, size.town_caches, {"steps": 16}))
     number = int(part.rpartition("-")[2])
-    draw = solved(size, number) if part.startswith(SHOTS) else documents(size, number)
-    return _compare(source, size, draw, depths=size.depths[::2], by_answers=False)
+    draw = gsm8k_draw(size, number) if part.startswith(SHOTS) else document_draw(size, number)
+    return _compare(source, size, draw, depths=size.depths[::2], losses=True)
 
 
 def _compare(
@@ -84,14 +91,15 @@ def _compare(
     only: Sequence[str] | None = None,
     depths: Sequence[int] = (),
     refreshes: Sequence[int | None] = (),
-    by_answers: bool = True,
+    losses: bool = False,
     rounds: int = 1,
     earned: bool = False,
 ) -> Record:
-    """A bench of every cache, or of `only` these and `bicache` at `depths`, without a warm-up; each request runs once.
+    """A bench of all caches, or of `only` some, and of `bicache` at `depths`. Each request runs once, without warm-up.
 
-    BiCache's depth is half the layers where none is named. With `refreshes` each depth is run at each of them. `earned`
-    adds `bicache` as it comes, at the depth that audits have earned before. The record says what was left out.
+    `bicache` and compositions among all caches reuse half of the layers. With `refreshes` each depth is run with each
+    of these intervals. `losses` measures the loss of reference answers in place of accuracy, and `earned` adds
+    `bicache` at the depth that audits earn. The record names the caches that were left out.
     """
     llm = open_model(source, "int8")
     workload = draw(llm, source)
@@ -100,66 +108,67 @@ def _compare(
     if only is not None:
         rows, left_out = [row for row in rows if row.name in only], []
     for steps in refreshes:
-        named = at_depths(llm, workload, depths, {"refresh_interval": steps})
-        rows += [replace(row, name=f"{row.name} refresh={steps or 'never'}") for row in named]
+        refreshed = at_depths(llm, workload, depths, {"refresh_interval": steps})
+        rows += [replace(row, name=f"{row.name} refresh={steps or 'never'}") for row in refreshed]
     if not refreshes:
         rows += at_depths(llm, workload, depths)
     if earned:
         rows.append(replace(contender(llm, "bicache", None, workload), name=EARNED))
-    requests = (task.request for task in workload.tasks)
-    longest = max(len(each.prompt_token_ids) + each.params.max_tokens for each in requests)
-    tokens = max(DEFAULT_STORE_TOKENS, size.at_once * longest)
-    engine = EngineConfig(size.at_once, longest, store_budget_tokens=tokens)
-    divided, losses = rounds > 1, not by_answers
+    requests = [task.request for task in workload.tasks]
+    canvas = max(len(request.prompt_token_ids) + request.params.max_tokens for request in requests)
+    store_tokens = max(DEFAULT_STORE_TOKENS, size.concurrency * canvas)
+    engine = EngineConfig(size.concurrency, canvas, store_budget_tokens=store_tokens)
+    divided = rounds > 1
     record = run_bench(
         llm, workload, rows, rounds, engine, progress=False, answers=False, losses=losses, warm_up=0, divided=divided
     )
     record.about["settings"]["divided"] = divided
-    record.data["left_out"] = [asdict(left) for left in left_out]
+    record.data["left_out"] = [asdict(policy) for policy in left_out]
     return record
 
 
-def town(size: Size, counts: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
+def town_draw(size: Size, counts: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
+    """Draws questions of the town task; `counts` are those of questions and pages."""
     requests, pages = counts
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
-def lookups(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
+def lookup_draw(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
+    """Draws questions of the look-up task; `written` is how its pages were."""
     requests, pages = size.lookups[written]
     task = TaskChoice("lookup", LookupSettings(written=written))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
-def solved(size: Size, shots: int) -> Draw:
-    """Questions of GSM8K behind worked examples: agreement and loss, as the model solves few. Two share a prompt."""
-    count = size.solved[shots]
-    sampling = {
-        "max_tokens": size.solved_tokens,
-        "steps": size.solved_steps,
-        "block_length": size.solved_tokens // 2,
-        "ignore_eos": True,
-    }
+def gsm8k_draw(size: Size, shots: int) -> Draw:
+    """Draws questions of GSM8K behind `shots` worked examples; two share a system prompt.
+
+    The model solves few of them, so agreement and losses are compared.
+    """
+    count, tokens = size.gsm8k[shots], size.gsm8k_tokens
+    sampling = {"max_tokens": tokens, "steps": size.gsm8k_steps, "block_length": tokens // 2, "ignore_eos": True}
     task = TaskChoice("gsm8k", gsm8k.Gsm8kSettings(shots=shots))
 
     def draw(llm: LLM, _: Source) -> Workload:
         workload = usual_workload(llm, count, SEED, sampling, prefixes=-(-count // 2), task=task)
-        # Of a reference as much as of a response: what follows would take as long again.
-        return replace(workload, tasks=tuple(_cut(llm, each) for each in workload.tasks))
+        # References are cut to the length of responses; the rest would double the time.
+        return replace(workload, tasks=tuple(_with_cut_reference(llm, task) for task in workload.tasks))
 
     return draw
 
 
-def documents(size: Size, share: int) -> Draw:
-    """Documents whose last tokens are written, two a step: agreement and loss."""
-    count, canvas, written = size.documents
-    params = SamplingParams(max_tokens=written, steps=written // 2, block_length=written // 2, ignore_eos=True)
+def document_draw(size: Size, share: int) -> Draw:
+    """Draws documents with a prefix of `share` percent, whose last tokens are written, two a step."""
+    count, canvas, tokens = size.documents
+    params = SamplingParams(max_tokens=tokens, steps=tokens // 2, block_length=tokens // 2, ignore_eos=True)
     return lambda llm, source: document_workload(
         llm, list(read_documents(source.documents)), count, canvas, share, SEED, params
     )
 
 
-def _cut(llm: LLM, task: Task) -> Task:
+def _with_cut_reference(llm: LLM, task: Task) -> Task:
+    """`task` with the first `max_tokens` tokens of its reference."""
     assert llm.tokenizer is not None
     tokens = llm.tokenizer.encode(task.reference or "", add_special_tokens=False)[: task.request.params.max_tokens]
     return replace(task, reference=llm.tokenizer.decode(tokens))

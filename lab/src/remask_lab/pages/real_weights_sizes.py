@@ -1,4 +1,4 @@
-"""How much of pretrained weights is measured, and on what."""
+"""Sizes of the measurements of pretrained weights, and the model and the files that they read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,44 +17,44 @@ SEED: Final = 31337
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured.
+    """The size of each part of the measurements.
 
     Attributes:
-        profiled: requests at each prefix ratio, and tokens of their canvases.
-        held_out, published: answers of GSM8K whose loss is read, those of the package and of the file `published`.
-        solved: questions of GSM8K under every cache, by worked examples of their system prompt; two share a prompt.
-        solved_tokens, solved_steps: of their responses, and of as much of a reference answer.
+        profile: requests at each prefix ratio, and tokens of their canvases.
+        held_out, published: answers of GSM8K whose loss is computed, of the package's and of the file `published`.
+        gsm8k: questions of GSM8K under every cache, by the worked examples of their system prompt; two share a prompt.
+        gsm8k_tokens, gsm8k_steps: length and steps of their responses, and the length of their reference answers.
         town: questions and pages under `none`, `reuse` and `bicache`.
         town_depths: questions and pages under `none`, `reuse` and `bicache` at `depths`, or at `REFRESHED`.
         town_caches: questions and pages under every cache.
-        lookups: questions and pages of the look-up task, by who wrote them.
-        shops: of a page.
-        outputs: questions whose first predictions are compared by depth, each about a page of its own.
-        documents: how many are continued at each of `SHARES`, tokens of each, and how many of them are written.
-        answers: of `PROMPTS`, and the tokens of a response.
-        depths: of `bicache`, in layers, where answers are compared; every other one where losses are.
-        first_depths: depths at which first predictions are compared.
+        shops: shops of a page.
+        first_steps: questions whose first predictions are compared by depth, each about a page of its own.
+        documents: documents at each of `SHARES`, tokens of a canvas, and those of them that are written.
+        answers: number of `PROMPTS` that are answered, and tokens of a response.
+        depths: layers of `bicache` for comparisons of answers; every other one for comparisons of losses.
+        first_step_depths: depths at which first predictions are compared.
         passes: tokens before the 64 masks of a pass.
-        at_once: requests at a time.
+        concurrency: requests at a time.
+        lookups: questions and pages of the look-up task, by how they were written.
     """
 
-    profiled: tuple[int, int]
+    profile: tuple[int, int]
     held_out: int
     published: int
-    solved: Mapping[int, int]
-    solved_tokens: int
-    solved_steps: int
+    gsm8k: Mapping[int, int]
+    gsm8k_tokens: int
+    gsm8k_steps: int
     town: tuple[int, int]
     town_depths: tuple[int, int]
     town_caches: tuple[int, int]
     shops: int
-    outputs: int
+    first_steps: int
     documents: tuple[int, int, int]
     answers: tuple[int, int]
     depths: tuple[int, ...] = (1, 5, 10, 20)
-    first_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
+    first_step_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
     passes: tuple[int, ...] = (128, 512, 1024)
-    at_once: int = 1
+    concurrency: int = 1
     lookups: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {GENERATED: (100, 50), BY_HAND: (100, 25)})
 
 
@@ -72,19 +72,19 @@ SIZES: Final[Mapping[str, Size]] = {
     "usual": _USUAL,
     "large": replace(
         _USUAL,
-        solved={0: 64, 4: 64, 8: 32},
-        solved_steps=32,
+        gsm8k={0: 64, 4: 64, 8: 32},
+        gsm8k_steps=32,
         town=(400, 200),
         town_depths=(400, 200),
         town_caches=(400, 200),
         shops=8,
-        outputs=24,
+        first_steps=24,
         documents=(96, 640, 48),
         depths=(1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
-        at_once=64,
+        concurrency=64,
     ),
 }
-"""By name. `small` takes some forty minutes of two idle cores, `usual` about an hour; `tiny` shows that all runs.
+"""Sizes by name. `small` takes some forty minutes of two idle cores, `usual` about an hour; `tiny` tests that all runs.
 
 `large` is for a GPU, on which a part takes a minute or two.
 """
@@ -92,13 +92,13 @@ SIZES: Final[Mapping[str, Size]] = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is measured, and on what.
+    """The model, its device, and the files that measurements read.
 
     Attributes:
         model: its name.
-        device: on a CPU numbers are float32, and what takes long has weights in int8; elsewhere all is bfloat16.
-        published: GSM8K's test split as it is published.
-        documents: folders of HTML in English that the model was not trained on.
+        device: where the model runs, in the number formats of `open_model`.
+        published: the file of GSM8K's test split as it is published; None leaves its part out.
+        documents: folders of HTML in English that the model was not trained on; none leave their parts out.
     """
 
     model: str = SMOLLM2
@@ -108,13 +108,16 @@ class Source:
 
 
 def open_model(source: Source, quantization: NumberFormat = "none", model: str | None = None) -> LLM:
-    """The model. Losses are read in float32 on a CPU, and what takes long with weights in int8."""
-    cpu, engine = source.device == "cpu", EngineConfig(max_num_seqs=1)
+    """The model of `source`, or another `model`: in float32 with quantized weights on a CPU, else in bfloat16.
+
+    Benches, which take long, use weights in int8 on a CPU, and losses float32.
+    """
+    cpu = source.device == "cpu"
     return LLM(
         model or source.model,
         dtype="float32" if cpu else "bfloat16",
         quantization=quantization if cpu else "none",
         device=source.device,
-        engine=engine,
+        engine=EngineConfig(max_num_seqs=1),
         progress=False,
     )

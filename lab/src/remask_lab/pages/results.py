@@ -4,7 +4,7 @@
 
 Reads the files that `python -m remask_lab papers` and `remask bench` write. Each file of a table has its own section,
 with its model and machine. The README quotes a file of `remask bench` between `<!-- table: NAME.json -->` and
-`<!-- end of table -->`, and by the name `gpu` what the folder `gpu` keeps of `scripts/gpu`.
+`<!-- end of table -->`, and with the name `gpu` the results of `scripts/gpu` in the folder `gpu`.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from remask_lab.records.record import Record, read_record
 from remask_lab.speed.command import command_parser, run_command
 
 QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-SEVERAL = 4  # records of which a note is not repeated in each table's section
-ELSEWHERE = (f"bench.{SMOLLM2}",)  # benches whose page is that of real weights
+SEVERAL = 4  # records with one note, from which on it stands in a common section
+ELSEWHERE = (f"bench.{SMOLLM2}",)  # benches that are on the page of real weights
 BENCH, DEPTH, GPU = "bench", "analyze depth", "gpu"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and the README's tables. Returns 0, or 2 where a result file cannot be used."""
+    """Write the page and the README's tables. Returns 0, or 2 if a result file cannot be used."""
     parser = command_parser(__doc__, "pages results")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES["results"]), metavar="FILE", help="default docs/lab/results.md")
@@ -49,15 +49,15 @@ def _run(args: argparse.Namespace) -> None:
     records = read_all(args.results)
     gpus = read_kept(Path(args.results) / "gpu")
     text = page(records)
-    readme = quoted(Path(args.readme).read_text(encoding="utf-8"), records, gpus)
+    readme = update_quotes(Path(args.readme).read_text(encoding="utf-8"), records, gpus)
     write_whole("the page", args.output, text)
     write_whole("the README", args.readme, readme)
 
 
 def read_all(folder: str | Path) -> dict[str, Record]:
-    """Read a folder's JSON files as records by file name, in order of the names.
+    """The records of a folder's JSON files by file name, in order of the names.
 
-    Raises `ConfigError` without the folder, and `RecordError` where a file is no record, or has a subject that the page
+    Raises `ConfigError` without the folder, and `RecordError` if a file is no record, or has a subject that the page
     does not show.
     """
     if not Path(folder).is_dir():
@@ -72,74 +72,76 @@ def read_all(folder: str | Path) -> dict[str, Record]:
 
 
 def page(records: Mapping[str, Record]) -> str:
-    """Returns the page.
+    """The text of the page, from records by file name.
 
-    Raises `RecordError` where a record is incomplete, or of another version of its table.
+    Raises `RecordError` if a record is incomplete, of an unknown table, or of another version of its table.
     """
-    of_tables, benches, depths = (
+    tables, benches, depths = (
         {name: record for name, record in records.items() if record.subject == subject}
         for subject in (SUBJECT, BENCH, DEPTH)
     )
-    known = table_names()
-    for name, record in of_tables.items():
-        if record.about["settings"]["table"] not in known:
-            raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
-    common = _common(of_tables)
-    shown = []
-    for table in map(load_table, known):
-        own = {name: each for name, each in of_tables.items() if each.about["settings"]["table"] == table.name}
-        shown.append((f"{table.name}: {table.title}", _measured(table, own, common)))
+    by_table: dict[str, dict[str, Record]] = {table: {} for table in table_names()}
+    for name, record in tables.items():
+        table = record.about["settings"]["table"]
+        if table not in by_table:
+            raise RecordError(f"{name} is of table {table!r}, which is none of ours")
+        by_table[table][name] = record
+    common = _common_notes(tables)
+    definitions = [load_table(table) for table in by_table]
     return fill(
         "results",
-        claims=claims_table(read_claims(), of_tables.values()),
-        common=_grouped(common, list(of_tables)),
-        tables=shown,
+        claims=claims_table(read_claims(), tables.values()),
+        common=_notes_by_files(common, list(tables)),
+        tables=[
+            (f"{table.name}: {table.title}", _table_section(table, by_table[table.name], common))
+            for table in definitions
+        ],
         variants=[_variants(record) for record in depths.values()],
         benches=[
-            (stem, _bench(record, detailed=True))
+            (stem, _bench_section(record, detailed=True))
             for name, record in benches.items()
             if (stem := Path(name).stem) not in ELSEWHERE
         ],
     )
 
 
-def _common(records: Mapping[str, Record]) -> dict[str, list[str]]:
-    """What `SEVERAL` records of tables and more say alike, by the files that do."""
-    said: dict[str, list[str]] = {}
+def _common_notes(records: Mapping[str, Record]) -> dict[str, list[str]]:
+    """The notes that at least `SEVERAL` records of tables have, each with the names of their files."""
+    names_by_note: dict[str, list[str]] = {}
     for name, record in records.items():
         try:
             texts = notes(load_table(record.about["settings"]["table"]), record)
         except RecordError as error:
             raise RecordError(f"{name}: {error}") from error
         for text in texts:
-            said.setdefault(text, []).append(name)
-    return {text: names for text, names in said.items() if len(names) >= SEVERAL}
+            names_by_note.setdefault(text, []).append(name)
+    return {text: names for text, names in names_by_note.items() if len(names) >= SEVERAL}
 
 
-def _grouped(common: Mapping[str, Sequence[str]], known: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Notes in `common` by the files of tables that have them, which are named, or all but the others."""
-    tables = Counter(name.partition(".")[0] for name in known)
-    texts: dict[str, list[str]] = {}
+def _notes_by_files(common: Mapping[str, Sequence[str]], all_names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The `common` notes, grouped by a text that lists their files, or all files but the others if these are fewer."""
+    tables = Counter(name.partition(".")[0] for name in all_names)
+    groups: dict[str, list[str]] = {}
     for text, names in common.items():
-        others = [name for name in known if name not in names]
-        few = others if len(others) < len(names) else names
-        files = (name if tables[(table := name.partition(".")[0])] > 1 else table for name in few)
-        listed = ", ".join(f"`{file}`" for file in files)
-        where = listed if few is names else f"All but {listed}" if few else "All"
-        texts.setdefault(where, []).append(f"{text.rstrip('.')}.")
-    return list(texts.items())
+        others = [name for name in all_names if name not in names]
+        shorter = others if len(others) < len(names) else names
+        files = (name if tables[(table := name.partition(".")[0])] > 1 else table for name in shorter)
+        listing = ", ".join(f"`{file}`" for file in files)
+        title = listing if shorter is names else f"All but {listing}" if shorter else "All"
+        groups.setdefault(title, []).append(f"{text.rstrip('.')}.")
+    return list(groups.items())
 
 
 def _variants(record: Record) -> dict[str, Any]:
-    """BiCache's appendix D.1: how far the depth moves where half of a system prompt's tokens are others."""
+    """The template's values about variants of a system prompt in which half of the tokens differ (BiCache, D.1)."""
     data = record.data
     prompts, task = data["system_prompts"], data["tasks"][0]
     spread = prompts["spread"]
     titles = ["prefix ratio", "mean depth, layers", "standard deviation over variants, layers"]
-    rows = [[f"{ratio} %", f"{task['mean'][ratio]:.2f}", f"{each:.3f}"] for ratio, each in spread.items()]
+    rows = [[f"{ratio} %", f"{task['mean'][ratio]:.2f}", f"{deviation:.3f}"] for ratio, deviation in spread.items()]
     return {
         "about": record.about,
-        "asked": record.about["settings"],
+        "settings": record.about["settings"],
         "dtype": record.about["machine"]["dtype"],
         "table": markdown_table(titles, rows),
         "prompts": prompts["prompts"],
@@ -150,53 +152,51 @@ def _variants(record: Record) -> dict[str, Any]:
     }
 
 
-def quoted(text: str, records: Mapping[str, Record], gpus: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Returns `text` with the tables that it quotes, of `records` and of what is kept of `gpus`.
+def update_quotes(text: str, records: Mapping[str, Record], gpus: Sequence[Mapping[str, Any]] = ()) -> str:
+    """`text` with its quoted tables replaced by those of `records`, and of the results `gpus` of `scripts/gpu`.
 
-    Raises `RecordError` where it names a file that is not there, and where a table has no end.
+    Raises `RecordError` if it names a file that does not exist, or if a table has no end.
     """
 
-    def fill_in(found: re.Match[str]) -> str:
-        begin, name, end = found.groups()
+    def replacement(match: re.Match[str]) -> str:
+        begin, name, end = match.groups()
         if name == GPU and gpus:
             return f"{begin}{speed_table(gpus)}\n{end}"
         if name not in records or records[name].subject != BENCH:
             raise RecordError(f"the README quotes {name}, which is no result file of 'remask bench'")
-        return f"{begin}{_bench(records[name])}\n{end}"
+        return f"{begin}{_bench_section(records[name])}\n{end}"
 
-    found, tables = text.count("<!-- table: "), QUOTED.findall(text)
-    if len(tables) != found:
-        raise RecordError(
-            f"the README begins {found} tables and ends {len(tables)} with a line '<!-- end of table -->'"
-        )
-    return QUOTED.sub(fill_in, text)
+    begins, tables = text.count("<!-- table: "), len(QUOTED.findall(text))
+    if tables != begins:
+        raise RecordError(f"the README begins {begins} tables and ends {tables} with a line '<!-- end of table -->'")
+    return QUOTED.sub(replacement, text)
 
 
-def _measured(table: PaperTable, records: Mapping[str, Record], known: Collection[str]) -> str:
-    """The published numbers beside those of `records`, each under a heading of its own where there are several.
+def _table_section(table: PaperTable, records: Mapping[str, Record], common: Collection[str]) -> str:
+    """The published numbers beside those of `records`, each under a heading of its own if there are several.
 
-    Notes that are `known` are left out.
+    Notes in `common` are left out.
     """
     if not records:
         command = f"python -m remask_lab papers {table.name}"
         return f"{published(table)}\n\nNo results of ours are kept: `{command}` makes them."
-    parts = []
+    blocks = []
     for name, record in records.items():
         model, machine = record.about["model"], record.about["machine"]
         if len(records) > 1:
-            parts.append(f"### {model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
-        parts.append(_marked(record, beside(table, record, known)))
-    return "\n\n".join(parts)
+            blocks.append(f"### {model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
+        blocks.append(_with_version(record, beside(table, record, common)))
+    return "\n\n".join(blocks)
 
 
-def _bench(record: Record, *, detailed: bool = False) -> str:
-    return _marked(
-        record, bench_table(record, detail=detailed and "alone" in record.data["results"][0], parts=detailed)
-    )
+def _bench_section(record: Record, *, detailed: bool = False) -> str:
+    """The table of a bench and its notes, with all columns that the record has if it is `detailed`."""
+    text = bench_table(record, detail=detailed and "alone" in record.data["results"][0], parts=detailed)
+    return _with_version(record, text)
 
 
-def _marked(record: Record, text: str) -> str:
-    """`text`, after a warning where the record belongs to another version of the package."""
+def _with_version(record: Record, text: str) -> str:
+    """`text`, after a warning if the record belongs to another version of the package."""
     version = record.about["versions"]["remask"]
     if version == __version__:
         return text
