@@ -37,12 +37,12 @@ ASKED = {
 }
 
 
-def row(cache: str, over: float, interval: tuple[float, float], **more: Any) -> dict[str, Any]:
-    shown = {"accuracy": 0.75 + over, "accuracy_interval": [0.6, 0.9], "parts": {"find": 1.0, "count": 0.5}}
+def row(cache: str, difference: float, interval: tuple[float, float], **more: Any) -> dict[str, Any]:
+    quality = {"accuracy": 0.75 + difference, "accuracy_interval": [0.6, 0.9], "parts": {"find": 1.0, "count": 0.5}}
     costs = {"work_ratio_to_none": 4.0, "ratio_to_none": 2.0, "peak_memory_bytes": 3_000_000, "forwards": 64}
-    compared = {"accuracy_over_none": over, "accuracy_over_none_interval": list(interval), "baseline": "none"}
-    alike = {"agreement_with_none": 0.9, "agreement_interval": [0.85, 1.02], "no_loss": None, "loss": 2.0}
-    return {"cache": cache, **shown, **costs, **compared, **alike, **more}
+    change = {"accuracy_over_none": difference, "accuracy_over_none_interval": list(interval), "baseline": "none"}
+    agreement = {"agreement_with_none": 0.9, "agreement_interval": [0.85, 1.02], "no_loss": None, "loss": 2.0}
+    return {"cache": cache, **quality, **costs, **change, **agreement, **more}
 
 
 def towns(*rows: dict[str, Any]) -> Record:
@@ -75,8 +75,8 @@ def test_verdicts_follow_from_the_intervals(over: float, interval: tuple[float, 
 )
 def test_a_loss_is_below_its_bound_where_all_of_its_interval_is(interval: tuple[float, float], said: str) -> None:
     data = {"answers": 8, "tokens": 90, "loss": 0.83, "loss_interval": list(interval)}
-    shown = {"right": 0.8, "right_interval": [0.7, 0.9]}
-    record = Record("real weights", {**ABOUT, "settings": {"part": PUBLISHED}}, {**data, **shown})
+    right = {"right": 0.8, "right_interval": [0.7, 0.9]}
+    record = Record("real weights", {**ABOUT, "settings": {"part": PUBLISHED}}, {**data, **right})
     text = page({PUBLISHED: record}, [])
     assert f"nats a token, {said}." in text
     assert "| as published | 8 | 90 | 0.830 " in text
@@ -147,28 +147,28 @@ def test_look_ups_are_told_by_who_wrote_them() -> None:
 
 
 def test_answers_are_shown_as_they_are() -> None:
-    told = {"answers": [{"prompt": "Code?", "answer": "``` \n# not a title\n```"}], "max_tokens": 9}
-    text = page({"answers": Record("real weights", {**ABOUT, "settings": {}}, told)}, [])
+    data = {"answers": [{"prompt": "Code?", "answer": "``` \n# not a title\n```"}], "max_tokens": 9}
+    text = page({"answers": Record("real weights", {**ABOUT, "settings": {}}, data)}, [])
     assert "**Code?**\n\n    ```\n    # not a title\n    ```\n" in text
 
 
 def test_the_kept_page_is_made_of_the_kept_results() -> None:
     records = read_all(FOLDER)
-    kept = PAGES["real-weights"].read_text(encoding="utf-8")
-    assert kept == page(records, read_training(FOLDER)), "run: python -m remask_lab pages real-weights"
+    text = PAGES["real-weights"].read_text(encoding="utf-8")
+    assert text == page(records, read_training(FOLDER)), "run: python -m remask_lab pages real-weights"
     assert len(PROMPTS) == 30
-    assert [prompt for prompt in PROMPTS if f"**{prompt}**\n\n    " in kept] == list(PROMPTS[: real_weights.SHOWN])
+    assert [prompt for prompt in PROMPTS if f"**{prompt}**\n\n    " in text] == list(PROMPTS[: real_weights.SHOWN])
     assert (FOLDER / TRAINING).exists()
 
 
 def test_other_files_and_parts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "results"
-    given = ["--folder", str(folder), "--output", str(tmp_path / "page.md")]
-    assert real_weights.main(given) == 2
+    options = ["--folder", str(folder), "--output", str(tmp_path / "page.md")]
+    assert real_weights.main(options) == 2
     assert "there are no results" in capsys.readouterr().err
     folder.mkdir()
     (folder / "other.json").write_text("{}")
-    assert real_weights.main(given) == 2
+    assert real_weights.main(options) == 2
     assert "other.json is no part of this page" in capsys.readouterr().err
     with pytest.raises(UnknownNameError, match="part"):
         measure("shots-3", TINY, Source())
@@ -178,20 +178,20 @@ def test_other_files_and_parts_are_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_part_that_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    names: list[str] = []
 
     def fake(part: str, *_: object, **__: object) -> Record:
-        asked.append(part)
+        names.append(part)
         if part == "passes":
             raise ConfigError("interrupted")
         return towns(*(row(name, 0, (0, 0)) for name in ("none", "reuse", "bicache")))
 
     monkeypatch.setattr(real_weights, "measure", fake)
     folder = tmp_path / "results"
-    given = ["--folder", str(folder), "--output", str(tmp_path / "page.md"), "--measure", "tiny", "--parts"]
-    assert real_weights.main([*given, "town", "passes"]) == 2
-    assert real_weights.main([*given, "town", "town-caches"]) == 0
-    assert asked == ["town", "passes", "town-caches"]
+    options = ["--folder", str(folder), "--output", str(tmp_path / "page.md"), "--measure", "tiny", "--parts"]
+    assert real_weights.main([*options, "town", "passes"]) == 2
+    assert real_weights.main([*options, "town", "town-caches"]) == 0
+    assert names == ["town", "passes", "town-caches"]
     assert read_record(tmp_path / "bench.smollm2.json", "bench").data["results"], "where the README finds it"
     assert "## The same task under every cache" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
@@ -219,19 +219,19 @@ def test_the_command_measures_and_writes_the_page(
     for number in range(2):
         text = town.page_text(town.draw_page(random.Random(number)))
         (prose / f"{number}.html").write_text(f"<p>{text}</p>", encoding="utf-8")
-    asked = [name for name in parts(TINY) if name not in left_out]
-    given = ["--folder", str(folder), "--output", str(output), "--documents", str(prose)]
-    assert real_weights.main([*given, "--measure", "tiny", "--published", str(DATA), "--parts", *asked]) == 0
-    assert set(read_all(folder)) == set(asked)
+    names = [name for name in parts(TINY) if name not in left_out]
+    options = ["--folder", str(folder), "--output", str(output), "--documents", str(prose)]
+    assert real_weights.main([*options, "--measure", "tiny", "--published", str(DATA), "--parts", *names]) == 0
+    assert set(read_all(folder)) == set(names)
     text = output.read_text(encoding="utf-8")
     assert (tmp_path / "images" / real_weights.PICTURE).stat().st_size > 10_000
     assert "## GSM8K, 0 shots" in text
     none, *others = read_record(folder / "town-caches.json", "bench").data["results"]
     assert none["accuracy"] >= 0.5
     assert {"reuse", "bicache", "block-dual", "dllm-cache"} <= {each["cache"] for each in others}
-    held = read_record(folder / f"{PUBLISHED}.json", measured.SUBJECT).data
-    assert held["answers"] == TINY.held_out
-    assert 0 < held["loss"] < 2
+    published = read_record(folder / f"{PUBLISHED}.json", measured.SUBJECT).data
+    assert published["answers"] == TINY.held_out
+    assert 0 < published["loss"] < 2
     cases = read_record(folder / "outputs.json", measured.SUBJECT).data["cases"]
     assert {case["task"] for case in cases} >= {"relay", "tariff", "town (shops=4)", "documents, prefix 50 %"}
     assert "## Documents, prefix 50 %" in text

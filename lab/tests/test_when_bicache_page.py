@@ -8,21 +8,21 @@ import pytest
 from remask.errors import RecordError
 from remask_lab.gpu.results import benchmark_table
 from remask_lab.pages.page import PAGES, RESULTS
-from remask_lab.pages.when_bicache import Kind, judges, kinds, main, page
+from remask_lab.pages.when_bicache import Kind, kinds, main, page, predictor_table
 from remask_lab.records.interval import estimate
 
 ASKED = (("model", "other"), ("another", "one"), ("model", "one"))
 
 
 def row(lost: int) -> dict[str, Any]:
-    """A row that loses so many of the answers of 40 prefixes."""
-    told = ["0"] * lost + ["1"] * (40 - lost)
-    share, *interval = estimate([each == "1" for each in told], list(range(40)))
-    return {"accuracy": share, "accuracy_interval": interval, "verdicts": told, "work_ratio_to_none": 2.0}
+    """A row with `lost` wrong answers to questions of 40 prefixes."""
+    verdicts = ["0"] * lost + ["1"] * (40 - lost)
+    share, *interval = estimate([verdict == "1" for verdict in verdicts], list(range(40)))
+    return {"accuracy": share, "accuracy_interval": interval, "verdicts": verdicts, "work_ratio_to_none": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("said", "lost", "verdict"),
+    ("rule_depth", "lost", "verdict"),
     [
         (2, {1: 0, 2: 1, 3: 9}, "right: the next one loses answers"),
         (1, {1: 0, 2: 1, 3: 9}, "not too bold"),
@@ -31,22 +31,22 @@ def row(lost: int) -> dict[str, Any]:
         (2, {1: 0, 3: 1}, "no depth loses answers"),
     ],
 )
-def test_a_depth_is_judged_by_the_answers_that_it_loses(said: int, lost: dict[int, int], verdict: str) -> None:
+def test_a_depth_is_judged_by_the_answers_that_it_loses(rule_depth: int, lost: dict[int, int], verdict: str) -> None:
     """One answer of 40 is no loss that is shown; nine are."""
     depths = {depth: row(number) for depth, number in lost.items()}
-    assert Kind("model", "task", "a task", said, 3, {"none": row(0)}, depths).verdict == verdict
+    assert Kind("model", "task", "a task", rule_depth, 3, {"none": row(0)}, depths).verdict == verdict
 
 
 def test_each_way_to_judge_stands_beside_the_answers_to_the_same_task() -> None:
     """Whatever the order of the cases, and with "-" where no answers were compared."""
     depths = {"2": {"nats": 0.1}, "10": {"nats": 0.2}, "1": {"nats": 0.0}}
-    told = {"rule": [2, 3], "rule_by_rows": [1], "prefix_ratio": 0.5, "depths": depths}
-    answered = [
-        Kind("model", task, task, 2, 3, {"none": row(0)}, {1: row(first), 2: row(20)})
-        for task, first in (("one", 0), ("other", 9))
+    case = {"rule": [2, 3], "rule_by_rows": [1], "prefix_ratio": 0.5, "depths": depths}
+    page_kinds = [
+        Kind("model", task, task, 2, 3, {"none": row(0)}, {1: row(lost), 2: row(20)})
+        for task, lost in (("one", 0), ("other", 9))
     ]
-    cases = [{**told, "model": model, "task": task} for model, task in ASKED]
-    lines = judges(cases, answered).splitlines()[2:]
+    cases = [{**case, "model": model, "task": task} for model, task in ASKED]
+    lines = predictor_table(cases, page_kinds).splitlines()[2:]
     assert lines == [
         "| `model`, other | 50 % | 2 | 1 | 2 | 0 |",
         "| `another`, one | 50 % | 2 | 1 | 2 | - |",
@@ -68,11 +68,11 @@ def test_minutes_of_a_benchmark_by_hand() -> None:
 
 @pytest.mark.thorough
 def test_the_kept_page_is_made_of_the_kept_results() -> None:
-    kept = PAGES["when-bicache"].read_text(encoding="utf-8")
-    found = kinds(RESULTS)
-    assert kept == page(RESULTS, found), "run: python -m remask_lab pages when-bicache"
-    assert len(kept.split()) < 1200
-    assert [kind.verdict.split(":")[0] for kind in found] == ["right", "right", *["too bold"] * 3]
+    text = PAGES["when-bicache"].read_text(encoding="utf-8")
+    page_kinds = kinds(RESULTS)
+    assert text == page(RESULTS, page_kinds), "run: python -m remask_lab pages when-bicache"
+    assert len(text.split()) < 1200
+    assert [kind.verdict.split(":")[0] for kind in page_kinds] == ["right", "right", *["too bold"] * 3]
     assert (PAGES["when-bicache"].parent / "images" / "when-bicache.png").stat().st_size > 10_000
 
 

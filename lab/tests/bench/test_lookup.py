@@ -31,7 +31,7 @@ def test_the_answer_to_a_drawn_question_stands_in_the_one_sentence_that_it_is_ab
     for request in drawn:
         _, *sentences = re.split(r"(?<=[.]) (?=[A-Z])", request.page.text)
         assert len(sentences) == LookupSettings().entries
-        sentence_words = [set(words(sentence)) for sentence in sentences]
+        sentence_words: list[set[object]] = [set(words(sentence)) for sentence in sentences]
         question_words = set(words(request.question)) - set.intersection(*sentence_words)
         matches = [len(question_words & sentence) for sentence in sentence_words]
         assert matches.count(max(matches)) == 1, request.question

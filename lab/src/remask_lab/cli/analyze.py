@@ -1,7 +1,7 @@
-"""`remask analyze SUBJECT`: the subjects with their options; runs one, prints its outcome, and keeps it.
+"""`remask analyze SUBJECT`: the subjects with their options, and the command that measures one.
 
-What a subject measures is the module of its name in `remask_lab.subjects`, which has `measure(args) -> Outcome`. Help
-and misspelled words wait for this module, so that it imports no PyTorch.
+The measurement of a subject is `measure(args) -> Outcome` of the module of its name in `remask_lab.subjects`. Help and
+errors of options wait for this module to load, so it imports no PyTorch.
 """
 
 import argparse
@@ -25,9 +25,9 @@ class Subject:
 
     Attributes:
         summary: its line in `remask analyze --help`.
-        examples: two commands with which its own help ends.
-        options: defaults by name, as `options.add` takes them.
-        groups: what adds further options, those of requests and of the model among them.
+        examples: two commands at the end of its help.
+        options: defaults of options by name, as `options.add` takes them.
+        groups: functions that add more options to its parser.
     """
 
     summary: str
@@ -37,7 +37,7 @@ class Subject:
 
 
 def add_without_depths(parser: argparse.ArgumentParser) -> None:
-    """The model, for what runs no policy that looks a depth up."""
+    """Add the options of the model but those of depths, for subjects without a policy that looks one up."""
     add_model_options(parser, depths=False)
 
 
@@ -86,16 +86,16 @@ SUBJECTS: Mapping[str, Subject] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each subject."""
-    found = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    subparsers = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for name, subject in SUBJECTS.items():
-        own = found.add_parser(name, help=subject.summary, epilog=examples(*subject.examples))
-        add(own, **subject.options)
-        for group in subject.groups:
-            group(own)
+        subject_parser = subparsers.add_parser(name, help=subject.summary, epilog=examples(*subject.examples))
+        add(subject_parser, **subject.options)
+        for add_group in subject.groups:
+            add_group(subject_parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and keep what was asked for."""
+    """Measure the subject, print its outcome, and write the files that options name. Returns 0."""
     from remask_lab.asked import check_result_options, keep
 
     check_result_options(args)

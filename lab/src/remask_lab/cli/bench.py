@@ -44,9 +44,9 @@ from remask_lab.records.record import write_record
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, and put the result where the options say."""
+    """Measure, print the table, and write the files that options name. Returns 0."""
     _check_options(args)
-    limits = engine_config(args)  # what cannot be combined is refused now, not between two rows
+    limits = engine_config(args)  # an impossible combination is refused now, not between two rows
     limits = replace(limits, max_num_seqs=args.concurrency or limits.max_num_seqs, prefix_match="exact")
     lines = own_lines(args)
     reads = read_by(asked_task(args)) if args.prompt is None else "text"
@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
             check_first_answers(llm, workload, llm.session.engine_config)
         rows, left_out = _contenders(llm, args, workload)
         detail = args.detail or args.caches == ALL
-        judged = {"answers": args.metric is None, "losses": args.metric == "agreement"}
-        shown = args.answers or args.page is not None
         record = run_bench(
             llm,
             workload,
@@ -66,11 +64,12 @@ def run(args: argparse.Namespace) -> int:
             llm.session.engine_config,
             args.progress,
             detail=detail,
+            answers=args.metric is None,
+            losses=args.metric == "agreement",
             audits=True,
-            responses=shown,
-            **judged,
+            responses=args.answers or args.page is not None,
         )
-    record.data["left_out"] = [asdict(left) for left in left_out]
+    record.data["left_out"] = [asdict(policy) for policy in left_out]
     if args.json:
         write_record(args.json, record)
     if args.csv:
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` on what no model could run, before one is loaded."""
+    """Raise `ConfigError` on options that no model could run, before one is loaded. Sets the default of --requests."""
     check_least(args, concurrency=1, rounds=1)
     check_folder("--json", args.json)
     check_result_options(args)
@@ -111,6 +110,10 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> Workload:
+    """The requests of --prompt or of the `lines` of --input, or those of a task, with --prefix-match longest as turns.
+
+    Raises `ConfigError` on options that the task or the model does not have.
+    """
     if args.prompt is not None or lines is not None:
         return own_workload(llm, args, lines)
     if args.prefix_match != "longest":
@@ -128,6 +131,10 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> 
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
+    """The rows that options name, and those of them that cannot run.
+
+    Raises `ConfigError` on settings of a policy without a row, and on rows that cannot run but were named.
+    """
     settings = object_option("--cache-config", args.cache_config)
     left_out: list[LeftOut] = []
     caches = ",".join(COMPARED_CACHES[llm.loaded.config.kind]) if args.caches is None else args.caches
@@ -138,22 +145,21 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     else:
         names = dict.fromkeys(["none", *separated(caches)])
         rows = [contender(llm, *from_file(name, settings.get(name), "--caches"), workload) for name in names]
-    known = [row.name for row in rows] + [left.name for left in left_out] + separated(caches)
+    policies = {row.name for row in rows} | {policy.name for policy in left_out} | set(separated(caches))
     for name in settings:
-        if name not in known:
+        if name not in policies:
             raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {caches}")
     rows += at_depths(llm, workload, depths_option(args.depths, llm.loaded.config.layers), settings.get("bicache"))
     if args.prefix_match == "longest":
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
-    own = any(getattr(args, name) is not None for name in ("variants", "prompt", "input"))
-    words = OFF if own and args.baseline_steps is None else args.baseline_steps
-    baselines, unmade = step_baselines_option(llm, words, workload, rows, llm.session.engine_config)
-    rows, left_out = rows + baselines, left_out + unmade
+    no_default = any(getattr(args, name) is not None for name in ("variants", "prompt", "input"))
+    steps = OFF if no_default and args.baseline_steps is None else args.baseline_steps
+    baselines, impossible = step_baselines_option(llm, steps, workload, rows, llm.session.engine_config)
+    rows, left_out = rows + baselines, left_out + impossible
     if args.without_prefix:
         sampling = workload.tasks[0].request.params
         task = asked_task(args) or own_task(llm)
         bare = chat_workload(llm, task, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
-        rows.append(
-            Contender("none, prefix removed", llm.session.policy("none"), replace(bare, prefixes=workload.prefixes))
-        )
+        bare = replace(bare, prefixes=workload.prefixes)
+        rows.append(Contender("none, prefix removed", llm.session.policy("none"), bare))
     return rows, left_out

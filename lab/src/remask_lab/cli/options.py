@@ -1,4 +1,4 @@
-"""The options of the laboratory's commands, each written once. Nothing here imports PyTorch or NumPy."""
+"""The options of the laboratory's commands, each defined once. Nothing here imports PyTorch or NumPy."""
 
 import argparse
 from collections.abc import Mapping
@@ -57,36 +57,35 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def add(parser: Any, *names: str, **defaults: Any) -> None:
-    """Add options by their names in `OPTIONS`: `names` without a default, the others with one, which their help says.
+    """Add options by their names in `OPTIONS`: `names` without a default, the others with one, which ends their help.
 
-    A default may be a mapping, of what else differs from the table.
+    A default may also be a mapping of arguments of `add_argument` that replace those of the table.
     """
     for name in (*names, *defaults):
-        given = defaults.get(name)
-        own = {**OPTIONS.get(name, {}), **(given if isinstance(given, Mapping) else {"default": given})}
-        if own.get("default") is None:
-            own.pop("default", None)
-        elif not isinstance(own["default"], tuple) and "action" not in own:
-            own["help"] += f" (default {own['default']})"
-        parser.add_argument(f"--{name.replace('_', '-')}", **own)
+        default = defaults.get(name)
+        arguments = {**OPTIONS.get(name, {}), **(default if isinstance(default, Mapping) else {"default": default})}
+        if arguments.get("default") is None:
+            arguments.pop("default", None)
+        elif not isinstance(arguments["default"], tuple) and "action" not in arguments:
+            arguments["help"] += f" (default {arguments['default']})"
+        parser.add_argument(f"--{name.replace('_', '-')}", **arguments)
 
 
 def add_workload(parser: Any, requests: Any, more: Any = None) -> None:
-    """Which task, how many requests, of what length, and how they are denoised; `requests` is the default number.
+    """Add the options of a task and its requests: number, length and sampling. `requests` is the default number.
 
-    `more` takes what few people need, by default `parser` too.
+    `more` is the group of options that few people need, by default `parser`.
     """
     more = more or parser
     add(more, "task", "task_settings")
     add(parser, "max_tokens", "sampling", requests=requests)
     add(more, "prefixes", seed=2024)
-    random = {name: OPTIONS[name]["help"] for name in ("prefix_tokens", "prompt_tokens")}
-    add(more, prefix_tokens={"help": f"{random['prefix_tokens']} (default {PREFIX_TOKENS})"})
-    add(more, prompt_tokens={"help": f"{random['prompt_tokens']} (default {PROMPT_TOKENS})"})
+    for name, default in (("prefix_tokens", PREFIX_TOKENS), ("prompt_tokens", PROMPT_TOKENS)):
+        add(more, **{name: {"help": f"{OPTIONS[name]['help']} (default {default})"}})
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
-    """Requests of random tokens and of one shape, and the model, for what measures a machine and not answers."""
+    """Add the options of random requests of one shape, and of the model, for measurements of a machine."""
     group = parser.add_argument_group("requests, of random tokens")
     add(group, "sampling", max_tokens=128, prompt_tokens=64, seed={"default": 2024, "help": "of the tokens"})
     add(
@@ -98,7 +97,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def bench(parser: argparse.ArgumentParser) -> None:
-    """Those of `remask bench`."""
+    """Add the options of `remask bench`."""
     parser.description = (
         "Compare cache policies side by side: on --input, the own tasks of bundled models, GSM8K for a model with a "
         "chat template, or else random tokens. --prefix-match longest asks turns of conversations."
@@ -144,7 +143,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
 
 
 def profile_ops(parser: argparse.ArgumentParser) -> None:
-    """Those of `remask profile ops`."""
+    """Add the options of `remask profile ops`."""
     parser.description = (
         "Run requests of random tokens together under a cache policy, and report the time of each operation: "
         "attention, MLP, projections, head, norms, sampling, packing and the rest."
@@ -157,7 +156,7 @@ def profile_ops(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the options of `remask verify`."""
     parser.add_argument("model", metavar="MODEL", help="folder or hub id of a checkpoint in safetensors")
     parser.add_argument(
         "--trust-remote-code",

@@ -1,4 +1,4 @@
-"""`remask verify`: whether a checkpoint is computed here as its own code, or transformers', computes it."""
+"""`remask verify`: compares a checkpoint's logits and answers here with those of its own code, or transformers'."""
 
 import argparse
 import random
@@ -13,19 +13,19 @@ from remask.cli.options import object_option, size_text
 from remask.engine.config import EngineConfig
 from remask.engine.proof import TOLERANCE
 from remask.errors import ConfigError
-from remask.llm import LLM
+from remask.llm import LLM, Output
 from remask.loading import announce_download
 from remask.text.prompts import Prompt
 from remask_lab.records.machine import host, versions
 from remask_lab.verify.compare import Comparison, compare
 
 QUESTION = "Why is the sky blue?"
-PROMPT_TOKENS = 12  # random ones, where there is no tokenizer
-EXACT = {"block_causal": "exact"}  # the cache of a kind that loses nothing; others have none
+PROMPT_TOKENS = 12  # of a random prompt for a model without a tokenizer
+EXACT = {"block_causal": "exact"}  # the cache policy that is exact on a kind of models; other kinds take "none"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, and print the report. Returns 0 where all is equal, else 1."""
+    """Compare, and print the report. Returns 0 if the two are `equal`, else 1."""
     check_whole("--max-tokens", args.max_tokens, low=1)
     overrides = object_option("--hf-overrides", args.hf_overrides)
     announce_download(ModelSettings(args.model), None)
@@ -54,50 +54,54 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(llm: LLM, text: str | None) -> Prompt:
-    """The text, as the user's turn where there is a chat template; random tokens where there is no tokenizer."""
+    """`text` or `QUESTION`, as a user's message if there is a chat template; random tokens if there is no tokenizer.
+
+    Raises `ConfigError` on a text without a tokenizer.
+    """
     tokenizer, config = llm.tokenizer, llm.loaded.config
     if tokenizer is not None:
-        asked = text or QUESTION
-        return [{"role": "user", "content": asked}] if tokenizer.has_chat_template else asked
+        question = text or QUESTION
+        return [{"role": "user", "content": question}] if tokenizer.has_chat_template else question
     if text is not None:
         raise ConfigError("--prompt: the model has no tokenizer; leave it out, and random tokens are asked")
     special = {config.mask_id, *config.stop_ids}
-    plain = [token for token in range(config.vocab) if token not in special]
-    return random.Random(0).choices(plain, k=PROMPT_TOKENS)
+    tokens = [token for token in range(config.vocab) if token not in special]
+    return random.Random(0).choices(tokens, k=PROMPT_TOKENS)
 
 
-def equal(llm: LLM, found: Comparison) -> bool:
-    """Whether rows are as near as rounding leaves them, and the answers are the same."""
-    own, theirs = found.answers
-    return found.worst <= TOLERANCE[llm.model.dtype] and own.token_ids == theirs.token_ids
+def equal(llm: LLM, comparison: Comparison) -> bool:
+    """Whether logits differ by no more than rounding (`TOLERANCE`), and the answers are the same."""
+    answer, reference = comparison.answers
+    return comparison.worst <= TOLERANCE[llm.model.dtype] and answer.token_ids == reference.token_ids
 
 
-def report(llm: LLM, found: Comparison) -> list[str]:
-    """The lines to paste."""
-    config, (own, theirs) = llm.loaded.config, found.answers
-    limit, facts = TOLERANCE[llm.model.dtype], host()
+def report(llm: LLM, comparison: Comparison) -> list[str]:
+    """The lines of the report, which a user may paste into an issue."""
+    config, limit, machine = llm.loaded.config, TOLERANCE[llm.model.dtype], host()
     dtype = str(llm.model.dtype).removeprefix("torch.")
-    same = own.token_ids == theirs.token_ids
-    answer = f"{len(own.token_ids)} tokens in {own.usage.steps} steps, "
-    if same:
-        answer += "the same"
-    else:
-        pairs = zip(own.token_ids, theirs.token_ids, strict=False)
-        shorter = min(len(own.token_ids), len(theirs.token_ids))
-        first = next((at for at, (one, other) in enumerate(pairs) if one != other), shorter)
-        answer += f"not the same from token {first} on (of {len(theirs.token_ids)})"
-    where = "; ".join(found.differing) or "nowhere another"
+    rows = "; ".join(comparison.differing) or "nowhere another"
     return [
-        f"remask verify {llm.loaded.name}: {'equal' if equal(llm, found) else 'NOT EQUAL'}",
-        f"reference: {found.reference}, {dtype} on {llm.model.device}",
+        f"remask verify {llm.loaded.name}: {'equal' if equal(llm, comparison) else 'NOT EQUAL'}",
+        f"reference: {comparison.reference}, {dtype} on {llm.model.device}",
         f"model: {config.family}, {in_words((config.kind,))}, {size_text(config.parameters)} parameters, "
         f"fingerprint {llm.loaded.fingerprint}",
-        f"compared: {found.passes} passes, {found.rows} rows of {found.vocab} logits",
-        f"logits: rows are apart by {found.worst:.2g} of their size at most, {found.mean:.2g} in the mean "
-        f"({limit:g} is rounding); single ones by {found.logit:.2g}",
-        f"log-probabilities of the most probable token: apart by {found.log_prob:.2g} at most",
-        f"most probable token: {found.same} of {found.rows} rows the same; {where}",
-        f"answer: {answer}",
+        f"compared: {comparison.passes} passes, {comparison.rows} rows of {comparison.vocab} logits",
+        f"logits: rows are apart by {comparison.worst:.2g} of their size at most, {comparison.mean:.2g} in the mean "
+        f"({limit:g} is rounding); single ones by {comparison.logit:.2g}",
+        f"log-probabilities of the most probable token: apart by {comparison.log_prob:.2g} at most",
+        f"most probable token: {comparison.same} of {comparison.rows} rows the same; {rows}",
+        f"answer: {_answer_text(*comparison.answers)}",
         f"versions: {', '.join(f'{name} {number}' for name, number in versions().items())}",
-        f"machine: {facts['cpu']}, {facts['system']}",
+        f"machine: {machine['cpu']}, {machine['system']}",
     ]
+
+
+def _answer_text(answer: Output, reference: Output) -> str:
+    """The length and the steps of the answer, and the first token in which it differs from the reference's."""
+    tokens, other = answer.token_ids, reference.token_ids
+    text = f"{len(tokens)} tokens in {answer.usage.steps} steps"
+    if tokens == other:
+        return f"{text}, the same"
+    length = min(len(tokens), len(other))
+    index = next((index for index in range(length) if tokens[index] != other[index]), length)
+    return f"{text}, not the same from token {index} on (of {len(other)})"

@@ -2,8 +2,8 @@
 
     python -m remask_lab pages when-bicache [--results FOLDER] [--output FILE]
 
-Reads `remask bench`'s files of the bundled models, what `python -m remask_lab pages real-weights` keeps of SmolLM2 and
-its training, and what `scripts/gpu` keeps of an H200. Measures nothing.
+Reads the records of `remask bench` of the bundled models, those of `python -m remask_lab pages real-weights` of SmolLM2
+and its training log, and those of `scripts/gpu` of an H200. Measures nothing.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ if TYPE_CHECKING:
 
 NAME, PICTURE = "when-bicache", "when-bicache.png"
 QUESTIONS, STEPS = 1319, 128
-"""Of GSM8K's test split, and of a response of 256 tokens at two a step, as the BiCache paper has it."""
+"""Questions of GSM8K's test split, and steps of a response of 256 tokens, two a step as in the BiCache paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of weights on its task.
+    """The bench of one kind of weights on one task.
 
     Attributes:
-        model, task: as records name them.
-        title: of the task, as the page names it.
-        said: the depth that the paper's rule gives for such requests, of `layers`.
-        rows: of a bench, by cache; BiCache's by depth in `depths`, and in all layers as `reuse`.
+        model, task: their names in records.
+        title: the name of the task on the page.
+        rule_depth: the depth that the paper's rule gives for such requests.
+        layers: the number of layers of the model.
+        rows: the results by cache.
+        depths: the results of BiCache by depth; that of all layers is `reuse`'s.
     """
 
     model: str
     task: str
     title: str
-    said: int
+    rule_depth: int
     layers: int
     rows: Mapping[str, Row]
     depths: Mapping[int, Row]
@@ -66,28 +68,31 @@ class Kind:
         return f"`{self.model}`, {self.title}"
 
     @property
-    def broken(self) -> int | None:
-        """The least depth that was measured and is shown to lose answers."""
+    def losing_depth(self) -> int | None:
+        """The least measured depth that certainly loses answers; None if there is none."""
         none = self.rows["none"]
-        lost = (depth for depth, row in sorted(self.depths.items()) if judge_answers(row, none).loses)
-        return next(lost, None)
+        losing = (depth for depth, row in sorted(self.depths.items()) if judge_answers(row, none).loses)
+        return next(losing, None)
 
     @property
-    def deepest(self) -> int:
-        """The deepest depth that was measured before `broken`; 0 where none was."""
-        return max((depth for depth in self.depths if self.broken is None or depth < self.broken), default=0)
+    def safe_depth(self) -> int:
+        """The largest measured depth below `losing_depth`; 0 if there is none."""
+        losing = self.losing_depth
+        return max((depth for depth in self.depths if losing is None or depth < losing), default=0)
 
     @property
     def verdict(self) -> str:
-        if self.broken is None:
+        """How the depth of the rule compares with the depths that lose answers."""
+        losing = self.losing_depth
+        if losing is None:
             return "no depth loses answers"
-        if self.broken <= self.said:
-            return f"too bold: {self.broken} loses answers"
-        return "right: the next one loses answers" if self.broken == self.said + 1 else "not too bold"
+        if losing <= self.rule_depth:
+            return f"too bold: {losing} loses answers"
+        return "right: the next one loses answers" if losing == self.rule_depth + 1 else "not too bold"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and its picture. Returns 0, or 2 where a result file cannot be used."""
+    """Write the page and its picture. Returns 0, or 2 if a result file cannot be used."""
     parser = command_parser(__doc__, f"pages {NAME}")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGES[NAME]), help="the page; its picture goes into images beside it")
@@ -96,65 +101,75 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(results: Path, output: Path) -> None:
-    measured = kinds(results)
+    measured_kinds = kinds(results)
     caches = read_all(results / FOLDER.name)["town-caches"]
     (output.parent / "images").mkdir(exist_ok=True)
-    save_figure(picture(measured, caches), output.parent / "images" / PICTURE, "a shared prefix")
-    write_whole("the page", output, page(results, measured))
+    save_figure(picture(measured_kinds, caches), output.parent / "images" / PICTURE, "a shared prefix")
+    write_whole("the page", output, page(results, measured_kinds))
 
 
 def kinds(results: Path) -> list[Kind]:
-    """The toys, then SmolLM2 on questions about a page. Raises `RecordError` where a file is missing or no record."""
+    """The kinds of the page: the bundled models, then SmolLM2 on pages of each length.
+
+    Raises `RecordError` if a file is missing or no record.
+    """
     real = read_all(results / FOLDER.name)
-    found = []
+    page_kinds = []
     for name in (BUNDLED, BUNDLED_TARIFF):
         record = read_record(results / f"bench.{name}.json", "bench")
-        found.append(_kind(record, record.about["settings"]["name"], rows_by_cache(record)["bicache"]["prefix_depth"]))
-    rules = {(each["model"], each["task"]): min(each["rule"]) for each in _cases(real)}
+        depth = rows_by_cache(record)["bicache"]["prefix_depth"]
+        page_kinds.append(_kind(record, record.about["settings"]["name"], depth))
+    rule_depths = {(case["model"], case["task"]): min(case["rule"]) for case in _cases(real)}
     for part, shops in DEPTHS.items():
         record = real[part]
-        said = rules[SMOLLM2, record.about["settings"]["name"]]
-        found.append(_kind(record, f"town, {shops} shops", said))
-    return found
+        depth = rule_depths[SMOLLM2, record.about["settings"]["name"]]
+        page_kinds.append(_kind(record, f"town, {shops} shops", depth))
+    return page_kinds
 
 
 def _cases(real: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """What first predictions say, by model and task. Raises `RecordError` where they were not measured."""
+    """The depths by first predictions and by rules, of each model and task. Raises `RecordError` without the part."""
     if "outputs" not in real:
         raise RecordError(f"{FOLDER.name} has no part 'outputs', which the page reads")
     return list(real["outputs"].data["cases"])
 
 
-def _kind(record: Record, title: str, said: float) -> Kind:
+def _kind(record: Record, title: str, rule_depth: float) -> Kind:
+    """The kind of a bench's record."""
     about, rows = record.about, rows_by_cache(record)
     layers = about["layers"]
     depths = {
         int(row["prefix_depth"]): row for cache, row in rows.items() if cache.startswith("bicache") and "+" not in cache
     }
     task = about["settings"]["name"]
-    return Kind(about["model"], task, title, int(said), layers, rows, depths | {layers: rows["reuse"]})
+    return Kind(about["model"], task, title, int(rule_depth), layers, rows, depths | {layers: rows["reuse"]})
 
 
-def page(results: Path, found: Sequence[Kind]) -> str:
-    gpu = next((each for each in read_kept(results / "gpu") if "H200" in each["gpu"]), None)
+def page(results: Path, page_kinds: Sequence[Kind]) -> str:
+    """The text of the page, from the folder of results and its `kinds`.
+
+    Raises `RecordError` if results of an H200 or a part of the real weights are missing.
+    """
+    gpu = next((result for result in read_kept(results / "gpu") if "H200" in result["gpu"]), None)
     if gpu is None:
         raise RecordError(f"{results / 'gpu'} holds nothing of an H200, whose steps the page counts")
     real = read_all(results / FOLDER.name)
     return fill(
         NAME,
         picture=PICTURE,
-        answers=_answers(found),
+        answers=_answer_table(page_kinds),
         phases=_phases(read_training(results / FOLDER.name)),
-        town=next(kind for kind in found if kind.model == SMOLLM2),
+        town=next(kind for kind in page_kinds if kind.model == SMOLLM2),
         refresh=rows_by_cache(real["town-refresh"]),
         caches=rows_by_cache(real["town-caches"]),
-        over=_over,
-        judges=judges(_cases(real), found),
+        change=_change_text,
+        predictors=predictor_table(_cases(real), page_kinds),
         benchmark=benchmark_table(gpu, QUESTIONS, STEPS),
     )
 
 
-def _answers(found: Sequence[Kind]) -> str:
+def _answer_table(page_kinds: Sequence[Kind]) -> str:
+    """The right answers of each kind without a cache, at all layers, and at the largest depth that the rule allows."""
     titles = [
         "weights, task",
         "depth by similarity",
@@ -164,61 +179,65 @@ def _answers(found: Sequence[Kind]) -> str:
         "the depth is",
     ]
     rows = []
-    for kind in found:
-        allowed = max((depth for depth in kind.depths if depth <= kind.said), default=0)
+    for kind in page_kinds:
+        depth = max((depth for depth in kind.depths if depth <= kind.rule_depth), default=0)
         shares = [
             percent_text(row["accuracy"], row["accuracy_interval"])
-            for row in (kind.rows["none"], kind.rows["reuse"], kind.depths[allowed])
+            for row in (kind.rows["none"], kind.rows["reuse"], kind.depths[depth])
         ]
-        shares[-1] += f" at {allowed}"
-        rows.append([kind.name, f"{kind.said} of {kind.layers}", *shares, kind.verdict])
+        shares[-1] += f" at {depth}"
+        rows.append([kind.name, f"{kind.rule_depth} of {kind.layers}", *shares, kind.verdict])
     return markdown_table(titles, rows)
 
 
-def _over(row: Row) -> str:
-    """How many more of the questions a cache answers right than its baseline, in points."""
-    low, high = (100 * each for each in row["accuracy_over_none_interval"])
+def _change_text(row: Row) -> str:
+    """The accuracy of a cache minus that of its baseline, in points, with its interval."""
+    low, high = (100 * end for end in row["accuracy_over_none_interval"])
     return f"{100 * row['accuracy_over_none']:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
-def judges(cases: Sequence[Mapping[str, Any]], found: Sequence[Kind]) -> str:
-    """How many layers each way to judge allows, beside what answers said where they were compared."""
-    answers = {(kind.model, kind.task): str(kind.deepest) for kind in found}
+def predictor_table(cases: Sequence[Mapping[str, Any]], page_kinds: Sequence[Kind]) -> str:
+    """The depth that each way to predict it allows, beside the one up to which answers hold, for each case.
+
+    Cases without a kind, whose answers were not compared, have "-" there.
+    """
+    safe_depths = {(kind.model, kind.task): str(kind.safe_depth) for kind in page_kinds}
     rows = []
     for case in cases:
         model, task = case["model"], case["task"]
-        nats = {int(depth): moved["nats"] for depth, moved in case["depths"].items()}
-        said = [min(case["rule"]), min(case["rule_by_rows"]), _deepest(nats)]
-        ratio, deepest = f"{100 * case['prefix_ratio']:.0f} %", answers.get((model, task), "-")
-        rows.append([f"`{model}`, {task}", ratio, *map(str, said), deepest])
+        nats = {int(depth): shift["nats"] for depth, shift in case["depths"].items()}
+        depths = [min(case["rule"]), min(case["rule_by_rows"]), _bounded_depth(nats)]
+        ratio = f"{100 * case['prefix_ratio']:.0f} %"
+        rows.append([f"`{model}`, {task}", ratio, *map(str, depths), safe_depths.get((model, task), "-")])
     return markdown_table(
         ["weights, task", "prefix", "rule", "by rows", "first predictions", "answers hold up to"], rows
     )
 
 
-def _deepest(nats: Mapping[int, float]) -> int:
-    """The depth up to which all of `nats`, by depth, stay within the bound; 0 where the least depth does not."""
-    beyond = min((depth for depth, moved in nats.items() if moved > BOUND), default=math.inf)
-    return max((depth for depth in nats if depth < beyond), default=0)
+def _bounded_depth(nats: Mapping[int, float]) -> int:
+    """The largest depth of `nats`, divergences by depth, up to which all are within `BOUND`; 0 if the first is not."""
+    limit = min((depth for depth, value in nats.items() if value > BOUND), default=math.inf)
+    return max((depth for depth in nats if depth < limit), default=0)
 
 
 def _phases(training: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Of each phase of the adapter's training the loss on documents that reuse adds, and that no prefix at all adds.
+    """The losses on documents that reuse and that no prefix add after each phase of the adapter's training.
 
-    Raises `RecordError` where the paper's rule does not allow all layers there, as the page says.
+    Raises `RecordError` if the paper's rule does not allow all layers on these documents, as the page says.
     """
     phases = []
     for reuse in (event["reuse"] for event in training if event["event"] == "held out"):
         curve = (np.array(reuse["other"]["k"]) + reuse["other"]["v"]) / 2
         if depth_at(limits_of(DepthRule(), curve).tolist(), ProfileSettings().tau) < len(curve):
             raise RecordError("the training's log has documents on which the paper's rule does not allow all layers")
-        (added, half), (alone, wide) = reuse["other"]["loss"], reuse["alone"]
-        phases.append({"added": f"{added:+.3f} ± {half:.3f}", "alone": f"{alone:+.2f} ± {wide:.2f}"})
+        added, added_margin = reuse["other"]["loss"]
+        alone, alone_margin = reuse["alone"]
+        phases.append({"added": f"{added:+.3f} ± {added_margin:.3f}", "alone": f"{alone:+.2f} ± {alone_margin:.2f}"})
     return phases
 
 
-def picture(found: Sequence[Kind], caches: Record) -> Figure:
-    """Right answers over the work that is saved: a curve over depths a kind, and every cache on the real weights."""
+def picture(page_kinds: Sequence[Kind], caches: Record) -> Figure:
+    """Right answers over saved work: a curve over depths for each kind, and points of caches on the real weights."""
     figure = new_figure(
         "right answers over work saved",
         5.2,
@@ -226,13 +245,15 @@ def picture(found: Sequence[Kind], caches: Record) -> Figure:
     )
     axes = figure.subplots()
     labels: list[PointLabel] = []
-    for index, kind in enumerate(found):
-        color, rows = f"C{index}", [kind.depths[depth] for depth in sorted(kind.depths)]
-        points = [(row["work_ratio_to_none"], 100 * row["accuracy"]) for row in rows]
+    for index, kind in enumerate(page_kinds):
+        color = f"C{index}"
+        rows = [kind.rows["none"], *(kind.depths[depth] for depth in sorted(kind.depths))]
+        ratios = [1, *(row["work_ratio_to_none"] for row in rows[1:])]
+        accuracies = [100 * row["accuracy"] for row in rows]
         axes.errorbar(
-            [1, *(x for x, _ in points)],
-            [100 * kind.rows["none"]["accuracy"], *(y for _, y in points)],
-            yerr=quality_bars([kind.rows["none"], *rows]),
+            ratios,
+            accuracies,
+            yerr=quality_bars(rows),
             fmt="o-",
             markersize=4,
             capsize=2,
@@ -240,6 +261,7 @@ def picture(found: Sequence[Kind], caches: Record) -> Figure:
             color=color,
             label=kind.name.replace("`", ""),
         )
+        points = zip(ratios[1:], accuracies[1:], strict=True)
         labels += [
             PointLabel(str(depth), point, color) for depth, point in zip(sorted(kind.depths), points, strict=True)
         ]

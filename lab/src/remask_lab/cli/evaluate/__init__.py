@@ -1,6 +1,6 @@
-"""`remask eval SUBJECT`: measures how good a model is. The options of all subjects; each is run by its own module.
+"""`remask eval SUBJECT`: measures the quality of a model. The options of all subjects; each has a module that runs it.
 
-Help and misspelled words wait for this module, so that it imports no PyTorch.
+Help and errors of options wait for this module to load, so it imports no PyTorch.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what the subject says. Each has a module of its name, of which only that one is imported."""
+    """Run the subject by the module of its name, and return its status. Other subjects' modules are not imported."""
     status: int = importlib.import_module(f"{__name__}.{args.subject.replace('-', '_')}").run(args)
     return status
 
@@ -75,7 +75,7 @@ def _tasks(subjects: Any) -> None:
 
 
 class _List(argparse.Action):
-    """Prints our own tasks and exits, whatever other options are given or missing."""
+    """Prints our own tasks and exits, with any other options, and without required ones."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         # Imported here, as the option is seldom given, and the tasks need PyTorch.
@@ -108,16 +108,17 @@ def _likelihood(subjects: Any) -> None:
 
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of how masks are drawn."""
-    number = {"type": int, "metavar": "N"}
+    """Add the options of the masks that likelihoods draw."""
+    strata = "spread the masks' numbers of N draws evenly; 1: independent draws"
     add(
         parser,
-        mc_samples={**number, "default": 128, "help": "sets of masks that are drawn for each response"},
-        mc_strata={
-            **number,
-            "default": 8,
-            "help": "spread the masks' numbers of N draws evenly; 1: independent draws",
+        mc_samples={
+            "type": int,
+            "metavar": "N",
+            "default": 128,
+            "help": "sets of masks that are drawn for each response",
         },
+        mc_strata={"type": int, "metavar": "N", "default": 8, "help": strata},
         mc_no_exact={"action": "store_true", "help": "draw sets of masks even where all of them could be computed"},
         seed={"default": 0, "help": "of the draws"},
     )

@@ -16,7 +16,10 @@ from remask_lab.records.record import Record, about, write_record
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate, score, print the table, and write the record where `--output` asks for it."""
+    """Generate, score, print the table, and write the record to the file of `--output`. Returns 0.
+
+    Raises `ConfigError` on a seed among the sampling parameters, which would be the same for all requests.
+    """
     check_least(args, requests=1, prompt_tokens=1)
     sampling = sampling_option(args)
     if (seed := sampling.get("seed")) is not None:
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(judge: str, rows: Sequence[Perplexity]) -> str:
-    """The result as text."""
+    """A table of perplexities with their 95 % intervals, numbers of scored tokens and of empty responses."""
     lines = [
         f"Generative perplexity under {judge}, {len(rows[0].scores)} responses",
         "",

@@ -26,12 +26,15 @@ from remask_lab.records.record import Record, about, write_record
 
 
 def draws_of(args: argparse.Namespace) -> MaskDraws:
-    """The options of `add_draw_options`. Raises `ConfigError` on values that cannot be used."""
+    """The values of `add_draw_options`. Raises `ConfigError` on values out of range."""
     return MaskDraws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print, and write the record where `--output` asks for it."""
+    """Score, print, and write the record to the file of `--output`. Returns 0.
+
+    Raises `ConfigError` before the weights are read if the kind of model has no likelihoods.
+    """
     check_least(args, limit=1, max_rows=1)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
@@ -39,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     load_settings = {name: value for name, value in model_settings(args).items() if name in names}
     model = ModelSettings(args.model, reads=None, progress=args.progress, **load_settings)
     announce_download(model, resolve_device(args.device))
-    found = find_model(model)
-    check_kind(args.model, found.config.kind)
+    check_kind(args.model, find_model(model).config.kind)
     llm = open_llm(args, reads="chat" if args.chat else "text")
     estimator = MaskLikelihoods(llm, draws, args.max_rows)
 
@@ -63,21 +65,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """The result as text."""
+    """Accuracies with their 95 % intervals for multiple choice, else a table of log-likelihoods and their mean."""
     if "questions" in data:
-        shown = [f"Multiple choice by likelihood, {len(data['questions'])} questions", ""]
+        lines = [f"Multiple choice by likelihood, {len(data['questions'])} questions", ""]
         for name, title in (("accuracy", "as it is"), ("accuracy_norm", "a character")):
             low, high = data[f"{name}_interval"]
-            shown.append(f"accuracy, {title:<12} {data[name]:7.1%} ({low:.1%} to {high:.1%})")
-        return "\n".join(shown)
+            lines.append(f"accuracy, {title:<12} {data[name]:7.1%} ({low:.1%} to {high:.1%})")
+        return "\n".join(lines)
     rows = data["responses"]
-    shown = [f"{'log-likelihood':>15}{'+-':>9}{'tokens':>8}  response"]
-    shown += [
+    lines = [f"{'log-likelihood':>15}{'+-':>9}{'tokens':>8}  response"]
+    lines += [
         f"{row['log_likelihood']:>15.3f}{row['standard_error']:>9.3f}{row['tokens']:>8}  {row['text'][:60]!r}"
         for row in rows
     ]
     mean, error = data["log_likelihood_per_token"], data["standard_error"]
-    shown.append(
+    lines.append(
         f"\n{mean:.4f} +- {error:.4f} nats a token, {data['tokens']} tokens of {len(rows)} responses (lower bound)"
     )
-    return "\n".join(shown)
+    return "\n".join(lines)

@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from remask_lab.harness.benchmark import (
     task_names,
     turns_of,
 )
-from remask_lab.harness.presets import TaskSettings, task_settings
+from remask_lab.harness.presets import TaskSettings
+from remask_lab.harness.presets import task_settings as preset_settings
 from remask_lab.harness.report import table
 from remask_lab.harness.run import chat_tokenizer, check_first, run_local
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
@@ -39,54 +40,66 @@ from remask_lab.records.jsonl import field_names
 from remask_lab.records.record import Sweep, about
 
 Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
+"""Measures a task under a policy: the result of a row."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print the table, and write each row to the file of `--output`."""
+    """Evaluate, print the table, and write each row to the file of `--output`. Returns 0."""
     tasks = _tasks(args)
     if args.include_path is not None and not Path(args.include_path).is_dir():
         raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
-    given = sampling_option(args)
-    settings_of = {task: _settings(args, task, given) for task in tasks}
+    sampling = sampling_option(args)
+    task_settings = {task: _settings(args, task, sampling) for task in tasks}
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
-    local = args.data is not None
-    begin = _local(args, tasks[0], role, settings_of) if local else _harness(args, tasks, role, settings_of, draws)
+    if args.data is not None:
+        begin = _local(args, tasks[0], role, task_settings)
+    else:
+        begin = _harness(args, tasks, role, task_settings, draws)
     llm = open_llm(args, engine=engine_config(args), reads="chat" if any(map(is_own, tasks)) else "text")
-    chosen: dict[str, list[tuple[Policy, CachePolicy]]] = {}
+    points: list[tuple[str, Policy, CachePolicy]] = []
     for task in tasks:
-        usual = settings_of[task].caches
-        own = [replace(each, settings={**usual.get(each.name, {}), **each.settings}) for each in policies]
-        chosen[task] = [(each, llm.session.policy(each.name, each.settings)) for each in own]
-    settings = {
-        "sampling": given,
+        for policy in policies:
+            settings = {**task_settings[task].caches.get(policy.name, {}), **policy.settings}
+            points.append((task, replace(policy, settings=settings), llm.session.policy(policy.name, settings)))
+    facts = about(llm, seed=args.seed, settings=_record_settings(llm, args, sampling, role, draws))
+    sweep = Sweep(args.output, "eval tasks", facts)
+    measure = begin(llm)
+    rows: list[dict[str, Any]] = []
+    notes: dict[str, str] = {}
+    for task, policy, cache_policy in points:
+        if task in notes:
+            continue
+        point = {"task": task, "cache": policy.name, "settings": policy.settings}
+        result = sweep.row(point, partial(measure, task, cache_policy))
+        rows.append({**point, "result": result})
+        if "seconds" not in result:
+            notes[task] = f"{task} scores log-likelihoods, which use no cache, so it is measured once."
+    print("\n\n".join([table(rows), *notes.values(), _summary(llm, args, sweep)]))
+    return 0
+
+
+def _record_settings(
+    llm: LLM, args: argparse.Namespace, sampling: Mapping[str, Any], role: str, draws: MaskDraws
+) -> dict[str, Any]:
+    """The settings of the record; files and the system prompt by hashes of their contents."""
+    return {
+        "sampling": sampling,
         "preset": args.preset,
         "shots": args.shots,
         "shot_data": xxhash.xxh64(Path(args.shot_data).read_bytes()).hexdigest() if args.shot_data else None,
         "limit": args.limit,
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
-        "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
+        "data": None if args.data is None else xxhash.xxh64(Path(args.data).read_bytes()).hexdigest(),
         "fields": args.fields,
         "draws": asdict(draws),
         **({"metric": args.metric} if args.metric == "agreement" else {}),
         "engine": asdict(llm.session.engine_config),
-        "lm_eval": None if local else version("lm_eval"),
+        "lm_eval": version("lm_eval") if args.data is None else None,
     }
-    sweep = Sweep(args.output, "eval tasks", about(llm, seed=args.seed, settings=settings))
-    measure = begin(llm)
-    rows, notes = [], []
-    for task in tasks:
-        for policy, parsed_policy in chosen[task]:
-            point = {"task": task, "cache": policy.name, "settings": policy.settings}
-            result = sweep.row(point, lambda task=task, own=parsed_policy: measure(task, own))  # type: ignore[misc]
-            rows.append({**point, "result": result})
-            if "seconds" not in result:
-                notes.append(f"{task} scores log-likelihoods, which use no cache, so it is measured once.")
-                break
-    print("\n\n".join([table(rows), *notes, _summary(llm, args, sweep)]))
-    return 0
 
 
 def _tasks(args: argparse.Namespace) -> list[str]:
+    """The names of `--tasks`, each once. Raises `ConfigError` on options that do not fit them."""
     tasks = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
     if not tasks:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
@@ -112,11 +125,11 @@ def _tasks(args: argparse.Namespace) -> list[str]:
 
 
 def _check_no_draws(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` where an option of likelihoods is given, which our own tasks do not score."""
+    """Raise `ConfigError` if an option of likelihoods is not at its default, as our own tasks do not score any."""
     parser = argparse.ArgumentParser()
     add_draw_options(parser)
-    for name, usual in vars(parser.parse_args([])).items():
-        if name != "seed" and getattr(args, name) != usual:
+    for name, default in vars(parser.parse_args([])).items():
+        if name != "seed" and getattr(args, name) != default:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is of tasks that score likelihoods, and our own tasks generate; leave it "
                 "out"
@@ -124,36 +137,41 @@ def _check_no_draws(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) -> TaskSettings:
-    """Sampling parameters and examples of `task`: those of the preset, unless given."""
-    own = TaskSettings({}) if args.preset is None else task_settings(args.preset, task)
-    shots = own.shots if args.shots is None else args.shots
+    """The settings of `task` by the preset, with `sampling` and `--shots` in place of the preset's.
+
+    Raises `ConfigError` if only one of worked examples and their file is given.
+    """
+    preset = TaskSettings({}) if args.preset is None else preset_settings(args.preset, task)
+    shots = preset.shots if args.shots is None else args.shots
     if is_own(task) and bool(shots) is not (args.shot_data is not None):
         raise ConfigError(
             f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL with records like those of "
             f"its data set {benchmark(task).data}: write another split of it than is asked, or records of your own. "
             "Give both, or neither; --shots 0 asks without examples"
         )
-    return replace(own, sampling=merge_sampling(own.sampling, sampling), shots=shots)
+    return replace(preset, sampling=merge_sampling(preset.sampling, sampling), shots=shots)
 
 
 def _local(
     args: argparse.Namespace, task: str, role: str, settings: Mapping[str, TaskSettings]
 ) -> Callable[[LLM], Measure]:
-    own, settled = benchmark(task), settings[task]
-    names = field_names("--fields", args.fields, own.format.fields)
-    docs = read_docs(own, args.data, names, args.limit)
-    shots = read_shots(own, args.shot_data, names, settled.shots) if settled.shots else ()
+    """Read the data of one of our own tasks, and return what makes its measurement on a model."""
+    own_benchmark = benchmark(task)
+    names = field_names("--fields", args.fields, own_benchmark.format.fields)
+    docs = read_docs(own_benchmark, args.data, names, args.limit)
+    count, sampling = settings[task].shots, settings[task].sampling
+    shots = read_shots(own_benchmark, args.shot_data, names, count) if count else ()
     losses = args.metric == "agreement"
 
     def begin(llm: LLM) -> Measure:
-        @cache  # asked once, before the first row that the file of --output does not hold
+        @cache  # once, before the first row that the file of --output does not hold
         def check() -> None:
-            check_first(llm, own, docs, role, settled.sampling, args.seed, shots)
+            check_first(llm, own_benchmark, docs, role, sampling, args.seed, shots)
 
         def measure(_: str, policy: CachePolicy) -> Mapping[str, Any]:
             if args.metric is None:
                 check()
-            return run_local(llm, own, docs, role, policy, settled.sampling, args.seed, shots, losses=losses)
+            return run_local(llm, own_benchmark, docs, role, policy, sampling, args.seed, shots, losses=losses)
 
         return measure
 
@@ -167,6 +185,10 @@ def _harness(
     settings: Mapping[str, TaskSettings],
     draws: MaskDraws,
 ) -> Callable[[LLM], Measure]:
+    """Check tasks for lm-eval, and return what makes their measurement on a model.
+
+    Raises `ConfigError` if lm-eval is not installed, and on tasks that it does not have.
+    """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
             f"published data sets and lm-eval's tasks need lm-eval: {install_line('eval')}; "
@@ -192,13 +214,17 @@ def _harness(
             chat_tokenizer(llm, task)
 
         def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
-            given = role if is_own(task) or args.system_prompt is not None else None
             shots = args.shots if args.preset is None else settings[task].shots
-            shots = None if is_own(task) else shots
             lm = RemaskLM(llm, policy, settings[task].sampling, args.seed, estimator, examples.get(task, ()))
-            run_code = args.allow_code_execution
             return harness.run(
-                lm, task, role=given, chat=chat, limit=args.limit, run_code=run_code, seed=args.seed, shots=shots
+                lm,
+                task,
+                role=role if is_own(task) or args.system_prompt is not None else None,
+                chat=chat,
+                limit=args.limit,
+                run_code=args.allow_code_execution,
+                seed=args.seed,
+                shots=None if is_own(task) else shots,
             )
 
         return measure
@@ -207,6 +233,7 @@ def _harness(
 
 
 def _summary(llm: LLM, args: argparse.Namespace, sweep: Sweep) -> str:
-    where = f"; saved as {args.output}" if args.output is not None else ""
+    """The model, its dtype, the seed, the file, and the number of rows that it held before."""
+    file = f"; saved as {args.output}" if args.output is not None else ""
     resumed = f"; {sweep.resumed} rows were there already" if sweep.resumed else ""
-    return f"{llm.loaded.name}, {str(llm.model.dtype).removeprefix('torch.')}, seed {args.seed}{where}{resumed}"
+    return f"{llm.loaded.name}, {str(llm.model.dtype).removeprefix('torch.')}, seed {args.seed}{file}{resumed}"
