@@ -11,7 +11,7 @@ from lab.tests.ops import test_flops as flops
 from lab.tests.ops import test_operations as operations
 
 from remask import LLM
-from remask_lab.bench.reference import beside, mean_loss, measured_loss
+from remask_lab.bench.reference import loss_differences, mean_loss, measure_losses
 from tests.engine.support import MODELS, Work, poisoned_engine, request
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -63,12 +63,12 @@ def test_under_the_rule_no_positions_can_be_drawn_instead() -> None:
 def test_tokens_that_a_window_had_not_predicted_do_not_count(tmp_path: Path) -> None:
     llm = opened("llada", tmp_path)
     known = [references(llm, steps=2)[2]]
-    read, reason = measured_loss(llm, known, llm.session.policy("elastic-cache", {"window": 2}), 0)
+    read, reason = measure_losses(llm, known, llm.session.policy("elastic-cache", {"window": 2}), 0)
     assert reason is None
-    none = measured_loss(llm, known, llm.session.policy("none"), 0)[0]
+    none = measure_losses(llm, known, llm.session.policy("none"), 0)[0]
     missing = sum(int(np.isnan(each.nats).sum()) for each in read.values())
     assert missing > 0
     assert mean_loss(read)["loss_tokens"] == mean_loss(none)["loss_tokens"] - missing
-    compared = beside(read, none, dict.fromkeys(read, 0))
+    compared = loss_differences(read, none, dict.fromkeys(read, 0))
     assert np.isfinite(compared["loss_over_none"])
     assert 0 <= compared["pass_agreement"] <= 1

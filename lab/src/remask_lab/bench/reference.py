@@ -100,7 +100,7 @@ def _block_steps(
     if shift and block.start in positions:
         positions.remove(block.start)
         steps.append([block.start])
-    steps += [sorted(positions[first : first + step_tokens]) for first in range(0, len(positions), step_tokens)]
+    steps += [sorted(positions[start : start + step_tokens]) for start in range(0, len(positions), step_tokens)]
     steps.append([position for position in block if position >= response.stop])
     return [step for step in steps if step]
 

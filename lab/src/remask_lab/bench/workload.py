@@ -66,8 +66,8 @@ SAYS = (
 
 def says(text: str, answer: str) -> bool:
     """Whether `text` gives `answer`, by the rule `SAYS`."""
-    given, right = (" ".join(side.rpartition("##")[2].split()).rstrip(".").casefold() for side in (text, answer))
-    return given == right
+    response, right = (" ".join(side.rpartition("##")[2].split()).rstrip(".").casefold() for side in (text, answer))
+    return response == right
 
 
 @dataclass(frozen=True, slots=True)

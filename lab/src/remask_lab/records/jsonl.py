@@ -96,8 +96,8 @@ def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: 
         raise ConfigError(f"the data {str(path)!r} holds no lines")
 
 
-def field_names(option: str, text: str | None, known: Collection[str]) -> dict[str, str]:
-    """The names that a file has for some of the `known` fields, by field, from "field=name,field=name".
+def field_names(option: str, text: str | None, fields: Collection[str]) -> dict[str, str]:
+    """The names that a file has for some of the `fields` fields, by field, from "field=name,field=name".
 
     Raises `ConfigError` if the text has another form, and `UnknownNameError` if a field is unknown.
     """
@@ -106,6 +106,6 @@ def field_names(option: str, text: str | None, known: Collection[str]) -> dict[s
         field, separator, name = (piece.strip() for piece in part.partition("="))
         if not separator or not name:
             raise ConfigError(f"{option} takes FIELD=NAME,FIELD=NAME, got {part.strip()!r}")
-        check_choice("field", field, known)
+        check_choice("field", field, fields)
         names[field] = name
     return names

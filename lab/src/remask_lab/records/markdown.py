@@ -21,7 +21,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, alig
     """The table as text. With `aligned` the cells of a column are padded to one width, for reading in a terminal."""
     if not aligned:
         return "\n".join(_line(cells) for cells in [header, ["---"] * len(header), *rows])
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     lines = [_line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]) for row in [header, *rows]]
     return "\n".join([lines[0], rule, *lines[1:]])
