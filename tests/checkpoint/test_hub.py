@@ -363,6 +363,27 @@ def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(told.value).count(". ") == 0
 
 
+def test_a_refusal_is_no_download_that_stopped(hub: Hub) -> None:
+    hub.refused.add(REPO)
+    with pytest.raises(
+        CheckpointError, match=rf"The hub refuses the model '{REPO}' \(status 403\): see its page there"
+    ):
+        resolve(NAME)
+
+
+def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    download = hub_module.snapshot_download
+
+    def fail(*arguments: Any, **keywords: Any) -> str:
+        if keywords.get("local_files_only"):
+            return download(*arguments, **keywords)
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(hub_module, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=rf"has no room for the model '{REPO}' \(I/O error: No space left"):
+        resolve(NAME)
+
+
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")
 def test_a_full_disk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "served" / "model-00003.safetensors").write_bytes(bytes(1 << 20))

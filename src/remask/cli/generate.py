@@ -230,5 +230,5 @@ def decide(args: argparse.Namespace) -> int:
         result = llm.decide(decisions)
     answers = api_answers(decisions, result.answers)
     work = {name: getattr(result.usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
-    print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
+    print(json.dumps({"answers": answers, "work": work}))
     return 0

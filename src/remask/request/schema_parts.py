@@ -273,6 +273,10 @@ def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], openi
                     f"structured_outputs.regex {regex[:60]!r} has {piece} within it, and the whole answer matches: an "
                     "anchor stands at its beginning or its end; write it without"
                 )
+            if opening == "(" and pieces[index + 1 : index + 2] and pieces[index + 1] in ("*", "+", "?", "{"):
+                raise ConfigError(
+                    f"structured_outputs.regex {regex[:60]!r} repeats the anchor {piece}; write it without"
+                )
             anchor_count += 1
             continue
         result.append(piece)
