@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import close_session
+from huggingface_hub import close_session, snapshot_download
 
 from remask import LLM, EngineConfig
 from remask.checkpoint import hub as hub_module
@@ -372,11 +372,9 @@ def test_a_refusal_is_no_download_that_stopped(hub: Hub) -> None:
 
 
 def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    download = hub_module.snapshot_download
-
-    def fail(*arguments: Any, **keywords: Any) -> str:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
         if keywords.get("local_files_only"):
-            return download(*arguments, **keywords)
+            return snapshot_download(*arguments, **keywords)
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(hub_module, "snapshot_download", fail)
