@@ -214,7 +214,7 @@ def _write(target: LineFile | None, value: Mapping[str, Any]) -> None:
 def decide(args: argparse.Namespace) -> int:
     """Print the answers by question id, and the work, as one JSON object.
 
-    Returns 0. Raises `ConfigError` on questions that cannot be asked, and `CheckpointError` on a model that is not there.
+    Returns 0. Raises `ConfigError` on questions that cannot be asked, and `CheckpointError` on a missing model.
     """
     if args.input == "-":
         text = standard_input().read()
