@@ -48,12 +48,12 @@ class Weigh(LayerHook):
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
         """The cost of projecting the rows' queries again, and of their scores with `among`, in all layers."""
-        w, layers = widths, spans.layers
-        rows, among = layers * int(self.rows.sum()), int(self.among.sum())
+        layers, keys = spans.layers, int(self.among.sum())
+        rows = layers * int(self.rows.sum())
         cost = OperationCost(
-            flops=2 * rows * w.queries * (w.hidden + among),
-            kv_read=layers * w.itemsize * among * w.keys,
-            activations=w.itemsize * rows * (w.hidden + w.queries),
+            flops=2 * rows * widths.queries * (widths.hidden + keys),
+            kv_read=layers * widths.itemsize * keys * widths.keys,
+            activations=widths.itemsize * rows * (widths.hidden + widths.queries),
         )
         return HookCost(watch=cost, looks=layers)
 

@@ -20,9 +20,9 @@ class AttentionScores(DeviceHook):
             queries.append(AttendingRows(canvas.branch, rows, len(rows), among))
         layers = range(self.canvases[0].plan.spans.layers)
         layer_masses = [[mass for mass, _ in self.attention(layer, queries)] for layer in layers]
-        totals = [torch.stack(canvas).sum(0) for canvas in zip(*layer_masses, strict=True)]
-        ends = np.cumsum([len(canvas) for canvas in totals])[:-1]
-        for query, attention_of_keys in zip(queries, np.split(fetch(torch.cat(totals)), ends), strict=True):
+        totals = [torch.stack(masses).sum(0) for masses in zip(*layer_masses, strict=True)]
+        ends = np.cumsum([len(total) for total in totals])[:-1]
+        for query, total in zip(queries, np.split(fetch(torch.cat(totals)), ends), strict=True):
             attention = np.zeros(len(query.branch.canvas), dtype=np.float32)
-            attention[query.key_positions] = attention_of_keys
+            attention[query.key_positions] = total
             query.branch.hook_output = attention

@@ -68,14 +68,14 @@ class Watch(LayerHook):
 
         Queries are projected again from the inputs of the rows; weighted sums of values are not computed.
         """
-        w, layers, compared = widths, spans.layers, 0
+        layers, compared, keys = spans.layers, 0, len(self.among)
         if self.tracked.any():  # all layers but the last, or up to the one below those refreshed
             compared = layers - 1 if self.refreshed is None else self.refreshed
         rows = layers * int(self.window.sum()) + 2 * compared * int(self.tracked.sum())
         cost = OperationCost(
-            flops=2 * rows * w.queries * (w.hidden + len(self.among)),
-            kv_read=(layers + compared) * w.itemsize * len(self.among) * w.keys,
-            activations=w.itemsize * rows * (w.hidden + w.queries),
+            flops=2 * rows * widths.queries * (widths.hidden + keys),
+            kv_read=(layers + compared) * widths.itemsize * keys * widths.keys,
+            activations=widths.itemsize * rows * (widths.hidden + widths.queries),
         )
         return HookCost(watch=cost, looks=layers + compared)
 

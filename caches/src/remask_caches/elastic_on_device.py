@@ -76,9 +76,9 @@ class WatchAttention(DeviceHook):
     def after_pass(self) -> None:
         """Report the tokens that the layers track now, which the next pass compares."""
         tokens = [torch.cat(watcher.followed) for watcher in self._watchers]
-        ends = np.cumsum([len(layer_tokens) for layer_tokens in tokens])[:-1]
-        for watcher, layer_tokens in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
-            watcher.tracker.finish(layer_tokens)
+        ends = np.cumsum([len(canvas_tokens) for canvas_tokens in tokens])[:-1]
+        for watcher, canvas_tokens in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
+            watcher.tracker.finish(canvas_tokens)
             watcher.branch.hook_output = watcher.tracker.tokens
 
 

@@ -89,7 +89,7 @@ def legend_below(figure: Figure, columns: int, axes: Axes | None = None, where: 
     legends = [panel.get_legend_handles_labels() for panel in (figure.axes if axes is None else [axes])]
     figure.legend(
         [handle for handles, _ in legends for handle in handles],
-        [label for _, labels in legends for label in labels],
+        [text for _, texts in legends for text in texts],
         loc=where,
         ncols=columns,
         fontsize="small",

@@ -17,7 +17,7 @@ def page(results: Mapping[str, Result | None]) -> str:
 
 
 def _section(name: str, result: Result | None) -> str:
-    """The section of one part, which shows what its finding has."""
+    """The section of one part: its commit and error, then a paragraph or table for each key of its finding."""
     title = f"## {PARTS[name].title}"
     if result is None:
         return f"{title}\n\nNot run."

@@ -79,12 +79,12 @@ def judge(text: str, answer: str) -> Verdict:
     return Verdict(final, strict, same=strict or same_answer(final, answer))
 
 
-def same_answer(response_answer: str, answer: str) -> bool:
+def same_answer(candidate: str, answer: str) -> bool:
     """Whether two final answers are equal up to notation. Numbers are compared as fractions, so "0.50" is "1/2".
 
-    A unit is dropped from `response_answer` alone, and only where `answer` is a number: "3 x" is not "3 y".
+    A unit is dropped from `candidate` alone, and only where `answer` is a number: "3 x" is not "3 y".
     """
-    ours, reference = _plain(response_answer), _plain(answer)
+    ours, reference = _plain(candidate), _plain(answer)
     number = _number(reference)
     if number is not None:
         value = _number(ours)

@@ -92,8 +92,8 @@ def _roofline(axes: Axes, profile: Profile, peaks: Peaks) -> None:
     """Draw steps and operations as points of intensity and FLOPs a second, below the roofline."""
     operations = {name: item for name, item in profile.operations.items() if item.flops and item.seconds}
     points: list[StepProfile | OperationProfile] = [*profile.steps, *operations.values()]
-    known = [*(operation.intensity for operation in points if operation.intensity), peaks.ridge]
-    low, high = min(known) / 3, max(known) * 3
+    point_intensities = [*(operation.intensity for operation in points if operation.intensity), peaks.ridge]
+    low, high = min(point_intensities) / 3, max(point_intensities) * 3
     intensities = np.geomspace(low, high, 200)
     roof = [peaks.roof(float(intensity)) / _GIGA for intensity in intensities]
     axes.plot(intensities, roof, color="black", linewidth=1.6, label="roofline (measured)")

@@ -237,6 +237,7 @@ def _check(table: PaperTable) -> None:
 
 
 def _check_row(table: PaperTable, row: PaperRow) -> None:
+    """Raise `ConfigError` where a row contradicts itself, its table's scales or its baseline."""
     check_choice(f"measure of row {row.name!r}", row.measure, MEASURES)
     if (row.operation is None) is (row.measure == "operations"):
         raise ConfigError(f"row {row.name!r}: operation goes with the measure 'operations', and only with that")

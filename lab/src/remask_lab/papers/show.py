@@ -155,7 +155,7 @@ def _measured_rows(table: PaperTable) -> list[PaperRow]:
 
 
 def _operation(result: Result, operation: str) -> Result:
-    """The times of one operation, of all that `result` holds, and the shares that the instruments add."""
+    """Milliseconds of one operation by contender, and the shares of time that the instruments add."""
     if "left_out" in result:
         return result
     times = {name: operation_times[operation] for name, operation_times in result.items()}

@@ -90,9 +90,10 @@ class SimilarityTable:
             )
         try:
             content = {field.name: record.data[field.name] for field in fields(cls)}
-            for name in ("entries", "request_depths", "limits", "curves"):
-                by_ratio = content[name].items()
-                content[name] = {int(r): tuple(value) if isinstance(value, list) else value for r, value in by_ratio}
+            for name in ("entries", "request_depths"):
+                content[name] = {int(ratio): depth for ratio, depth in content[name].items()}
+            for name in ("limits", "curves"):
+                content[name] = {int(ratio): tuple(values) for ratio, values in content[name].items()}
             content["rule"] = DepthRule(**content["rule"])
             content["growth"] = tuple(Growth(**step) for step in content["growth"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -44,14 +44,13 @@ Pass = Callable[[], NDArray[np.float32]]
 
 
 def llama_cpp(args: argparse.Namespace) -> dict[str, Any]:
-    """Forward passes and answers beside llama.cpp, on one model file: CPU time, and logits compared.
+    """Forward passes and answers beside llama.cpp, on one model file: CPU seconds, and the difference of logits.
 
     Needs the package `llama-cpp-python`, which is no dependency: pip install llama-cpp-python (it is compiled). For
-    each kind a file with random weights is written into a temporary folder, and both read it: we with `int8` where it
-    is `q8_0`, with `int4` where it is `q4_0`, and in float32. A pass is over the whole canvas, and reads the logits of
-    the response. Both have as many threads, and passes take turns. llama.cpp computes the whole canvas in every step of
-    a diffusion model, so an answer takes it the passes of as many steps; ours is an answer of the engine under each
-    policy.
+    each kind a file with random weights is written into a temporary folder. Both read it, remask with `int8` for
+    `q8_0`, with `int4` for `q4_0`, and in float32. A pass computes the whole canvas and the logits of the response.
+    Both use as many threads, and passes take turns. llama.cpp computes the whole canvas in every step of a diffusion
+    model, so its time for an answer is that of a pass times the steps; the engine answers under each policy.
     """
     kinds = split_names(args.kinds)
     for kind in kinds:
