@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from remask.checkpoint.settings import LoadFormat
 from remask.checks.values import check_choice
@@ -23,6 +23,8 @@ MEASURES = ("bench", "detailed", "operations", "autoregressive")
 SCALES = ("bundled", "paper")
 KINDS = ("masked", "uniform")
 WORKLOADS = ("questions", "texts", "random")
+
+T = TypeVar("T", "Metric", "Scale", "PaperRow", "PaperTable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ def _table(name: str, content: dict[str, Any]) -> PaperTable:
     content |= {"scales": scales, "notes": tuple(content.get("notes", ()))}
     if published:
         raise ConfigError(f"published: unknown {', '.join(published)}")
-    table: PaperTable = _build(PaperTable, "table", content)
+    table = _build(PaperTable, "table", content)
     _check(table)
     return table
 
@@ -217,8 +219,7 @@ def _row(content: dict[str, Any], columns: tuple[str, ...], metrics: int) -> Pap
         if len(values) > metrics:
             raise ConfigError(f"row {content['name']!r}: {column} has {len(values)} numbers for {metrics} metrics")
         cells[column] = tuple(None if math.isnan(value) else value for value in values)
-    row: PaperRow = _build(PaperRow, f"row {content['name']!r}", content | {"published": cells})
-    return row
+    return _build(PaperRow, f"row {content['name']!r}", content | {"published": cells})
 
 
 def _check(table: PaperTable) -> None:
@@ -256,7 +257,7 @@ def _check_row(table: PaperTable, row: PaperRow) -> None:
         raise ConfigError(f"row {row.name!r}: concurrency takes numbers from 1, with the measures of a bench alone")
 
 
-def _build(cls: Any, description: str, content: Mapping[str, Any]) -> Any:
+def _build(cls: type[T], description: str, content: Mapping[str, Any]) -> T:
     """Make a dataclass of a TOML table. Raises `UnknownNameError`, which names `description`, on an unknown key."""
     names = [field.name for field in fields(cls)]
     for key in content:

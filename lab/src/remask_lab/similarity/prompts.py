@@ -1,6 +1,6 @@
 """The prompts of a profile: GSM8K by default, a bundled model's own task for such a model, or a file of prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,11 @@ from remask_lab.similarity.conversations import (
 )
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
+_TASK_PROMPTS: Mapping[str, Callable[[Tokenizer], PromptSet]] = {
+    "tariff": tariff_prompts,
+    "relay": relay_prompts,
+    "transit": transit_prompts,
+}
 
 
 def default_prompts(model: LoadedModel) -> PromptSet:
@@ -34,18 +39,10 @@ def default_prompts(model: LoadedModel) -> PromptSet:
     tokenizer = model.tokenizer
     if tokenizer is None:
         return RandomPrompts(model.config)
-    match readable_task(tokenizer):
-        case "tariff":
-            return tariff_prompts(tokenizer)
-        case "relay":
-            return relay_prompts(tokenizer)
-        case "transit":
-            return transit_prompts(tokenizer)
-        case None:
-            return RandomPrompts(
-                model.config, "random token ids, as the model's tokenizer does not read the default texts"
-            )
-    return _gsm8k(tokenizer)
+    task = readable_task(tokenizer)
+    if task is None:
+        return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
+    return _TASK_PROMPTS.get(task, _gsm8k)(tokenizer)
 
 
 def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
