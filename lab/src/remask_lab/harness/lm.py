@@ -266,7 +266,7 @@ def _metrics(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -
         if not separator or name.endswith("_stderr") or not isinstance(value, int | float):
             continue
         values = [sample[name] for sample in samples if sample["filter"] == filter_name and name in sample]
-        is_share = values and set(values) <= {0, 1} and abs(sum(values) / len(values) - value) < 1e-9
+        is_share = values and all(item in (0, 1) for item in values) and abs(sum(values) / len(values) - value) < 1e-9
         interval = list(wilson(int(sum(values)), len(values))) if is_share else None
         metrics[key] = {"value": float(value), "interval": interval}
     return metrics
