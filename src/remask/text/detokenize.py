@@ -21,7 +21,7 @@ class Detokenizer:
     compared with the stops once. `context` holds the tokens before the first one.
 
     Attributes:
-        length: number of decoded characters, held ones included.
+        length: number of characters of the text so far, held ones included.
         stop: the stop text that ended the text; None without one so far.
     """
 
@@ -57,7 +57,9 @@ class Detokenizer:
             start, end = span
             self.stop = text[start:end]
             self._tail = ""
-            return text[: end if self._include_stop else start]
+            text_end = end if self._include_stop else start
+            self.length -= len(text) - text_end
+            return text[:text_end]
         overlap = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
         end = len(text) - overlap
         self._tail = text[end:]
@@ -93,7 +95,7 @@ class ResponseText:
 
     @property
     def length(self) -> int:
-        """Number of decoded characters of the answer, held ones included."""
+        """Number of characters of the answer so far, held ones included."""
         return self._ended_length + (self._text.length if self._is_shown else 0)
 
     @property
