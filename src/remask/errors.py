@@ -29,6 +29,10 @@ class CanvasLengthError(ConfigError):
         self.response_length = response_length
 
 
+class PromptError(ConfigError):
+    """The tokens of a prompt cannot be used. The message names them `prompt_token_ids`."""
+
+
 class FormError(ConfigError):
     """An answer cannot have the requested form. The message is the name of the field, followed by `problem`."""
 

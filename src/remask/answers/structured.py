@@ -60,7 +60,7 @@ class Structures:
     def of_model(cls, tokenizer: Tokenizer | None, config: ModelConfig) -> "Structures":
         """The structures for the vocabulary of a model. Raises `FormError` if it has no tokenizer."""
         if tokenizer is None:
-            raise FormError(" need a tokenizer, and this model folder has none")
+            raise FormError(" cannot be met without a tokenizer, and this model folder has none")
         tokens = tokenizer.token_bytes(config.vocab)
         excluded = {config.mask_id, *config.stop_ids}
         padding = [token for token in config.stop_ids if token in tokenizer.special_ids]

@@ -10,7 +10,7 @@ from remask.checks.fields import declared
 from remask.checks.values import LARGEST, is_whole, shown
 from remask.engine.config import EngineConfig
 from remask.engine.request import PendingRequest, Request
-from remask.errors import CanvasLengthError, ConfigError, UnknownNameError
+from remask.errors import CanvasLengthError, ConfigError, PromptError, UnknownNameError
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
@@ -274,13 +274,13 @@ def _check_template(request: Request, shape: ModelConfig) -> None:
 def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
-        raise ConfigError("the prompt is empty; give at least one token")
+        raise PromptError("the prompt is empty; give at least one token")
     # Prompts are long and mostly valid, so the loop over their tokens runs only if a fast check fails.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
         invalid = [token for token in prompt if not is_whole(token, 0, shape.vocab - 1)]
         if invalid:
             allowed = f"token ids are whole numbers from 0 to {shape.vocab - 1}"
-            raise ConfigError(f"prompt_token_ids holds {shown(invalid[0])}; {allowed}")
+            raise PromptError(f"prompt_token_ids holds {shown(invalid[0])}; {allowed}")
     length = request.prefix_length
     if not is_whole(length, 0, len(prompt)):
         raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {shown(length)}")

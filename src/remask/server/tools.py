@@ -5,13 +5,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from remask.answers.answer import SettledToken
 from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
 from remask.request.json_schema import escape
+
+if TYPE_CHECKING:  # it imports PyTorch, and the process that reads bodies imports this module
+    from remask.answers.answer import SettledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class TextPiece:
 
     text: str
     start: int
-    scored: list[SettledToken] = field(default_factory=list)
+    scored: list["SettledToken"] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
@@ -238,13 +240,13 @@ class CallReader:
     _is_text: bool = False  # text was read that cannot begin a call
     _ends_in_text: bool = True  # no call was read after the last text
     _pieces: list[TextPiece | CallPiece] = field(default_factory=list)  # of the text that is being read
-    _undecided: list[SettledToken] = field(default_factory=list)  # tokens that may be of a text or of a call
+    _undecided: list["SettledToken"] = field(default_factory=list)  # tokens that may be of a text or of a call
 
     def finish_reason(self, reason: str) -> str:
         """OpenAI's name for the finish reason `reason`: "tool_calls" if the model chose to make calls."""
         return "tool_calls" if self.calls and self.tool_calls.forced != "named" else reason
 
-    def read(self, text: str, scored: Sequence[SettledToken] = (), *, final: bool) -> Sequence[TextPiece | CallPiece]:
+    def read(self, text: str, scored: Sequence["SettledToken"] = (), *, final: bool) -> Sequence[TextPiece | CallPiece]:
         """Take new text and its tokens, the last ones if `final`. Returns pieces in the order of the answer."""
         self._pieces = []
         self._buffer += text
@@ -342,7 +344,7 @@ class CallReader:
         self._buffer = self._buffer[length:]
         self._position += length
 
-    def _assign(self, scored: Sequence[SettledToken], final: bool) -> None:
+    def _assign(self, scored: Sequence["SettledToken"], final: bool) -> None:
         """Move the tokens of the pieces of text into them, and forget those of calls."""
         self._undecided = []
         texts = [piece for piece in self._pieces if isinstance(piece, TextPiece)]
