@@ -14,7 +14,7 @@ USER = {"role": "user", "content": "from abbey go 1 , where am i ?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "stops", "arguments": '{"line": 4}'}}
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"messages": []}, "messages", "messages must be a list that is not empty, got []"),
+    ({"messages": []}, "messages", "messages must be a list of length at least 1, got []"),
     ({"messages": "hello"}, "messages", "messages must be a list, got 'hello'"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'assistant' or 'tool', got 'robot'"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),

@@ -281,13 +281,16 @@ _WANTED = {
     "string_too_long": "a text of at most {max_length} characters",
     "string_type": "a text",
     "too_long": "of at most {max_length} items",
-    "too_short": "a list that is not empty",
+    "too_short": "a list of length at least {min_length}",
 }
 """What is allowed where pydantic finds a problem of a type, by the type."""
+_LENGTHS = {"string_too_long", "too_long", "too_short"}
 
 
 def _invalid_value(problems: Sequence[Mapping[str, Any]], body: Any) -> str:
     """A sentence that names the innermost invalid value of a field, and what may stand there."""
+    # A value of a wrong length has one of the allowed types.
+    problems = [problem for problem in problems if problem["type"] in _LENGTHS] or problems
     paths = [_value_path(problem, body) for problem in problems]
     path = max(paths, key=len)  # of the type that the value resembles most
     causes = [problem for problem, other in zip(problems, paths, strict=True) if other == path]
