@@ -78,10 +78,10 @@ def test_what_is_said_before_loading_is_what_the_engine_does(
             engine = with_free(monkeypatch, left, kind=kind)
         except ConfigError:
             assert before.fitting_length() == 0
-            assert before.tokens() is None
+            assert before.kv_tokens() is None
         else:
             assert before.fitting_length() == engine.max_model_len
-            assert (before.tokens() or 0) >= engine.max_model_len
+            assert (before.kv_tokens() or 0) >= engine.max_model_len
         seen.add(before.fitting_length())
     assert {0, TINY.max_length} < seen
 
@@ -114,7 +114,7 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
             llm = LLM("bundled", dtype="float32", device="cpu", threads=1, engine=limits)
             if not free:
                 cpu = CpuMemory.beside_model(llm.model, 0, 16)
-                free = int((cpu.pair(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
+                free = int((cpu.pair_bytes(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
             patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
             engine = llm.session.new_engine()
         prompts = [list(range(20 + number, 60 + number)) for number in range(8)]

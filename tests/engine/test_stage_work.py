@@ -46,7 +46,7 @@ class Layout:
         canvas = Canvas((), [0] * length, length)
         common = tuple(runs(np.array(shared))) if shared else ()
         table = SlotTable(range(1), np.array(shared + own), common, np.array(own))
-        state = CanvasState(canvas, Ledger(1, length, None), (table,), chain=chain)
+        state = CanvasState(canvas, Ledger(1, length, None), (table,), page_key=chain)
         at = len(self.keys)
         self.keys += [(shared + own)[: length if sees is None else sees[row]] for row in range(len(positions))]
         span = Span(range(1), np.ones(length, dtype=np.bool_))

@@ -32,7 +32,7 @@ class Line:
         self.sent = 0
 
     def run_on_all(self, act: Any, *args: Any) -> Any:
-        call, number = self.names.call(act, args)
+        call, number = self.names.pack_call(act, args)
         buffer = call.buffer(CPU)
         self.sent = buffer.nbytes
         SEEN.clear()

@@ -272,7 +272,7 @@ def _report(
         if on_cpu or kind is not None:
             kv_tokens[form] = CpuMemory.before_loading(
                 config, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks
-            ).tokens()
+            ).kv_tokens()
         else:
             device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)
             kv_tokens[form] = gpu_tokens(config, dtype, None, device, ranks, attention)

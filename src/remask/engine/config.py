@@ -78,10 +78,10 @@ class EngineConfig:
         "exact",
         Choice(PREFIX_MATCHES),
         "What a request may read whose shared prefix is not stored: exact nothing, so it runs a pass of its own; "
-        "longest the longest stored level of it, so that what it is answered depends on what came before.",
+        "longest the longest stored beginning, so that what it is answered depends on what came before.",
     )
     prefix_cover: float = declare(
-        0.5, Real(0, 1), "Share of a prefix that a level must cover to be read in its place, also under auto."
+        0.5, Real(0, 1), "Share of a prefix that its beginning must cover to be read instead, also under auto."
     )
     max_steps: int | None = declare(
         None,

@@ -130,7 +130,7 @@ class Member(Protocol):
     # Whether the device may choose its positions, and its next pass may be planned before the last one is read
     foreseeable: bool
     ready: bool  # all K/V that it reads are computed
-    is_done: bool  # it cannot be planned again until `Lifecycle.finish` has handled it
+    is_done: bool  # it cannot be planned again until `Lifecycle.finish_member` has handled it
     ended: bool  # it has left the engine, and its memory is free
     min_cost: int | None  # row-layers of its cheapest pass so far; None before the first
 

@@ -34,11 +34,11 @@ from remask.sampling.rows import RowGroup
 log = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
-Outcome: TypeAlias = Tensor | str  # results of a pass, [rows, any], or the error that it raised
+PassOutcome: TypeAlias = Tensor | str  # results of a pass, [rows, any], or the error that it raised
 
 LENGTH = 560  # tokens of the longer canvas: long enough that its K/V are split, and within the sizes of graphs
 LAYERS = 2  # that are run; the first may be of another kind than the others
-PAGE = 16
+PAGE_SIZE = 16
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Allowed relative error of a row, by norm. The error of a wrong kernel is as large as the row itself."""
 QUANTIZED_TOLERANCE = 0.2
@@ -68,7 +68,7 @@ class DeviceChoice:
 
 
 def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, EngineConfig, DeviceChoice]:
-    """The model that computes as `choose` has chosen, `config` with `graphs` and `overlap` set, and the choice."""
+    """`choose`, on all ranks. Returns the model that computes so, `config` with what was chosen, and the choice."""
     choice = choose(model, config)
     config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
     if choice.executor.name != "torch":  # the default of a model
@@ -117,7 +117,7 @@ def _overlap_hindrance(model: Transformer, *, graphs: bool) -> str | None:
 
 
 def _prove_choice(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
-    """`choice` if its passes are correct. Otherwise parts of it that `config` leaves open are turned off.
+    """Prove `choice`. If its passes are wrong, parts of it that `config` leaves open are turned off. Returns the rest.
 
     Raises `ConfigError` if a setting of `config` fails.
     """
@@ -152,7 +152,7 @@ def _prove_choice(model: Transformer, config: EngineConfig, choice: DeviceChoice
 
 
 def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int = LENGTH) -> list[str]:
-    """The faults of passes of `model` by `executor`, in words; empty if there are none.
+    """Try passes of `model` by `executor`. Returns their faults in words; empty if there are none.
 
     Runs the first layers in memory of their own, which is freed again: a full pass over two canvases of at most
     `length` tokens, a pass of a few rows that reads its K/V, and one in which both canvases read one prefix. With
@@ -166,7 +166,7 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
     if errors:
         raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(errors)}")
     outcomes = part.ranks.run_on_all(_outcomes, part, executor, graphs, length)
-    torch.ones(1, device=_device(model)).item()  # raises if a kernel has broken the device
+    torch.ones(1, device=model.device).item()  # raises if a kernel has broken the device
     max_share = MAX_ROUTED if model.config.mixture is not None else 0.0
     faults = dict[str, str | None]()
     for name, outcome in outcomes.items():
@@ -177,13 +177,9 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
         rounds_rows = model.quantized and name not in (READING, CHOOSING)
         tolerance = QUANTIZED_TOLERANCE if rounds_rows else TOLERANCE[expected_outcome.dtype]
         faults[name] = _difference(outcome, expected_outcome, tolerance, max_share)
-    if _device(model).type == "cuda":
+    if model.device.type == "cuda":
         torch.cuda.empty_cache()
     return [f"{name}: {fault}" for name, fault in faults.items() if fault is not None]
-
-
-def _device(model: Transformer) -> torch.device:
-    return model.weights.embed.device
 
 
 def _first_layers(model: Transformer) -> Transformer:
@@ -196,16 +192,16 @@ def _first_layers(model: Transformer) -> Transformer:
     return part
 
 
-def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, Outcome]:
-    """Results of the passes by name. With `graphs` each has two, for the pass that captures and one that repeats.
+def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, PassOutcome]:
+    """Run the passes. Returns results by name, with `graphs` two of each: of the pass that captures, and of a repeat.
 
     Ends with the first pass that fails.
     """
     part = _first_layers(model)  # ranks other than the first get the full model
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, PassOutcome] = {}
     try:
         set_executor(part, executor)
-        pool = Pool(part.part, sum(_pages(part, length)), PAGE, part.dtype, _device(part))
+        pool = Pool(part.part, sum(_page_counts(part, length)), PAGE_SIZE, part.dtype, part.device)
         variants = {"": part}
         if graphs:
             graph_model = part.with_graphs(make_graphs(part, pool))
@@ -223,7 +219,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     return outcomes
 
 
-def _attempt(function: Callable[..., Tensor], *args: object) -> Outcome:
+def _attempt(function: Callable[..., Tensor], *args: object) -> PassOutcome:
     """The result of `function`, or the text of any error: compilers, launches and graphs raise many kinds."""
     try:
         return function(*args)
@@ -247,8 +243,8 @@ def _read(model: Transformer) -> Tensor:
     If logits are equal either token is correct, so tokens themselves are not compared. On several ranks only
     confidences are returned, [n, 1].
     """
-    hidden = model.embed(send(_tokens(model, 8), _device(model)))
-    group = RowGroup(slice(0, len(hidden)), None, "logits", 0.0, None, None, seed=0)
+    hidden = model.embed(send(_tokens(model, 8), model.device))
+    group = RowGroup(slice(0, len(hidden)))
     scores: Tensor = score_rows(model, hidden, [group], 0)
     tokens, confidences = scores.unbind()
     if model.ranks.several:  # a rank has some columns of the logits only
@@ -264,8 +260,8 @@ def _choose(model: Transformer) -> Tensor:
     rng = np.random.default_rng(0)
     rows = 40
     values = rng.integers(2, 40, 4 * rows)
-    buffer = TokenBuffer(len(values), _device(model))
-    buffer.values[:-1] = send(values, _device(model))
+    buffer = TokenBuffer(len(values), model.device)
+    buffer.values[:-1] = send(values, model.device)
     slots = list(rng.permutation(len(values)).reshape(-1, rows))
     positions = np.arange(rows)
     scores = np.stack([rng.integers(1, 20, 3 * rows), rng.integers(0, 10, 3 * rows) / 10]).astype(np.float32)
@@ -274,7 +270,7 @@ def _choose(model: Transformer) -> Tensor:
         Candidates(RankRule.above(0.8), positions, range(3, 20), slots[2:3]),
         Candidates(RankRule(1, factor=0.5, changes=True), positions, range(rows), slots[3:]),
     ]
-    result = buffer.transfer(send(scores, _device(model)), requests, kernels=model.kernels is not None)
+    result = buffer.transfer(send(scores, model.device), requests, kernels=model.kernels is not None)
     return torch.cat([1 + result[2], buffer.values[:-1].float()])[:, None]
 
 
@@ -289,15 +285,17 @@ def _lengths(model: Transformer, length: int) -> tuple[int, int]:
     return longer, max(4, block, longer * 5 // 8 // block * block)
 
 
-def _pages(model: Transformer, length: int) -> list[int]:
-    return [-(-count // PAGE) for count in _lengths(model, length)]
+def _page_counts(model: Transformer, length: int) -> list[int]:
+    return [-(-count // PAGE_SIZE) for count in _lengths(model, length)]
 
 
 def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
     """Yield the passes by name, in order. The pages of both canvases are shuffled."""
-    lengths, pages = _lengths(model, length), _pages(model, length)
-    page_slots = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
-    slots = page_slots[: pages[0]].ravel()[: lengths[0]], page_slots[pages[0] :].ravel()[: lengths[1]]
+    lengths = _lengths(model, length)
+    page_counts = _page_counts(model, length)
+    page_slots = np.random.default_rng(1).permutation(sum(page_counts))[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
+    first_pages, second_pages = np.split(page_slots, page_counts[:1])
+    slots = first_pages.ravel()[: lengths[0]], second_pages.ravel()[: lengths[1]]
     block = model.config.routing_block
     all_rows = [np.arange(count) for count in lengths]
     yield "full pass", _batch(model, all_rows, slots, None, limited=model.config.kind != "masked")
@@ -327,8 +325,8 @@ def _batch(
     end of their block. If `frozen`, the first row of each canvas writes nothing.
     """
     work, sliding_work = WorkListBuilder(), WorkListBuilder()
-    sliding, device = model.config.sliding, _device(model)
-    block = model.config.block_length or PAGE
+    sliding, device = model.config.sliding, model.device
+    block = model.config.block_length or PAGE_SIZE
     count = sum(map(len, rows))
     first = 0
     if lead is not None:
@@ -348,13 +346,13 @@ def _batch(
         written = np.delete(np.arange(count), [0, len(rows[0])])
         targets = targets[written]
     stage = Stage(
-        range(len(model.weights.layers[:LAYERS])),
-        send(positions, device),
-        send(targets, device),
-        None if written is None else send(written, device),
-        None,
-        work.list(),
-        None if sliding is None else sliding_work.list(),
+        layers=range(len(model.weights.layers[:LAYERS])),
+        positions=send(positions, device),
+        slots=send(targets, device),
+        written_rows=None if written is None else send(written, device),
+        carry=None,
+        work=work.list(),
+        sliding_work=None if sliding is None else sliding_work.list(),
     )
     tokens = _tokens(model, count + len(positions))[len(positions) :]
     return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)

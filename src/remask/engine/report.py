@@ -73,8 +73,8 @@ class MemoryReport:
         return 1 - self.wasted / self.slots if self.slots else 1.0
 
 
-def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
-    """The state of the pages of `memory`. `detail` adds page tables and `stored`, in O(pages) time."""
+def report_pages(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
+    """Report who holds the pages of `memory`. `detail` adds page tables and `stored`, in O(pages) time."""
     store, chain = memory.store, memory.chain
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
@@ -88,15 +88,15 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         tokens = sum(len(state.canvas) for state in running.canvases)
         cached_tokens = running.record.usage.cached_tokens
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
-        holders.append(_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
+        holders.append(_count_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
         if detail:
             pages_of[request_id] = set().union(*map(_page_set, extents))
     for name, tokens, parts in (("prefixes", store.tokens, store.entries), ("pages", chain.tokens, chain.pages)):
         if parts:
-            holders.append(_holder(name, tokens, [part.extent for part in parts], counts, filled))
+            holders.append(_count_holder(name, tokens, [part.extent for part in parts], counts, filled))
     stored: list[StoredPart] = []
     if detail:
-        stored = [*_prefixes(store.entries, counts, pages_of), *_pages(chain.pages, counts, pages_of)]
+        stored = [*_stored_prefixes(store.entries, counts, pages_of), *_stored_pages(chain.pages, counts, pages_of)]
     used = int((counts > 0).sum())
     return MemoryReport(
         page_size=size,
@@ -114,18 +114,21 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     )
 
 
-def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
+def _stored_prefixes(
+    entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, PageSet]
+) -> list[StoredPart]:
+    """The stored prefixes, each after those that it begins with."""
     parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
-        levels = [level for level in shorter if level.matches(entry.tokens[: len(level)], entry.cache_salt)]
-        parent = _hex(levels[-1].key) if levels else None
+        beginnings = [other for other in shorter if other.matches(entry.tokens[: len(other)], entry.cache_salt)]
+        parent = _hex(beginnings[-1].key) if beginnings else None
         parts.append(_stored_part(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)
     return parts
 
 
-def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
+def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
     """The exact pages, each after the one before it on its chain."""
     remaining = {page.key: page for page in pages}
     length: dict[int | None, int] = {None: 0}  # tokens of the chain up to each page
@@ -161,7 +164,7 @@ def _table(extent: PageRange, counts: Counts) -> PageTable:
     return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(references.tolist()))
 
 
-def _holder(
+def _count_holder(
     name: str,
     tokens: int,
     extents: Sequence[PageRange],
@@ -170,7 +173,7 @@ def _holder(
     cached_tokens: int = 0,
     tables: tuple[PageTable, ...] = (),
 ) -> Holder:
-    """Count the pages of a holder. Updates `filled`, the number of slots of each page that hold a token."""
+    """Count the pages of a holder, and raise `filled`, the number of slots of each page that hold a token."""
     pages = shared = 0
     for extent in extents:
         layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
@@ -178,4 +181,4 @@ def _holder(
         shared += int((counts[layers, extent.pages] > 1).sum())
         page_tokens = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
         filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], page_tokens)
-    return Holder(name, tokens, pages, shared, cached_tokens, tables)
+    return Holder(name, tokens, pages, shared, found=cached_tokens, tables=tables)

@@ -48,7 +48,7 @@ def make_work(parts: list[StageRows], separate: bool = False) -> WorkList:
             _add_separate(builder, part)
             continue
         shares_prefix = _shares_prefix(part)
-        if group and (not shares_prefix or part.state.sharing != group[0].state.sharing):
+        if group and (not shares_prefix or part.state.sharing_key != group[0].state.sharing_key):
             _add_group(builder, group)
             group = []
         if shares_prefix:

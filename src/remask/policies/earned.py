@@ -28,7 +28,7 @@ ALARM: Final = 3.0
 BUCKET: Final = 10  # percent of the prefix ratio that share one record
 
 # Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom.
-_T = (
+_T_QUANTILES = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
@@ -51,7 +51,8 @@ class Estimate:
             return cls(count, values[0] if values else math.nan, -math.inf, math.inf)
         mean = math.fsum(values) / count
         standard_error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
-        quantile = _T[count - 2] if count - 2 < len(_T) else 1.96 + 2.5 / (count - 1)
+        # Beyond the table: the normal quantile, and the first term of t's expansion in 1 / (count - 1), rounded up.
+        quantile = _T_QUANTILES[count - 2] if count - 2 < len(_T_QUANTILES) else 1.96 + 2.5 / (count - 1)
         margin = quantile * standard_error
         return cls(count, mean, mean - margin, mean + margin)
 
@@ -147,7 +148,7 @@ class Record:
         """Return the depths, ascending, at which an audit of a request with this prefix would be informative."""
         rungs = ladder(self.layers)
         estimates = self.estimates()
-        if not estimates:
+        if not estimates:  # a third, two thirds and all of the ladder: later audits search between two of these alone
             return tuple(sorted({rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
         proven = max(self.proven_depth(prefix_key), self.proven_depth(None))
         refuted = min(self._refuted_depth(None), self._refuted_depth(prefix_key))

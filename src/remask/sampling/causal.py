@@ -82,11 +82,11 @@ class CausalDecoding(Decoding):
             raise ConfigError(f"speculation.draft_window={min_window} is above max_draft_window={max_window}; lower it")
         if params.speculation.lora and drafter is None:
             raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
-        length = params.block_length or block_length
-        if length is None:
+        block_length = params.block_length or block_length
+        if block_length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         adapter = drafter if params.speculation.lora is not False and mode == SPECULATION else None
-        return cls(prompt, seed, params, mode, rule, length, mask_id, adapter)
+        return cls(prompt, seed, params, mode, rule, block_length, mask_id, adapter)
 
     @property
     def block(self) -> int:

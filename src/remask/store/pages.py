@@ -44,9 +44,9 @@ class PageAllocator:
     that prefix in deep layers only.
     """
 
-    def __init__(self, layers: int, pages: int, page_size: int) -> None:
+    def __init__(self, layer_count: int, page_count: int, page_size: int) -> None:
         self.page_size = page_size
-        self.references = np.zeros((layers, pages), dtype=np.int32)
+        self.references = np.zeros((layer_count, page_count), dtype=np.int32)
         self._used: int | None = 0  # None after a change, until `used` counts again
 
     @property
@@ -94,10 +94,10 @@ class PageAllocator:
 
         Raises `IntegrityError`, and changes nothing, if a page is in use.
         """
-        part = self.references[extent.layers.start : extent.layers.stop]
-        if (part[:, extent.pages] > 0).any():
+        references = self.references[extent.layers.start : extent.layers.stop]
+        if (references[:, extent.pages] > 0).any():
             raise IntegrityError(f"claimed pages that are in use: {extent.pages.tolist()} in layers {extent.layers}")
-        part[:, extent.pages] = 1
+        references[:, extent.pages] = 1
         self._used = None
 
     def retain(self, extent: PageRange) -> None:
@@ -111,10 +111,10 @@ class PageAllocator:
 
     def _references_in_use(self, extent: PageRange, verb: str) -> NDArray[np.int32]:
         """A view of the references in the layers of `extent`. Raises `IntegrityError` if one of its pages is free."""
-        part = self.references[extent.layers.start : extent.layers.stop]
-        if (part[:, extent.pages] < 1).any():
+        references = self.references[extent.layers.start : extent.layers.stop]
+        if (references[:, extent.pages] < 1).any():
             raise IntegrityError(f"{verb} pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
-        return part
+        return references
 
 
 def _select_pages(is_free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:

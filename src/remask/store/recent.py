@@ -31,8 +31,8 @@ class _Node:
     def common_length(self, tokens: Tokens) -> int:
         """Number of leading tokens that the node and `tokens` have in common."""
         count = min(len(self.tokens), len(tokens))
-        differ = np.flatnonzero(self.tokens[:count] != tokens[:count])
-        return int(differ[0]) if len(differ) else count
+        mismatches = np.flatnonzero(self.tokens[:count] != tokens[:count])
+        return int(mismatches[0]) if len(mismatches) else count
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, create_model
 from remask.engine.audit_report import AuditReport, DepthReport, Divergence
 from remask.engine.engine import Engine
 from remask.engine.report import Holder, MemoryReport
-from remask.policies.base import Reason
+from remask.policies.base import UnreadLabel
 from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.service import service_of
@@ -61,7 +61,7 @@ class CacheContents(Answer):
     evictions: int
     found: int
     unread: Annotated[
-        dict[Reason, int],
+        dict[UnreadLabel, int],
         doc("Requests that read no stored prefix, by reason; `prefix_note` in the answers of these says it in words."),
     ]
     recent: Recent
@@ -112,7 +112,7 @@ def _contents(engine: Engine) -> CacheContents:
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
         "found": store.stats.unnamed,
-        "unread": cast("dict[Reason, int]", dict(store.stats.unread_reasons)),
+        "unread": cast("dict[UnreadLabel, int]", dict(store.stats.unread_reasons)),
         "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
         "audits": asdict(engine.auditor.report()),
         "pages": asdict(memory) | {"utilisation": memory.utilisation},
