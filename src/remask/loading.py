@@ -171,8 +171,7 @@ def _resolve_precision(
         notice = (
             f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
             f"{gigabytes(max(0, device_memory.room))} that are left: the matrices are {quantization}, with room "
-            f"for canvases of {min(fit.length, fit.required_length)} tokens; --quantization and --dtype "
-            "choose otherwise"
+            f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
         )
     else:
         quantization, quantization_reason = resolve_quantization(
@@ -187,7 +186,7 @@ def _resolve_precision(
         )
         if on_cpu and fit is not None and not fit.length:
             raise CpuMemory.before_loading(config, dtype, quantization, device_memory.room, ranks).shortage_error(
-                fit.required_length, 0
+                fit.required, 0
             )
     kernel = kernel_description(quantization, device)
     description = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"

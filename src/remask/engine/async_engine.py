@@ -235,17 +235,14 @@ class AsyncEngine:
         Returns the number of cancelled requests.
         """
         self.draining = True
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
-        except TimeoutError:
-            ids = tuple(self._tickets)
-            if not ids:
-                return 0
+        ids = tuple(self._tickets)
+        if ids:
             log.warning("drain: %d requests did not end within %g s and are cancelled", len(ids), timeout)
             self._cancel(ids)
             await self._idle.wait()
-            return len(ids)
-        return 0
+        return len(ids)
 
     async def stop(self) -> None:
         """Cancel the open requests and end the thread. Safe to call twice."""

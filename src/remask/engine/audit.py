@@ -270,13 +270,11 @@ class Auditor:
         old_depth = record.depth(key, 0)
         unaudited = record.unaudited
         if self.depths.add(record, audits):
+            nats = max(audit.nats for audit in audits if audit.depth <= old_depth)
             log.warning(
                 "an audit moved first predictions by %.2f nats where %d layers read the prefix: %d do from now on; %d "
                 "requests since the audit before had read as many",
-                max(audit.nats for audit in audits if audit.depth <= old_depth),
-                old_depth,
-                record.depth(key, 0),
-                unaudited,
+                *(nats, old_depth, record.depth(key, 0), unaudited),
             )
         for audit in audits:
             if audit.depth == read_depth:
@@ -322,11 +320,7 @@ class Auditor:
             log.warning(
                 "the cache %s moves predictions by %.2f nats here (%.2f to %.2f where they move most, %d audits), "
                 "which none would not",
-                name,
-                estimate.mean,
-                estimate.low,
-                estimate.high,
-                estimate.count,
+                *(name, estimate.mean, estimate.low, estimate.high, estimate.count),
             )
 
 

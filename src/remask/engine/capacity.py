@@ -300,8 +300,8 @@ def resolve_page_size(size: int | None, shape: ModelConfig) -> int:
     if size % block_length:
         next_multiple = -(-size // block_length) * block_length
         raise ConfigError(
-            f"page_size={size} is not a multiple of the model's block of {block_length}; use {next_multiple}, or leave "
-            "it"
+            f"page_size={size} is not a multiple of the model's block of {block_length}; use {next_multiple}, or "
+            "leave it"
         )
     return size
 

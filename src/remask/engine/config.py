@@ -24,9 +24,7 @@ class EngineConfig:
     """Limits of one engine. Raises `ConfigError` on values that are not allowed, alone or together."""
 
     max_num_seqs: int = declare(
-        8,
-        Whole(1),
-        "Canvases that run at a time. A guided request takes two, and runs alone if that is too many.",
+        8, Whole(1), "Canvases that run at a time. A guided request takes two, and runs alone if that is too many."
     )
     max_model_len: int | None = declare(
         None, Whole(1), "Longest canvas: prompt and response, in tokens. By default the model's, 4096 at most."

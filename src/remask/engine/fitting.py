@@ -154,12 +154,12 @@ class Fit:
 
     quantization: Quantization | None  # of its matrices; None if they have the dtype
     length: int  # tokens of the longest canvas that fits
-    required_length: int  # tokens of the longest canvas that an engine is to have
+    required: int  # tokens of the longest canvas that an engine is to have
 
     @property
     def is_full(self) -> bool:
         """Whether the longest canvas fits that an engine is to have."""
-        return self.length >= self.required_length
+        return self.length >= self.required
 
 
 def widest_fit(
@@ -178,7 +178,7 @@ def widest_fit(
     or, if `limits` name the length, the one with room for the longest. If none has room for any, it is the narrowest,
     with a length of 0. `memory` is that of a CPU's machine, or of each of `ranks` devices.
     """
-    required_length = limits.max_model_len or default_length(config)
+    required = limits.max_model_len or default_length(config)
     narrower = cpu_quantizations(config, ranks) if gpu_quantizations is None else gpu_quantizations
     fits = list[Fit]()
     for quantization in (None, *narrower):
@@ -188,7 +188,7 @@ def widest_fit(
         else:
             tokens = gpu_tokens(config, dtype, quantization, memory, ranks, attention) or 0
             length = tokens // limits.max_num_seqs
-        fits.append(Fit(quantization, length, required_length))
+        fits.append(Fit(quantization, length, required))
         if fits[-1].is_full:
             return fits[-1]
     partial_fits = [fit for fit in fits if fit.length]

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, TokenBuffer, plain_table, predicting_rows
-from remask.engine.stage_work import (
-    StageRows,
-    computed_parts,
-    make_partial,
-    make_sliding_work,
-    make_work,
-    signals_of,
-)
+from remask.engine.stage_work import StageRows, computed_parts, make_partial, make_sliding_work, make_work, signals_of
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.config import Sliding
@@ -220,11 +213,7 @@ def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target
 
 
 def _stage(
-    layers: range,
-    parts: list[StageRows],
-    previous_parts: list[StageRows],
-    previous: Stage | None,
-    target: Target,
+    layers: range, parts: list[StageRows], previous_parts: list[StageRows], previous: Stage | None, target: Target
 ) -> Stage:
     """The stage of `layers`, whose rows are `parts`. The stage before it has `previous_parts`, empty for the first."""
     pairs = list(zip(parts, previous_parts, strict=True)) if previous_parts else []

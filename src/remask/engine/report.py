@@ -122,7 +122,7 @@ def _stored_prefixes(
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
         beginnings = [other for other in shorter if other.matches(entry.tokens[: len(other)], entry.cache_salt)]
-        parent = _hex(beginnings[-1].key) if beginnings else None
+        parent = f"{beginnings[-1].key:016x}" if beginnings else None
         parts.append(_stored_part(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)
     return parts
@@ -136,7 +136,7 @@ def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, 
     while remaining:
         for page in [page for page in remaining.values() if page.parent in length]:
             length[page.key] = length[page.parent] + len(page.tokens)
-            parent = None if page.parent is None else _hex(page.parent)
+            parent = None if page.parent is None else f"{page.parent:016x}"
             parts.append(_stored_part(page.key, parent, length[page.key], page.extent, counts, pages_of))
             del remaining[page.key]
     return parts
@@ -147,15 +147,11 @@ def _stored_part(
 ) -> StoredPart:
     pages = _page_set(extent)
     readers = tuple(name for name, others in pages_of.items() if not pages.isdisjoint(others))
-    return StoredPart(_hex(key), parent, tokens, readers, _table(extent, counts))
+    return StoredPart(f"{key:016x}", parent, tokens, readers, _table(extent, counts))
 
 
 def _page_set(extent: PageRange) -> PageSet:
     return {(layer, page) for layer in extent.layers for page in extent.pages.tolist()}
-
-
-def _hex(key: int) -> str:
-    return f"{key:016x}"
 
 
 def _table(extent: PageRange, counts: Counts) -> PageTable:

@@ -9,16 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from remask.engine.config import EngineConfig
-from remask.engine.placement import (
-    AwaitsPage,
-    Decision,
-    LeasePlan,
-    NoRoom,
-    PagePlan,
-    PageSharing,
-    Placement,
-    SharedKV,
-)
+from remask.engine.placement import AwaitsPage, Decision, LeasePlan, NoRoom, PagePlan, PageSharing, Placement, SharedKV
 from remask.engine.request import PendingRequest, Request
 from remask.errors import IntegrityError
 from remask.model.config import ModelConfig
@@ -155,9 +146,9 @@ class Prefixes(Sharing):
             pending.common_tokens = min(self.recent.add(request.prompt_token_ids, request.salt), max_prefix)
 
     def choose_lease(self, pending: PendingRequest) -> LeaseChoice:
-        """Choose the lease that a request would get now, if the policy reads such a prefix. Changes nothing.
+        """Choose the lease of a request: of the entry that the store finds, or of a new one for all of the prefix.
 
-        It is of the entry that the store finds, or of a new one for all of the prefix, if the store can hold that.
+        There is none if the policy does not read such a prefix, or the store cannot hold it. Changes nothing.
         """
         request = pending.request
         prefix_length = self._prefix_length(pending)
@@ -243,8 +234,8 @@ def no_entry_reason(cache_salt: str) -> UnreadReason | None:
 
     It does not reveal whether the prefix is stored under another salt.
     """
-    note = "nothing of this cache_salt is stored yet, and no other is read"
-    return UnreadReason("salt", note) if cache_salt else None
+    reason = UnreadReason("salt", "nothing of this cache_salt is stored yet, and no other is read")
+    return reason if cache_salt else None
 
 
 class Pages(Sharing):

@@ -50,7 +50,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
                 f"gpu_memory_utilization={config.gpu_memory_utilization:g} is for CUDA devices, and the model is on "
                 f"{device}: leave it out, as K/V take memory there page by page"
             )
-        return _divide_cpu_memory(model, config, canvas_count, max_canvas, page_size)
+        return _divide_cpu(model, config, canvas_count, max_canvas, page_size)
     free, total = model.ranks.run_on_all(smallest_memory, model)
     memory = DeviceMemory(total=total, free=free, share=config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
@@ -86,9 +86,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
     return Room(max_canvas, running, store, rows, memory.room - workspace - planned)
 
 
-def _divide_cpu_memory(
-    model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int
-) -> Room:
+def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:
     """`divide_memory` on a CPU: as configured if that fits. Otherwise two canvases get their memory first.
 
     The rest is for the store and for more canvases. If the configuration names no length, canvases become shorter, so

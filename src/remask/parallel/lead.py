@@ -158,11 +158,7 @@ class LeadRanks(GroupRanks):
 
 
 def start(
-    model: FoundModel,
-    dtype: torch.dtype,
-    device: torch.device,
-    threads: int,
-    quantization: Quantization | None = None,
+    model: FoundModel, dtype: torch.dtype, device: torch.device, threads: int, quantization: Quantization | None = None
 ) -> tuple[LoadedModel, LeadRanks]:
     """Load a model in `tensor_parallel` processes. Returns the part of this process, rank 0, and its ranks.
 

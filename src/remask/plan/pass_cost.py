@@ -83,9 +83,7 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
         selection_count = len(_selection_layers(span))
         queries = sum(w.queries_of(span.layers))
         write_count = int(span.written.sum()) + pick_count
-        selected_numbers = (
-            selection_count * pick_count * w.keys
-        )  # K or V of chosen rows, which the selection has projected
+        selected_numbers = selection_count * pick_count * w.keys  # K or V of chosen rows, projected to choose them
         written_numbers = sum(w.keys_of(span.layers)) * 2 * write_count - selected_numbers
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed reads its cached outputs, and a computed one writes them.

@@ -47,9 +47,7 @@ class DllmCache(CachePolicy):
     )
     select: Select = declare("value", Choice(SELECTS), "How the share is chosen.")
     select_layers: int = declare(
-        1,
-        Whole(1),
-        "Consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary.",
+        1, Whole(1), "Consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary."
     )
     phase: Literal["up", "down"] = declare(
         "up",

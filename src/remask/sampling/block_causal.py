@@ -460,9 +460,8 @@ class IndelDecoder(BlockCausalDecoder):
         params = self.params
         tokens = self._edit_tokens
         temperature = 0.0 if params.greedy else params.temperature
-        candidate_count = self._indel_block.candidate_count
-        device_read = MostProbable(candidate_count, temperature, barred=(tokens.delete, tokens.insert))
-        self.context = replace(self.context, device_read=device_read)
+        read = MostProbable(self._indel_block.candidate_count, temperature, (tokens.delete, tokens.insert))
+        self.context = replace(self.context, device_read=read)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)

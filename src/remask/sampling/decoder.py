@@ -163,7 +163,7 @@ class Decoder(ABC):
     def outcome(self, positions: Positions) -> Outcome:
         """Record the step, and return what it writes at `positions`, chosen by `choose`, the cache policy or a reader.
 
-        If `transfers` is a rule with `changes`, it may be called before the pass too, and records nothing.
+        If `transfers` is a rule with `changes`, it may be called before the pass too, and must record nothing.
         """
         return Outcome(positions)
 

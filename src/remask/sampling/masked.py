@@ -251,7 +251,7 @@ class MaskedDecoder(RuleDecoder):
                 self._begin_block()
 
     def _begin_block(self) -> None:
-        self.block = self._block_range(self.block_index)
+        self.block = shift_range(self.blocks.ranges[self.block_index], self.canvas.prompt)
         self._steps = self.blocks.steps[self.block_index]
         self._schedule = self._make_schedule()
         self.block_step = 0
@@ -271,9 +271,6 @@ class MaskedDecoder(RuleDecoder):
             self.context = replace(self.context, cut=None)
         elif self.context.cut is None:  # else the array stays the same, as a new one would be packed again
             self.context = replace(self.context, cut=np.full(len(self.canvas), tail, dtype=np.int64))
-
-    def _block_range(self, index: int) -> range:
-        return shift_range(self.blocks.ranges[index], self.canvas.prompt)
 
     def _skip_idle(self) -> None:
         """Go to the next step that may transfer something. Skips any number of idle steps at once."""
@@ -302,5 +299,5 @@ class MaskedDecoder(RuleDecoder):
     def _draw_orders(self) -> Sequence[Positions]:
         """Draw an order of every block's positions from the request's seed alone."""
         rng = np.random.default_rng(self._seed)
-        blocks = [self._block_range(index) for index in range(self.blocks.count)]
+        blocks = [shift_range(block, self.canvas.prompt) for block in self.blocks.ranges]
         return [block.start + rng.permutation(len(block)) for block in blocks]

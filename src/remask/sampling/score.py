@@ -66,14 +66,14 @@ def score(
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
 
 
-def _are_all_plain(groups: Sequence[RowGroup], rows: int) -> bool:
-    """Whether `groups` cover all of `rows` rows in order, and only greedy tokens are read of each."""
+def _are_all_plain(groups: Sequence[RowGroup], row_count: int) -> bool:
+    """Whether `groups` cover all of `row_count` rows in order, and only greedy tokens are read of each."""
     row = 0
     for group in groups:
         if group.rows.start != row or not _is_plain(group):
             return False
         row = group.rows.stop
-    return row == rows
+    return row == row_count
 
 
 def _is_plain(group: RowGroup) -> bool:
