@@ -104,7 +104,7 @@ def test_what_is_promised_fits_and_no_token_more_would(
 def test_canvases_without_room_are_refused_with_what_would_fit() -> None:
     memory, token = DeviceMemory(24 * GB, 8 * GB, 0.9), token_bytes(LLADA, 2)  # 5.6 GB beside the weights
     with pytest.raises(ConfigError) as refused:
-        store_tokens(memory, token, GB, canvases=8, max_canvas=4096, page=0)
+        store_tokens(memory, token, GB, canvas_count=8, max_canvas=4096, page_size=0)
     said = str(refused.value)
     assert "8 canvases of 4096 tokens need 17.18 GB" in said
     assert "beside the weights and 1.00 GB for a pass there are 4.60 GB" in said
@@ -317,7 +317,7 @@ def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     longest, attention = 256 + 16, engines[0].model.attention
     token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4)
     room += workspace_bytes(TINY, max_rows(TINY), longest, 4, attention=attention)
-    room += attention_bytes(TINY, max_rows(TINY), longest, 4, attention, filled=True)
+    room += attention_bytes(TINY, max_rows(TINY), longest, 4, attention, pad=True)
     assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
     h = torch.zeros(1, TINY.hidden)
@@ -336,7 +336,7 @@ def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch:
             continue
         rows = engine.memory.pass_rows
         assert rows is not None
-        assert engine._lifecycle.scheduler.limits.rows == rows
+        assert engine._lifecycle.scheduler.limits.max_rows == rows
         taken = 10**9 - megabytes * 10**6 + (16 * longest + engine.memory.store_budget) * token.kv
         taken += engine.memory.store_budget * token.state
         assert taken + workspace_bytes(TINY, rows, longest, item, attention=engine.model.attention) <= 10**9

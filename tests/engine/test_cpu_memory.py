@@ -36,7 +36,7 @@ MB = 10**6
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int, **limits: Any) -> Engine:
     """An engine on a machine that has so much memory left."""
-    monkeypatch.setattr(sizing, "memory", lambda: (10**12, free))
+    monkeypatch.setattr(sizing, "cpu_memory", lambda: (10**12, free))
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU, quantization=limits.pop("kind", None)))
     return Engine(model, EngineConfig(**{"max_num_seqs": 16, "store_budget_tokens": "auto", **limits}), "x")
 
@@ -115,7 +115,7 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
             if not free:
                 cpu = CpuMemory.beside_model(llm.model, 0, 16)
                 free = int((cpu.pair_bytes(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
-            patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
+            patch.setattr(sizing, "cpu_memory", lambda free=free: (10**12, free))
             engine = llm.session.new_engine()
         prompts = [list(range(20 + number, 60 + number)) for number in range(8)]
         for request in llm.session.requests(prompts, {"max_tokens": 16, "steps": 4}):

@@ -230,7 +230,7 @@ def test_draws_keep_ties_and_then_the_token_that_crosses() -> None:
         (np.array([125, 8]), np.array([0.3, 0.9], dtype=np.float32), np.array([9, 8])),
     )
     done = block.choose(found, len)
-    assert done.last
+    assert done.is_last
     assert block.tokens.tolist() == [9, 8]
 
 

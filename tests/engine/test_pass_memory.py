@@ -200,7 +200,7 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
         weights = dummy_weights(config, torch.float64, CPU)
         engine = Engine(Transformer(config, weights), EngineConfig(max_num_seqs=4, max_model_len=64), "x")
         engine.memory.pass_rows = most
-        engine._lifecycle.scheduler.limits = replace(engine._lifecycle.scheduler.limits, rows=most)
+        engine._lifecycle.scheduler.limits = replace(engine._lifecycle.scheduler.limits, max_rows=most)
         for number in range(3):
             guided = {"cfg_scale": 1.0} if number == 2 else {}
             params = flat_params({"max_tokens": 16, "ignore_eos": True, **guided})

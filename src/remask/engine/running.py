@@ -101,7 +101,7 @@ class RunningRequest(Member):
         elif self.closing:
             # After a stop token the decoder is at the next block, so the settled length says where the last block ends.
             stop = 0 if self.claim.publisher is None else self.claim.publisher.settled_length()
-            block = range(stop - self.pending.decoding.block, stop)
+            block = range(stop - self.pending.decoding.block_length, stop)
             items = planner.plan_closing(self.canvases[0], decoder, block)
         else:
             items = planner.plan(self.canvases, decoder)

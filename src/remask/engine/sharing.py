@@ -251,14 +251,17 @@ class Pages(Sharing):
 
         Any thread may call it.
         """
-        if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
+        if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block_length:
             return ()
-        tokens, salt = _whole_blocks(request, decoding), _page_salt(request, decoding.block, decoding.block_offset)
+        tokens, salt = (
+            _whole_blocks(request, decoding),
+            _page_salt(request, decoding.block_length, decoding.block_offset),
+        )
         return tuple(self.chain.identities(tokens, salt, decoding.block_offset))
 
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
-        block_length, block_offset = decoding.block, decoding.block_offset
+        block_length, block_offset = decoding.block_length, decoding.block_offset
         if self.chain.is_next_pending(pending.page_keys):
             return AwaitsPage()
         salt = _page_salt(request, block_length, block_offset)
@@ -285,7 +288,7 @@ class Pages(Sharing):
 
     def _misaligned_reason(self, request: Request, decoding: Decoding) -> UnreadReason | None:
         """Why a stored beginning of the prompt is not read, if its blocks end at other tokens; otherwise None."""
-        tokens, block_length = request.prompt_token_ids, decoding.block
+        tokens, block_length = request.prompt_token_ids, decoding.block_length
         for block_offset in range(block_length) if decoding.from_prompt else ():
             salt = _page_salt(request, block_length, block_offset)
             key = self.chain.identity(tokens[self.chain.token_slice(0, block_offset)], None, salt)
@@ -312,7 +315,7 @@ class Pages(Sharing):
         publisher = PageSharing(
             chain=self.chain,
             canvas=canvas,
-            block_length=pending.decoding.block,
+            block_length=pending.decoding.block_length,
             block_offset=pending.decoding.block_offset,
             salt=plan.salt,
             stored_pages=list(pages),
@@ -326,7 +329,7 @@ class Pages(Sharing):
 def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
     """The leading tokens of the prompt that fill whole blocks."""
     tokens = request.prompt_token_ids
-    return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block]
+    return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block_length]
 
 
 def _page_salt(request: Request, block_length: int, block_offset: int) -> str:

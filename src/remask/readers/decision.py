@@ -145,10 +145,10 @@ class ReadingDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + self.block
+        return len(self.prompt) + self.block_length
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return len(self.reading.token_ids)
 
     @property

@@ -46,15 +46,15 @@ from remask.sampling.rows import Penalty, RowGroup
 class BlockCausalDecoding(Decoding):
     """Block-causal diffusion of one request.
 
-    Blocks are cut at multiples of `block`, counted from the start of the canvas, so that the first one may begin with
-    the prompt's last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the
+    Blocks are cut at multiples of `block_length`, counted from the start of the canvas, so that the first one may begin
+    with the prompt's last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the
     response; its tokens there are not part of the answer. Fixed tokens of a `template` must be before its first hole or
     in the block of that hole.
     """
 
     params: SamplingParams
     rule: Remasking
-    block: int = field()  # without a default, which the property of the base would be
+    block_length: int = field()  # without a default, which the property of the base would be
     mask_id: int = field()
     defaults: SamplingDefaults
     template: Template | None = None
@@ -158,8 +158,9 @@ class BlockCausalDecoding(Decoding):
             index = int(late_positions[0]) - len(self.prompt)
             raise ConfigError(
                 f"canvas: place {index} of the response is fixed, and its block comes after a block with a hole. A "
-                f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
-                "fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform model"
+                f"block-causal model sees its own block of {self.block_length} positions and what is before it, so "
+                "it cannot fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform "
+                "model"
             )
 
     @property
@@ -170,20 +171,20 @@ class BlockCausalDecoding(Decoding):
     def length(self) -> int:
         """Prompt and response, rounded up to whole blocks if the family does so."""
         length = len(self.prompt) + self.params.max_tokens
-        return -(-length // self.block) * self.block if self.defaults.whole_blocks else length
+        return -(-length // self.block_length) * self.block_length if self.defaults.whole_blocks else length
 
     @property
     def block_ranges(self) -> list[range]:
         """Blocks of the grid that hold positions to be denoised."""
         start = len(self.prompt) + (0 if self.template is None else self.template.holes[0].start)
-        blocks = blocks_of(self.block, start - (start - self.block_offset) % self.block, self.length)
+        blocks = blocks_of(self.block_length, start - (start - self.block_offset) % self.block_length, self.length)
         return [range(max(0, block.start), min(block.stop, self.length)) for block in blocks]
 
     @property
     def total_steps(self) -> int:
         if self.rule.indel is not None:
-            return len(self.block_ranges) * self.rule.indel.max_passes(self.block, self.limits)
-        return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
+            return len(self.block_ranges) * self.rule.indel.max_passes(self.block_length, self.limits)
+        return len(self.block_ranges) * (self.params.steps_per_block or self.block_length) + self._edit_steps
 
     @property
     def scheduled_steps(self) -> None:
@@ -249,8 +250,8 @@ class BlockCausalDecoder(RuleDecoder):
         # Confidences are taken after temperature and before filters, as in JetEngine and in SDAR's sampler for
         # evaluation. SDAR's generate.py takes them after filters, so that with top_k=1 all of them are 1.
         super().__init__(decoding.params, decoding.rule, "tempered", canvas, decoding.seed)
-        self._block_length = decoding.block
-        self._steps = decoding.params.steps_per_block or decoding.block
+        self._block_length = decoding.block_length
+        self._steps = decoding.params.steps_per_block or decoding.block_length
         self._defaults = decoding.defaults
         block_index = (np.arange(len(canvas)) - decoding.block_offset) // self._block_length
         # The end of each row's block: a row attends to its own block and all before it.

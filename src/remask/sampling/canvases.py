@@ -90,7 +90,7 @@ class CanvasDecoding(Decoding):
         return decoding
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         """1: final rows do not depend on later ones, so pages are shared token by token."""
         return 1
 

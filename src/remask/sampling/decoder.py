@@ -260,7 +260,7 @@ class Decoding(ABC):
 
     @property
     @abstractmethod
-    def block(self) -> int:
+    def block_length(self) -> int:
         """Positions per block."""
 
     @property
@@ -270,8 +270,8 @@ class Decoding(ABC):
 
     @property
     def block_offset(self) -> int:
-        """The start of the first whole block: the prompt's length modulo `block` if counted `from_prompt`, else 0."""
-        return len(self.prompt) % self.block if self.from_prompt else 0
+        """Start of the first whole block: the prompt's length modulo `block_length` if `from_prompt`, else 0."""
+        return len(self.prompt) % self.block_length if self.from_prompt else 0
 
     @property
     @abstractmethod

@@ -122,7 +122,7 @@ class MaskedDecoding(Decoding):
         return len(self.prompt) + self.params.max_tokens
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return self.blocks.length
 
     @property

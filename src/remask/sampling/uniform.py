@@ -118,10 +118,10 @@ class UniformDecoding(Decoding):
         if decoding.ancestral and params.uniform.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral ones draw every position")
         change_count = decoding.steps * decoding.per_step
-        if noise.has_only_masks and not decoding.ancestral and change_count > decoding.block:
+        if noise.has_only_masks and not decoding.ancestral and change_count > decoding.block_length:
             raise ConfigError(
                 f"steps_per_block={decoding.steps} times tokens_per_step={decoding.per_step} is more than the "
-                f"{decoding.block} masks of a block, and this model's noise is masks alone; lower one of them"
+                f"{decoding.block_length} masks of a block, and this model's noise is masks alone; lower one of them"
             )
         return decoding
 
@@ -150,14 +150,14 @@ class UniformDecoding(Decoding):
         return self.params.uniform.sampler in ANCESTRAL
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return self.params.block_length or min(BLOCK, self.params.max_tokens)
 
     @property
     def block_ranges(self) -> list[range]:
         """Canvas positions of the blocks that hold positions to be denoised."""
         end = len(self.prompt) + self.params.max_tokens
-        blocks = blocks_of(self.block, len(self.prompt), end)
+        blocks = blocks_of(self.block_length, len(self.prompt), end)
         return [block for block in blocks if self._fixed_count(block) < min(block.stop, end) - block.start]
 
     @property
@@ -172,7 +172,7 @@ class UniformDecoding(Decoding):
 
     def block_steps(self, fixed_count: int) -> int:
         """Return the steps of a block with `fixed_count` fixed tokens."""
-        return self.params.steps_per_block or max(1, (self.block - fixed_count) // self.per_step)
+        return self.params.steps_per_block or max(1, (self.block_length - fixed_count) // self.per_step)
 
     def log_snr_grid(self, steps: int) -> NDArray[np.float64]:
         """Return the log-SNRs of a block of `steps` steps, the cleanest first, float64 [steps + 1]."""
@@ -239,7 +239,7 @@ class UniformDecoder(Decoder):
             return StepContext(fresh=self._revision_block(), sees=self._sees(), corrections=corrections)
         changed_blocks = None
         if correction.steps:
-            changed_blocks = correction.changed_blocks(self._decoding.block, len(self.canvas))
+            changed_blocks = correction.changed_blocks(self._decoding.block_length, len(self.canvas))
         read = None if uniform.correction_patience == 0 else BestTokens()
         return StepContext(touched=changed_blocks, sees=self._sees(), device_read=read, corrections=correction.steps)
 

@@ -130,7 +130,7 @@ class WholeCanvasDecoding(UniformDecoding):
         return Template.plain(self._answer_length if has_end else self.length - len(self.prompt))
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return self.length - len(self.prompt)
 
     @property
@@ -146,7 +146,9 @@ class WholeCanvasDecoding(UniformDecoding):
     def canvas(self) -> Canvas:
         uniform = self.params.uniform
         prompt = len(self.prompt)
-        noise = self.noise.draw(self.block, self.seed) if uniform.initial_canvas is None else uniform.initial_canvas
+        noise = (
+            self.noise.draw(self.block_length, self.seed) if uniform.initial_canvas is None else uniform.initial_canvas
+        )
         response = self.response_template(self.template or Template.plain(self.params.max_tokens))
         canvas = Canvas(self.prompt, noise, len(response), self.template)
         pairs = uniform.frozen
