@@ -146,7 +146,7 @@ class Conservation(RuleBasedStateMachine):
         assert engine.waiting + len(running) == len(self.alive)
         assert running_canvases(engine) == sum(each.pending.canvas_count for each in running)
         assert running_canvases(engine) <= engine.config.max_num_seqs or len(running) == 1
-        assert engine.store.tokens < self.budget
+        assert engine.store.token_count < self.budget
         assert engine.store.stats.misses >= engine.stats.prefix_passes
 
     def teardown(self) -> None:

@@ -145,7 +145,7 @@ class Auditor:
                     adapter=adapter,
                     ratio=ratio,
                     depth=record.common,
-                    prefixes=record.prefixes,
+                    prefixes=record.prefix_count,
                     nats={depth: Divergence.of(estimate) for depth, estimate in record.estimates().items()},
                 )
                 for (adapter, ratio), record in sorted(self.depths.records.items())

@@ -91,7 +91,10 @@ def report_pages(memory: Memory, requests: Iterable[RunningRequest], *, detail: 
         holders.append(_count_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
         if detail:
             pages_of[request_id] = set().union(*map(_page_set, extents))
-    for name, tokens, parts in (("prefixes", store.tokens, store.entries), ("pages", chain.tokens, chain.pages)):
+    for name, tokens, parts in (
+        ("prefixes", store.token_count, store.entries),
+        ("pages", chain.token_count, chain.pages),
+    ):
         if parts:
             holders.append(_count_holder(name, tokens, [part.extent for part in parts], counts, filled))
     stored: list[StoredPart] = []
@@ -175,6 +178,6 @@ def _count_holder(
         layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
         pages += len(extent.pages) * len(extent.layers)
         shared += int((counts[layers, extent.pages] > 1).sum())
-        page_tokens = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
+        page_tokens = np.minimum(extent.length - np.arange(len(extent.pages)) * size, size)
         filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], page_tokens)
     return Holder(name, tokens, pages, shared, found=cached_tokens, tables=tables)

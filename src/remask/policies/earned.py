@@ -166,7 +166,7 @@ class Record:
         return tuple(sorted(depths))
 
     @property
-    def prefixes(self) -> int:
+    def prefix_count(self) -> int:
         """Number of different prefixes among the audits that count."""
         return len(self._prefixes)
 

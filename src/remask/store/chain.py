@@ -81,7 +81,7 @@ class PageChain:
         return tuple(self._pages.values())
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens that are stored."""
         return len(self._pages) * self.page_size
 
@@ -175,7 +175,7 @@ class PageChain:
         stored = self._pages.get(key)
         if stored is not None:
             return stored if stored.matches(tokens, parent_key, salt) else None
-        while self.tokens + self.page_size > self.budget_tokens:
+        while self.token_count + self.page_size > self.budget_tokens:
             if not self.evict_one(() if parent_key is None else (parent_key,)):
                 self.stats.rejections += 1
                 return None

@@ -11,16 +11,16 @@ from remask.errors import IntegrityError
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Slots for `tokens` consecutive positions, on the same page numbers in each of `layers`."""
+    """Slots for `length` consecutive positions, on the same page numbers in each of `layers`."""
 
     layers: range
     pages: NDArray[np.int64]
     page_size: int
-    tokens: int
+    length: int
 
     def slots(self) -> NDArray[np.int64]:
-        """The slot of each position, int64 [tokens]."""
-        offsets = np.arange(self.tokens)
+        """The slot of each position, int64 [length]."""
+        offsets = np.arange(self.length)
         slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
         return slots
 
@@ -28,13 +28,13 @@ class PageRange:
         """One extent for each page. The last one may have fewer tokens than a page."""
         size = self.page_size
         return [
-            PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.tokens - i * size))
+            PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.length - i * size))
             for i in range(len(self.pages))
         ]
 
     def below(self, layer: int) -> "PageRange":
         """The part of this extent in the layers before `layer`."""
-        return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)
+        return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.length)
 
 
 class PageAllocator:
@@ -56,16 +56,16 @@ class PageAllocator:
             self._used = int(np.count_nonzero(self.references))
         return self._used
 
-    def pages_for(self, tokens: int) -> int:
-        """Number of pages that `tokens` consecutive positions take in one layer."""
-        return -(-tokens // self.page_size)
+    def pages_for(self, length: int) -> int:
+        """Number of pages that `length` consecutive positions take in one layer."""
+        return -(-length // self.page_size)
 
-    def allocate(self, tokens: int, layers: range) -> PageRange | None:
-        """Claim pages for `tokens` positions in each of `layers`, with one reference each.
+    def allocate(self, length: int, layers: range) -> PageRange | None:
+        """Claim pages for `length` positions in each of `layers`, with one reference each.
 
         Consecutive pages are preferred, because attention reads them in place. Returns None if too few pages are free.
         """
-        extents = self.find([(tokens, layers)])
+        extents = self.find([(length, layers)])
         if extents is None:
             return None
         self.claim(extents[0])
@@ -78,15 +78,15 @@ class PageAllocator:
         """
         is_free = self.references == 0  # [layers, pages]
         extents = []
-        for tokens, layers in demands:
-            count = self.pages_for(tokens)
+        for length, layers in demands:
+            count = self.pages_for(length)
             layer_rows = is_free[layers.start : layers.stop]
             usable = layer_rows.all(axis=0)
             if usable.sum() < count:
                 return None
             pages = _select_pages(usable, count)
             layer_rows[:, pages] = False
-            extents.append(PageRange(layers, pages, self.page_size, tokens))
+            extents.append(PageRange(layers, pages, self.page_size, length))
         return tuple(extents)
 
     def claim(self, extent: PageRange) -> None:

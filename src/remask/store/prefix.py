@@ -75,7 +75,7 @@ class PrefixStore:
         return tuple(self._index.entries.values())
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens that are stored."""
         return sum(len(entry) for entry in self._index.entries.values())
 
@@ -219,7 +219,7 @@ class PrefixStore:
             raise IntegrityError("a stored prefix was reserved again")
         if collision is not None and not collision.idle:
             return None
-        free_tokens = self.budget_tokens - self.tokens - len(tokens)
+        free_tokens = self.budget_tokens - self.token_count - len(tokens)
         free_pages = (self.allocator.references == 0).all(axis=0)
         for extent in reserved:
             free_pages[extent.pages] = False

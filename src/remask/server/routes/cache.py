@@ -106,14 +106,14 @@ def _contents(engine: Engine) -> CacheContents:
     memory = engine.memory_report()
     return {
         "entries": [asdict(info) for info in store.describe()],
-        "tokens": store.tokens,
+        "tokens": store.token_count,
         "budget_tokens": store.budget_tokens,
         "hits": store.stats.hits,
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
         "found": store.stats.unnamed,
         "unread": cast("dict[UnreadLabel, int]", dict(store.stats.unread_reasons)),
-        "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
+        "recent": {"prompts": engine.memory.recent.prompt_count, "tokens": engine.memory.recent.token_count},
         "audits": asdict(engine.auditor.report()),
         "pages": asdict(memory) | {"utilisation": memory.utilisation},
     }
