@@ -44,7 +44,7 @@ def state(engine: Engine) -> tuple[Any, ...]:
 
 
 def own_tokens(placement: Placement) -> list[list[tuple[int, range]]]:
-    return [[(extent.tokens, extent.layers) for extent in canvas] for canvas in placement.extents]
+    return [[(extent.length, extent.layers) for extent in canvas] for canvas in placement.extents]
 
 
 def planned(engine: Engine, asked: Request) -> Placement:
@@ -163,7 +163,7 @@ def test_found_pages_are_those_that_would_be_allocated_one_after_another(seed: i
         return
     for extent, other in zip(found, one_by_one, strict=True):
         assert other is not None
-        assert (extent.pages.tolist(), extent.layers, extent.tokens) == (
+        assert (extent.pages.tolist(), extent.layers, extent.length) == (
             other.pages.tolist(),
             other.layers,
             other.tokens,

@@ -33,14 +33,14 @@ def conserved(sandbox: Sandbox) -> SandboxState:
     readers = Counter(page for request in state["requests"] for page in request["page_table"])
     assert [len(page["requests"]) for page in state["pages"]] == [readers[page] for page in range(PAGES)]
     totals = state["totals"]
-    filled = {page: extent.tokens for r in sandbox.requests.values() for extent in r.table for page in extent.pages}
+    filled = {page: extent.length for r in sandbox.requests.values() for extent in r.table for page in extent.pages}
     assert totals["pages_in_use"] == len(readers) == totals["slots_in_use"] / PAGE_SIZE
     assert totals["slots_wasted"] == len(readers) * PAGE_SIZE - sum(filled.values())
     assert totals["pages_shared"] == sum(count > 1 for count in readers.values())
     assert totals["pages_saved"] == sum(readers.values()) - len(readers)
     assert totals["pages_in_use"] + totals["pages_cached"] == np.count_nonzero(sandbox.allocator.references)
     for request in sandbox.requests.values():
-        assert sum(extent.tokens for extent in request.table) == len(request.canvas)
+        assert sum(extent.length for extent in request.table) == len(request.canvas)
     return state
 
 
