@@ -70,7 +70,7 @@ class Tally:
     """The cost of a turn."""
 
     cost: int  # row-layers that it computes
-    rows: int  # the largest number of rows in any layer
+    max_rows: int  # the largest number of rows in any layer
     forwards: int = 1  # passes in `Usage.forwards`; 0 for a prefix pass
     row_layers_saved: int = 0  # row-layers of its canvases that it does not compute
     refreshes: bool = False  # it fills or renews the policy's cache, on any of its canvases

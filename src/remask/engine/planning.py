@@ -272,7 +272,7 @@ class Scheduler:
         self._canvases += len(member.canvases)
 
     def remove(self, member: Member) -> None:
-        """Remove a member from the line."""
+        """Remove a member from the line. Raises `ValueError` if it is not in it."""
         self.line.remove(member)
         owner = member.owner
         self._canvases -= len(member.canvases)
@@ -315,7 +315,7 @@ class Scheduler:
         client_costs: Counter[str] = Counter()
         for turn in turns:
             member, tally = turn.member, turn.tally
-            client, turn_rows = member.owner.client, tally.rows
+            client, turn_rows = member.owner.client, tally.max_rows
             # A refresh is heavy if it costs more than the cheapest pass of its request so far, or is the first pass.
             # If every pass refreshes, as with one step a block, none is postponed.
             is_heavy = limits.max_refreshes is not None and tally.refreshes and tally.cost > (member.min_cost or 0)

@@ -140,7 +140,7 @@ class RunningRequest(Member):
         leased_rows = prefix.length if self.claim.lease is not None and prefix is not None else 0
         return Tally(
             cost=sum(plan.cost for _, plan in items),
-            rows=sum(plan.widest for _, plan in items),
+            max_rows=sum(plan.widest for _, plan in items),
             forwards=len(items) if self.policy.traits.schedule.own_clocks else 1,
             row_layers_saved=sum(len(state.canvas) * plan.layers - plan.cost for state, plan in items),
             refreshes=any(plan.refreshes for _, plan in items),
