@@ -166,7 +166,7 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
     if errors:
         raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(errors)}")
     outcomes = part.ranks.run_on_all(_outcomes, part, executor, graphs, length)
-    torch.ones(1, device=model.device).item()  # raises if a kernel has broken the device
+    torch.ones(1, device=_device(model)).item()  # raises if a kernel has broken the device
     max_share = MAX_ROUTED if model.config.mixture is not None else 0.0
     faults = dict[str, str | None]()
     for name, outcome in outcomes.items():
@@ -177,9 +177,13 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
         rounds_rows = model.quantized and name not in (READING, CHOOSING)
         tolerance = QUANTIZED_TOLERANCE if rounds_rows else TOLERANCE[expected_outcome.dtype]
         faults[name] = _difference(outcome, expected_outcome, tolerance, max_share)
-    if model.device.type == "cuda":
+    if _device(model).type == "cuda":
         torch.cuda.empty_cache()
     return [f"{name}: {fault}" for name, fault in faults.items() if fault is not None]
+
+
+def _device(model: Transformer) -> torch.device:
+    return model.weights.embed.device
 
 
 def _first_layers(model: Transformer) -> Transformer:
@@ -201,7 +205,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     outcomes: dict[str, PassOutcome] = {}
     try:
         set_executor(part, executor)
-        pool = Pool(part.part, sum(_page_counts(part, length)), PAGE_SIZE, part.dtype, part.device)
+        pool = Pool(part.part, sum(_page_counts(part, length)), PAGE_SIZE, part.dtype, _device(part))
         variants = {"": part}
         if graphs:
             graph_model = part.with_graphs(make_graphs(part, pool))
@@ -243,7 +247,7 @@ def _read(model: Transformer) -> Tensor:
     If logits are equal either token is correct, so tokens themselves are not compared. On several ranks only
     confidences are returned, [n, 1].
     """
-    hidden = model.embed(send(_tokens(model, 8), model.device))
+    hidden = model.embed(send(_tokens(model, 8), _device(model)))
     group = RowGroup(slice(0, len(hidden)))
     scores: Tensor = score_rows(model, hidden, [group], 0)
     tokens, confidences = scores.unbind()
@@ -260,8 +264,8 @@ def _choose(model: Transformer) -> Tensor:
     rng = np.random.default_rng(0)
     rows = 40
     values = rng.integers(2, 40, 4 * rows)
-    buffer = TokenBuffer(len(values), model.device)
-    buffer.values[:-1] = send(values, model.device)
+    buffer = TokenBuffer(len(values), _device(model))
+    buffer.values[:-1] = send(values, _device(model))
     slots = list(rng.permutation(len(values)).reshape(-1, rows))
     positions = np.arange(rows)
     scores = np.stack([rng.integers(1, 20, 3 * rows), rng.integers(0, 10, 3 * rows) / 10]).astype(np.float32)
@@ -270,7 +274,7 @@ def _choose(model: Transformer) -> Tensor:
         Candidates(RankRule.above(0.8), positions, range(3, 20), slots[2:3]),
         Candidates(RankRule(1, factor=0.5, changes=True), positions, range(rows), slots[3:]),
     ]
-    result = buffer.transfer(send(scores, model.device), requests, kernels=model.kernels is not None)
+    result = buffer.transfer(send(scores, _device(model)), requests, kernels=model.kernels is not None)
     return torch.cat([1 + result[2], buffer.values[:-1].float()])[:, None]
 
 
@@ -325,7 +329,7 @@ def _batch(
     end of their block. If `frozen`, the first row of each canvas writes nothing.
     """
     work, sliding_work = WorkListBuilder(), WorkListBuilder()
-    sliding, device = model.config.sliding, model.device
+    sliding, device = model.config.sliding, _device(model)
     block = model.config.block_length or PAGE_SIZE
     count = sum(map(len, rows))
     first = 0
