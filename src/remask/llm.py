@@ -246,7 +246,7 @@ class LLM:
         collector = self.session.collector(self.engine.check(request))
         with closing(events_of([request], self.engine)) as steps:
             for events in steps:
-                yield from self.session.pieces(collector, events)
+                yield from self.session.collect(collector, events)
 
     def infill(
         self,

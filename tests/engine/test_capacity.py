@@ -220,7 +220,7 @@ class _Pool(Pool):
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:
     """An engine as it would be made on a CUDA device with so much memory."""
-    monkeypatch.setattr(sizing, "device_memory", lambda _: (free, total))
+    monkeypatch.setattr(sizing, "device_memory", lambda _: (total, free))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
     monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())

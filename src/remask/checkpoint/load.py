@@ -36,6 +36,7 @@ from remask.errors import CheckpointError, ConfigError
 from remask.families import Family, Slot, family_of
 from remask.families.fields import Fields
 from remask.families.harmless import unknown
+from remask.machine.device import dtype_name
 from remask.machine.progress import Progress
 from remask.model.config import ModelConfig
 from remask.model.quantized import Codes, QuantizedMatrix
@@ -300,7 +301,7 @@ def _not_finite_error(slot: Slot, location: TensorLocation, numbers: Tensor, dty
         )
     largest = float(numbers.abs().max())
     return CheckpointError(
-        f"{subject} holds values that become infinite as {_name(dtype)}; the largest is {largest:.3g}. "
+        f"{subject} holds values that become infinite as {dtype_name(dtype)}; the largest is {largest:.3g}. "
         f"Load it with --dtype bfloat16 or float32, or {bypass}."
     )
 
@@ -325,16 +326,12 @@ def _sizes(config: ModelConfig, locations: Mapping[str, TensorLocation], dtype: 
     """A sentence with the memory for the configuration's weights, and for the tensors in the files."""
     counts = config.parameters, sum(prod(location.shape) for location in locations.values())
     needed, present = (_bytes(count * dtype.itemsize) for count in counts)
-    return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {present}."
+    return f"Its weights need {needed} as {dtype_name(dtype)}; the tensors in the files need {present}."
 
 
 def _bytes(size: int) -> str:
     power = min(4, (len(str(size)) - 1) // 3)
     return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _check_tensors(

@@ -52,8 +52,8 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
     file = _HUB_FILE.fullmatch(model)
     if file is not None:
         return hub.fetch_file(file[1], file[2], progress=progress)
-    row = shelf_entry(model)
-    repo, revision = (model, None) if row is None else (row.hub, row.revision)
+    entry = shelf_entry(model)
+    repo, revision = (model, None) if entry is None else (entry.hub, entry.revision)
     return hub.on_disk(repo, revision) or hub.fetch(repo, revision, weights=weights, progress=progress)
 
 
@@ -180,11 +180,11 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
     (such as keys that make a diffusion model of an adapter's base), then by the shelf's. Raises `CheckpointError` if
     the model or the base cannot be found, or the adapter names no base.
     """
-    row = shelf_entry(model)
+    entry = shelf_entry(model)
     path = resolve(model, progress=progress)
-    merged = {**(row.overrides if row else {}), **read_model_defaults(path).get(OVERRIDES, {}), **(overrides or {})}
+    merged = {**(entry.overrides if entry else {}), **read_model_defaults(path).get(OVERRIDES, {}), **(overrides or {})}
     if not is_adapter(path):
-        return Source(path, None, merged, row)
+        return Source(path, None, merged, entry)
     base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise CheckpointError(

@@ -27,7 +27,10 @@ from remask.model.sizes import check_sizes
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a depth table, print it, and write it to `--output` or keep it for later starts. Returns 0."""
+    """Measure a depth table, print it, and write it to `--output` or keep it for later starts. Returns 0.
+
+    Raises `ConfigError` on options and requests, `TableError` if the table cannot be written, and as `open_llm` does.
+    """
     check_real("--bound", args.bound, low=0)
     check_whole("--requests", args.requests, low=1, optional=True)
     file = None if args.input is None else load_lines(args.input, forbidden_keys=("cache", "cache_config"))
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             requests = [request for request, _ in build_requests(llm, file, {})][: args.requests]
             source = f"{len(requests)} requests of {Path(args.input).name}"
         table = measure(llm.session, requests, source, args.bound, progress=llm.session.progress)
-        print(report(table))
+        print(table_text(table))
         if args.output is None:
             print(f"\nKept for all further starts, in {save_table(table, llm.loaded)}")
         else:
@@ -65,7 +68,7 @@ def _with_system_prompt(line: RequestLine, system: str, path: str) -> RequestLin
     return line._replace(fields={**line.fields, "messages": [{"role": "system", "content": system}, *messages]})
 
 
-def report(table: DepthTable) -> str:
+def table_text(table: DepthTable) -> str:
     """Return the table as text: for each prefix ratio the proven depth, and the measured nats of each depth."""
     lines = [
         f"{table.model}: {table.layers} layers, {table.samples} requests audited ({table.source})",
@@ -82,7 +85,10 @@ def report(table: DepthTable) -> str:
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Write the quantized checkpoint, and print its size. Returns 0."""
+    """Write the quantized checkpoint, and print its size. Returns 0.
+
+    Raises `CheckpointError` if the model cannot be read, and `ConfigError` if it cannot be quantized or written.
+    """
     announce_download(ModelSettings(args.model), None)
     if is_adapter(resolve(args.model, progress=args.progress)):
         raise ConfigError(

@@ -92,15 +92,20 @@ def allocating(noun: str, advice: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes of a CUDA device, after unused memory was released.
+def cuda_memory(device: torch.device) -> tuple[int, int]:
+    """Release unused memory of a CUDA device, and return its total and free bytes.
 
     That is memory of objects in reference cycles, such as an engine and its parts, and PyTorch's cache.
     """
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return free, total
+    return total, free
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of `dtype` in settings, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
@@ -114,8 +119,8 @@ def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[tor
         return DTYPES[name], "as asked"
     if device.type != "cpu":
         return torch.bfloat16, "auto: an accelerator"
-    dtype_name, why = usual_dtype(parameters, instructions())
-    return DTYPES[dtype_name], why
+    usual_name, why = usual_dtype(parameters, instructions())
+    return DTYPES[usual_name], why
 
 
 def resolve_threads(count: int | None, parameters: int, reserved_cores: int, start: CpuReading | None) -> Threads:
