@@ -134,7 +134,7 @@ class Session:
             f"({choice.why}) "
             f"cache={self.cache_name}{settings} max_num_seqs={self.engine_config.max_num_seqs} "
             f"max_model_len={engine.max_model_len} pool={engine.pool.nbytes / 1e9:.2f} GB "
-            f"({engine.pool.pages * engine.pool.page_size} tokens of K/V in "
+            f"({engine.pool.page_count * engine.pool.page_size} tokens of K/V in "
             f"{dtype_name(self.model.kv_dtype)})"
         )
 

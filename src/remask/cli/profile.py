@@ -23,7 +23,7 @@ from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.loading import announce_download
-from remask.model.sizes import check_sizes
+from remask.model.sizes import check_matrix_sizes
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,7 +98,7 @@ def quantize(args: argparse.Namespace) -> int:
     source = find_source(args.model, progress=args.progress)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
-    check_sizes(args.quantization, config)
+    check_matrix_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
         size = save_quantized(

@@ -282,7 +282,7 @@ def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV)
 
 
 def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
-    return Pool(model.part, pages, page_size, model.kv_dtype, model.device, model.dtype)
+    return Pool(model.rank_config, pages, page_size, model.kv_dtype, model.device, model.dtype)
 
 
 def _new_states(model: Transformer, tokens: int) -> Tensor:

@@ -28,7 +28,7 @@ from remask.model.cpu_kernels import (
     pack_int8,
     unpack_int8,
 )
-from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_sizes
+from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_matrix_sizes
 
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
@@ -397,7 +397,7 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
             f"quantization='fp8' needs a device of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} (Ada, "
             f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
         )
-    check_sizes(kind, config)
+    check_matrix_sizes(kind, config)
 
 
 def empty_matrix(

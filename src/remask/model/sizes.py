@@ -56,7 +56,7 @@ def kv_itemsize(dtype: NumberFormat, quantized: bool) -> int:
     return min(dtype.itemsize, 2) if quantized else dtype.itemsize
 
 
-def check_sizes(kind: Quantization, config: ModelConfig) -> None:
+def check_matrix_sizes(kind: Quantization, config: ModelConfig) -> None:
     """Raise `ConfigError` if the kernels for `kind` do not support the model or the size of a matrix.
 
     The error lists the wrong sizes of all layers; layers count from 0.

@@ -74,7 +74,7 @@ def deal(
     its kind have occurred, as one that a model misses would count twice; another one replaces it. Other draws do not
     depend on replacements. Raises `ConfigError` if there are no requests, or fewer than prompts.
     """
-    check_sizes(requests, prompts)
+    check_counts(requests, prompts)
     system_prompts = [draw_prompt(rng) for _ in range(prompts)]
     request_kinds = [kinds[number % len(kinds)] if kinds else None for number in range(requests)]
     if kinds:  # else each prompt would get some of the kinds only, as both cycle through the requests
@@ -109,7 +109,7 @@ def draw_groups(keys: Sequence[str], items: Sequence[str], groups: int) -> dict[
     return {(key, item): index // size for key in keys for index, item in enumerate(rng.sample(items, len(items)))}
 
 
-def check_sizes(requests: int, prompts: int) -> None:
+def check_counts(requests: int, prompts: int) -> None:
     """Raise `ConfigError` if a workload would have no request, or fewer than it has system prompts."""
     if requests < 1:
         raise ConfigError(f"requests is {requests}; a workload has at least 1.")
