@@ -83,7 +83,7 @@ def open_model(
             loaded = model.load(dtype, device, quantization=quantization)
             return OpenModel(loaded, Ranks(), _set_threads(model, device, reading), precision.description)
         threads = _set_threads(model, device, reading)
-        loaded, processes = lead.start(model, dtype, device, threads.number, quantization)
+        loaded, processes = lead.start(model, dtype, device, threads.count, quantization)
     return OpenModel(loaded, processes, threads, precision.description)
 
 
@@ -240,7 +240,7 @@ def _set_threads(model: FoundModel, device: torch.device, reading: CpuReading | 
         return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
     threads = resolve_threads(thread_count, model.config.parameters // processes, model.settings.spare_cores, reading)
     max_threads = max(1, physical_cores() // processes)
-    if thread_count is None and processes > 1 and threads.number > max_threads:
+    if thread_count is None and processes > 1 and threads.count > max_threads:
         threads = Threads(max_threads, f"{physical_cores()} cores for {processes} processes")
     set_threads(threads)
     return threads

@@ -129,7 +129,7 @@ def test_int4_keeps_numbers_whatever_codes_stand_for() -> None:
     made = Int4Matrix(codes.shape, torch.float32, CPU)
     made.store(slice(None), Codes(codes, scales, zeros))
     for by in ("int_mm", "float32"):
-        found = cpu_kernels.int4_product(torch.eye(4 * GROUP), made.numbers, made.scales, by).t().double()
+        found = cpu_kernels.int4_product(torch.eye(4 * GROUP), made.codes, made.scales, by).t().double()
         allowed = expected.flatten(1).abs().amax(1, keepdim=True) / 126 * (0.7 if by == "int_mm" else 0.2)
         assert ((found - expected.flatten(1)).abs() <= allowed).all(), by
 
@@ -525,7 +525,7 @@ def test_a_quantized_model_answers_as_one_that_is_quantized_when_read(tmp_path: 
 
 def test_a_large_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, checkpoints.SDAR)
-    monkeypatch.setattr("remask.checkpoint.quantized_files.SHARD", 2000)
+    monkeypatch.setattr("remask.checkpoint.quantized_files.SHARD_BYTES", 2000)
     out = Path(written(tmp_path, folder, "int8"))
     assert len(list(out.glob("*.safetensors"))) > 3
     read, made = (

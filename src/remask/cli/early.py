@@ -185,19 +185,19 @@ def check_model(model: str, load_format: str = "auto", overrides: str | None = N
     """
     from remask.checkpoint.files import OVERRIDES, raw_config, read_json, read_model_defaults
     from remask.checkpoint.gguf_header import is_gguf
-    from remask.checkpoint.source import ADAPTER_CONFIG, is_adapter, local
+    from remask.checkpoint.source import ADAPTER_CONFIG, is_adapter, local_model
     from remask.families import family_of, preset
 
     if load_format == "dummy":
         preset(model)
         return
-    folder = local(model)
+    folder = local_model(model)
     if folder is None or is_gguf(folder):
         return
     if is_adapter(folder):
         base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         if isinstance(base, str) and base:
-            local(base)
+            local_model(base)
         return
     config = raw_config(folder) | read_model_defaults(folder).get(OVERRIDES, {})
     family_of(config | options.object_option("--hf-overrides", overrides))

@@ -11,7 +11,7 @@ import torch
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantized_files import save_quantized
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import find_source, is_adapter, resolve
+from remask.checkpoint.source import find_source, is_adapter, resolve_model
 from remask.checks.values import check_real, check_whole
 from remask.cli.arguments import PROFILE_REQUESTS
 from remask.cli.lines import RequestLine, build_requests, load_lines
@@ -90,7 +90,7 @@ def quantize(args: argparse.Namespace) -> int:
     Raises `CheckpointError` if the model cannot be read, and `ConfigError` if it cannot be quantized or written.
     """
     announce_download(ModelSettings(args.model), None)
-    if is_adapter(resolve(args.model, progress=args.progress)):
+    if is_adapter(resolve_model(args.model, progress=args.progress)):
         raise ConfigError(
             f"--model: {args.model!r} is an adapter, which is merged into its base when it is loaded; --quantization "
             "of the command that loads it quantizes the sum then"

@@ -36,8 +36,8 @@ PARAMETERS_A_THREAD = 2_000_000
 class Threads:
     """A number of CPU threads, and the reason for it in words."""
 
-    number: int
-    why: str
+    count: int
+    reason: str
 
 
 def resolve_device(name: str) -> torch.device:
@@ -119,8 +119,8 @@ def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[tor
         return DTYPES[name], "as asked"
     if device.type != "cpu":
         return torch.bfloat16, "auto: an accelerator"
-    usual_name, why = usual_dtype(parameters, instructions())
-    return DTYPES[usual_name], why
+    usual_name, reason = usual_dtype(parameters, instructions())
+    return DTYPES[usual_name], reason
 
 
 def resolve_threads(count: int | None, parameters: int, reserved_cores: int, start: CpuReading | None) -> Threads:
@@ -157,16 +157,18 @@ def resolve_threads(count: int | None, parameters: int, reserved_cores: int, sta
             (int(cpu_quota) - reserved_cores, f"the container may use {cpu_quota:g} of {logical} cores{reserved}")
         )
     if (others := measure_others_use(start)) is not None:
-        limits.append((int(logical - others.used + 0.5), f"other processes use {others.used:.1f} of {logical} cores"))
-    number, why = min(limits, key=lambda limit: limit[0])
-    return Threads(max(1, number), why)
+        limits.append(
+            (int(logical - others.used_cores + 0.5), f"other processes use {others.used_cores:.1f} of {logical} cores")
+        )
+    allowed_count, reason = min(limits, key=lambda limit: limit[0])
+    return Threads(max(1, allowed_count), reason)
 
 
 def set_threads(threads: Threads) -> None:
     """Make PyTorch compute on this number of threads, in the whole process."""
-    if threads.number != torch.get_num_threads():
-        torch.set_num_threads(threads.number)
-        _chosen_thread_counts().add(threads.number)
+    if threads.count != torch.get_num_threads():
+        torch.set_num_threads(threads.count)
+        _chosen_thread_counts().add(threads.count)
 
 
 @functools.cache
