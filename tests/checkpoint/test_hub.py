@@ -32,7 +32,7 @@ from remask.engine.capacity import DeviceMemory
 from remask.engine.fitting import widest_fit
 from remask.errors import CheckpointError, ConfigError
 from remask.loading import announce_download
-from remask.machine.speeds import keep
+from remask.machine.speeds import store_speed
 from remask.model.sizes import FORMATS
 from tests.checkpoint.checkpoints import (
     A2D,
@@ -400,7 +400,7 @@ def test_the_list_knows_what_is_on_disk(
     (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
     assert (row["hub"], row["on_disk"], row["download_bytes"]) == (REPO, True, 2 * row["parameters"])
     assert row["speed"] == "computed"
-    keep(REPO, tokens=6, seconds=4.0)
+    store_speed(REPO, tokens=6, seconds=4.0)
     assert main(["models", "--json"]) == 0
     (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
     assert (row["tokens_per_second"], row["speed"]) == (1.5, "measured")

@@ -171,7 +171,7 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_mad
         with pytest.raises(ConfigError, match=rf"\. Use {ways}--quantization int8 or a smaller model"):
             LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
     monkeypatch.setattr("remask.loading.memory", lambda: None)
-    assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
+    assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.page_count
 
 
 OUT = (
@@ -220,7 +220,7 @@ class _Pool(Pool):
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:
     """An engine as it would be made on a CUDA device with so much memory."""
-    monkeypatch.setattr(sizing, "smallest_memory", lambda _: (free, total))
+    monkeypatch.setattr(sizing, "smallest_memory", lambda _: (total, free))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
     monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
@@ -281,7 +281,7 @@ def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.Monkey
         engine = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", gpu_memory_utilization=share)
         stored = engine.memory.store_budget
         states = stored * token.state
-        taken = engine.pool.pages * page * token.kv + states + 10**9
+        taken = engine.pool.page_count * page * token.kv + states + 10**9
         assert stored == engine.store.budget_tokens > 10_000
         assert taken <= (share or 0.9) * 2 * 10**9, "pages that end beyond their canvas included"
         assert taken > 0.8 * (share or 0.9) * 2 * 10**9

@@ -62,7 +62,7 @@ def slots_have_one_owner(engine: Engine) -> None:
     for parts in owned:
         slots = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         assert len(set(slots.tolist())) == len(slots)
-        assert not len(slots) or slots.max() < engine.pool.pages * engine.pool.page_size
+        assert not len(slots) or slots.max() < engine.pool.page_count * engine.pool.page_size
 
 
 class Conservation(RuleBasedStateMachine):

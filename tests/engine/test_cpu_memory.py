@@ -51,7 +51,7 @@ def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest
         except ConfigError:
             assert before == [0, 0, 0], "more memory is never too little"
             continue
-        tokens, store, longest = engine.pool.pages * 16, engine.memory.store_budget, engine.max_model_len
+        tokens, store, longest = engine.pool.page_count * 16, engine.memory.store_budget, engine.max_model_len
         rows = engine.memory.pass_rows or 16 * (longest + 16)
         taken = engine.pool.nbytes + store * token.state + workspace_bytes(TINY, rows, longest, 4)
         assert taken + (product_bytes(TINY) if kind else 0) <= 0.9 * free + 16 * 2 * token.kv
@@ -61,7 +61,7 @@ def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest
         before = [longest, store, tokens - store]
         seen.add(longest)
     plenty = with_free(monkeypatch, 10**11, kind=kind)
-    assert before == [plenty.max_model_len, 8192, plenty.pool.pages * 16 - 8192]
+    assert before == [plenty.max_model_len, 8192, plenty.pool.page_count * 16 - 8192]
     assert plenty.memory.pass_rows is None
     assert len(seen) > 1, "a length that nobody asked for gives way"
 
@@ -247,4 +247,4 @@ def test_the_choice_is_in_the_start_up_line(monkeypatch: pytest.MonkeyPatch, cap
         llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu", threads=1, quantization="auto")
     assert llm.loaded.quantization == "int8"
     assert "(auto: of what fits, times as fast as float32: float32 1.0, int8 1.9, int4 1.6)" in caplog.text
-    assert f"({llm.engine.pool.pages * 16} tokens of K/V in bfloat16)" in caplog.text
+    assert f"({llm.engine.pool.page_count * 16} tokens of K/V in bfloat16)" in caplog.text

@@ -55,7 +55,7 @@ def zeros(model: Transformer, *shape: int) -> Tensor:
 
 
 def new_pool(model: Transformer) -> Pool:
-    return Pool(model.part, 2, 4, model.dtype, model.device)
+    return Pool(model.rank_config, 2, 4, model.dtype, model.device)
 
 
 def test_each_rank_has_its_own_model_and_its_own_tensors() -> None:

@@ -50,7 +50,7 @@ class Command:
         self._call(self.arguments or self.module.partition(":")[0], "add_arguments", parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Run it. Returns the exit status. Raises `ConfigError` if a package of its extra is missing."""
+        """Run it. Returns the exit status. Raises its errors; `ConfigError` if a package of its extra is missing."""
         status: int = self._call(self.module, "run", args)
         return status
 

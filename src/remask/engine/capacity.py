@@ -132,9 +132,11 @@ def attention_bytes(
             lists = _largest_lists(row_count, max_canvas)
             sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
             if pad:
-                sizes = [size.round_up(size.rows) for size in sizes]
+                sizes = [size.round_up(size.row_count) for size in sizes]
             list_bytes = max(sum(size.lengths) for size in sizes) * 4
-            return MAX_LISTS * list_bytes + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
+            return (
+                MAX_LISTS * list_bytes + max(size.output_count for size in sizes) * part.heads * (part.head_dim + 1) * 4
+            )
     # Queries and results in float32, those of a unit, its gathered K and V, and a tile of scores.
     float_itemsize = 4 * max(1, itemsize // 4)
     queries, keys = _max_widths(part)
@@ -166,20 +168,20 @@ def _largest_lists(row_count: int, max_canvas: int) -> Iterator[WorkList]:
             builder.add(0, canvas_count * max_canvas, first_slot, 1, None)
         for canvas in range(canvas_count):
             builder.add(canvas * max_canvas, max_canvas, first_slot, max(1, max_canvas - 1), None)
-        yield builder.list()
+        yield builder.build()
     unit_rows = min(row_count, UNIT_ROWS)
     builder, first_slot = _list_builder(max_canvas)
     builder.add(0, row_count, first_slot, 1, None)
     builder.add(0, unit_rows, first_slot, max_canvas, None)
     if row_count > unit_rows:
         builder.add(unit_rows, row_count - unit_rows, first_slot, 1, None)
-    yield builder.list()
+    yield builder.build()
 
 
 def _list_builder(slots: int) -> tuple[WorkListBuilder, int]:
     """A builder with `slots` slots, and its index of the first of them."""
     builder = WorkListBuilder()
-    return builder, builder.slots(np.arange(slots))
+    return builder, builder.add_slots(np.arange(slots))
 
 
 def workspace_bytes(

@@ -27,7 +27,7 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.model.ranks import Shard
-from remask.model.sizes import NumberFormat, check_sizes, kv_itemsize
+from remask.model.sizes import NumberFormat, check_matrix_sizes, kv_itemsize
 
 if TYPE_CHECKING:
     from remask.model.attention import Attention
@@ -144,7 +144,7 @@ def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantizat
     """Yield the quantizations for CPUs that support the matrix sizes of `config`, the widest first."""
     for quantization in CPU_QUANTIZATIONS:
         with suppress(ConfigError):
-            check_sizes(quantization, Shard(ranks - 1, ranks).part(config))
+            check_matrix_sizes(quantization, Shard(ranks - 1, ranks).part(config))
             yield quantization
 
 

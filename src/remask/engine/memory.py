@@ -289,7 +289,7 @@ def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV)
 
 
 def _new_pool(model: Transformer, page_count: int, page_size: int) -> Pool:
-    return Pool(model.part, page_count, page_size, model.kv_dtype, model.device, model.dtype)
+    return Pool(model.rank_config, page_count, page_size, model.kv_dtype, model.device, model.dtype)
 
 
 def _allocate_states(model: Transformer, token_count: int) -> Tensor:

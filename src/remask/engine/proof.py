@@ -191,7 +191,7 @@ def _first_layers(model: Transformer) -> Transformer:
     count = min(LAYERS, len(model.weights.layers))
     part = copy(model)
     part.config = replace(model.config, layers=count)
-    part.part = replace(model.part, layers=count)
+    part.rank_config = replace(model.rank_config, layers=count)
     part.graphs = None
     return part
 
@@ -205,7 +205,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     outcomes: dict[str, PassOutcome] = {}
     try:
         set_executor(part, executor)
-        pool = Pool(part.part, sum(_page_counts(part, length)), PAGE_SIZE, part.dtype, _device(part))
+        pool = Pool(part.rank_config, sum(_page_counts(part, length)), PAGE_SIZE, part.dtype, _device(part))
         variants = {"": part}
         if graphs:
             graph_model = part.with_graphs(make_graphs(part, pool))
@@ -334,11 +334,11 @@ def _batch(
     count = sum(map(len, rows))
     first = 0
     if lead is not None:
-        work.add(0, count, work.slots(slots[0][:lead]), lead, None)
+        work.add(0, count, work.add_slots(slots[0][:lead]), lead, None)
     for canvas_rows, canvas_slots in zip(rows, slots, strict=True):
         private_slots = canvas_slots[lead or 0 :]
         reach = np.minimum((canvas_rows // block + 1) * block, len(canvas_slots)) if limited else None
-        work.add(first, len(canvas_rows), work.slots(private_slots), len(private_slots), reach)
+        work.add(first, len(canvas_rows), work.add_slots(private_slots), len(private_slots), reach)
         if sliding is not None:
             block_starts = np.where(limited, canvas_rows // block * block, 0) if sliding.behind else None
             add_windows(sliding_work, first, canvas_rows, canvas_slots, reach, sliding.reach, block_starts)
@@ -355,8 +355,8 @@ def _batch(
         slots=send(targets, device),
         written_rows=None if written is None else send(written, device),
         carry=None,
-        work=work.list(),
-        sliding_work=None if sliding is None else sliding_work.list(),
+        work=work.build(),
+        sliding_work=None if sliding is None else sliding_work.build(),
     )
     tokens = _tokens(model, count + len(positions))[len(positions) :]
     return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)

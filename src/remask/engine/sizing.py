@@ -18,7 +18,7 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, Engi
 from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory as cpu_memory
-from remask.machine.device import free_memory
+from remask.machine.device import cuda_memory
 from remask.model.graphs import graph_bytes
 from remask.model.graphs import max_rows as max_graph_rows
 from remask.model.transformer import Transformer
@@ -51,7 +51,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
                 f"{device}: leave it out, as K/V take memory there page by page"
             )
         return _divide_cpu(model, config, canvas_count, max_canvas, page_size)
-    free, total = model.ranks.run_on_all(smallest_memory, model)
+    total, free = model.ranks.run_on_all(smallest_memory, model)
     memory = DeviceMemory(total=total, free=free, share=config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
     token = token_bytes(shape, itemsize, ranks)
@@ -126,9 +126,9 @@ def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max
 
 
 def smallest_memory(model: Transformer) -> tuple[int, int]:
-    """The least free and the least total bytes of any rank's CUDA device, after garbage collection; on every rank."""
-    sizes = free_memory(model.device)
+    """The least total and the least free bytes of any rank's CUDA device, after garbage collection; on every rank."""
+    sizes = cuda_memory(model.device)
     if not model.ranks.several:
         return sizes
-    free, total = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()
-    return free, total
+    total, free = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()
+    return total, free

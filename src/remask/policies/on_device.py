@@ -112,7 +112,7 @@ class DeviceHook:
             rows=send(rows.positions if layer else branch.canvas.tokens[rows.positions], self.device),
             slots=send_run(slots if key_positions is None else slots[key_positions], self.device),
             positions=rows.positions,
-            summed=rows.summed,
+            sum_count=rows.summed,
             adapter=branch.adapter,
             key_positions=key_positions,
         )

@@ -84,12 +84,12 @@ def trace_events(trace: Sequence[Transfer], prompt_length: int) -> tuple[TraceEv
     """Return the events of a run, with positions counted from the response's start."""
     return tuple(
         TraceEvent(
-            transfer.step,
-            [position - prompt_length for position in transfer.positions],
-            transfer.token_ids,
-            transfer.logprobs,
-            [position - prompt_length for position in transfer.edits],
-            [(position - prompt_length, token) for position, token in transfer.writes],
+            step=transfer.step,
+            positions=[position - prompt_length for position in transfer.positions],
+            token_ids=transfer.token_ids,
+            logprobs=transfer.logprobs,
+            edits=[position - prompt_length for position in transfer.edits],
+            writes=[(position - prompt_length, token) for position, token in transfer.writes],
         )
         for transfer in trace
     )

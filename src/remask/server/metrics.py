@@ -165,9 +165,9 @@ class Metrics(Collector):
             ),
             "engine_repeated_stages": (
                 "Layers over the same rows, one after another, that graphs repeated.",
-                graphs.stages if graphs is not None else 0,
+                graphs.stage_count if graphs is not None else 0,
             ),
-            "engine_captured_graphs": ("Graphs that were made.", graphs.captured if graphs is not None else 0),
+            "engine_captured_graphs": ("Graphs that were made.", graphs.capture_count if graphs is not None else 0),
             "audits": ("Requests whose predictions were compared with exact ones.", stats.audits),
             "audits_failed": ("Audits that failed, from which nothing is learned.", stats.failed_audits),
             "audits_skipped": (

@@ -151,7 +151,7 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     strides = ("q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head")
     plain = {"EMULATED": False}
     for merged in (False, True):
-        _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merged=merged)
+        _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merges=merged)
         pointers = {"q": own, "k": own, "v": own, "units": "*i32", "slots": "*i32", "reach": "*i32"}
         pointers |= {"skip": "*i32", "sums": "*fp32", "outputs": "*fp32" if merged else own}
         pointers |= numbers | dict.fromkeys(strides, "i32")
@@ -162,9 +162,9 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         pointers |= {"sink_v": own, "out": own, **numbers, **dict.fromkeys(strides[:2], "i32")}
         yield Variant("remask.model.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
     layer = "remask.model.layer_triton"
-    for add, norm, keep in ((False, True, False), (True, True, True), (True, False, True)):
-        options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep, centred=shape.norm == "layer")
-        pointers = {"h": own, "new": own, "weight": own, "out": own, "cache": own, "slots": "*i64", "eps": "fp32"}
+    for add, norm, store in ((False, True, False), (True, True, True), (True, False, True)):
+        options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, store=store, centred=shape.norm == "layer")
+        pointers = {"h": own, "addend": own, "weight": own, "out": own, "outputs": own, "slots": "*i64", "eps": "fp32"}
         yield Variant(f"{layer}:_sum_and_norm", dtype, pointers, options | plain)
     pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin", "q", "k", "v"), own)
     pointers |= {"slots": "*i64", "eps": "fp32"}
