@@ -175,10 +175,7 @@ def check(examples: int, steps: int) -> None:
     run_state_machine_as_test(
         Conservation,
         settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -160,9 +160,10 @@ class Engine:
         return events
 
     def _plan(self, next_turns: NextTurns | None = None) -> Batch:
-        """Plan and begin the turns of the next pass, sorted by adapter and prefix. Members in flight get `next_turns`.
+        """Plan and begin the turns of the next pass. Members in flight have theirs in `next_turns`.
 
         Plans enter the ledgers, and copies of stored K/V are launched. Members that fail end. Sets `active_ids`.
+        Returns the turns that began, sorted by adapter and prefix.
         """
         lifecycle = self._lifecycle
         turns = list[Turn]()
