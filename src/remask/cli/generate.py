@@ -34,10 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer all requests. Returns 0 if all were answered, 1 if some failed.
-
-    Raises `ConfigError` on options, files or `--prompt`, `OutputError` if answers cannot be written, and as `open_llm`.
-    """
+    """Answer all requests. Returns 0, or 1 if some failed. Raises `ConfigError`, `OutputError`, and as `open_llm`."""
     sampling = sampling_option(args)
     settings = object_option("--cache-config", args.cache_config)
     with ExitStack() as resources:

@@ -379,9 +379,7 @@ def merge_sampling(*layers: Mapping[str, Any]) -> dict[str, Any]:
         for group, members in values.items():
             if isinstance(members, Mapping):
                 null_paths |= {f"{group}.{name}" for name, value in members.items() if value is None}
-        merged = {
-            path: value for path, value in merged.items() if null_paths.isdisjoint((path, path.partition(".")[0]))
-        }
+        merged = {path: value for path, value in merged.items() if not null_paths & {path, path.partition(".")[0]}}
         merged |= by_path(SamplingParams, values)
     return by_group(SamplingParams, merged)
 
