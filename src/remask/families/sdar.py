@@ -32,14 +32,14 @@ def _mixed(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _config(family: str, fields: Fields, mixture: Mixture | None) -> ModelConfig:
     fields.only("attention_bias", False, optional=True)
-    width_key = "intermediate_size" if mixture is None or mixture.dense_layers else None
+    width = "intermediate_size" if mixture is None or mixture.dense_layers else None
     return ModelConfig(
         family=family,
         kind="block_causal",
         qk_norm="head",
         block_length=fields.block("block_size"),
         mixture=mixture,
-        **qwen.shape(fields, fields.integer("head_dim", least=2), MASK, width_key=width_key),
+        **qwen.shape(fields, fields.integer("head_dim", least=2), MASK, width_key=width),
     )
 
 
