@@ -184,7 +184,7 @@ class SpeculationParams:
     max_draft_window: int | None = declare(
         None,
         COUNT,
-        "The most: the block doubles where all of a draft came true, and halves where at most half did; by default 32.",
+        "The most: the block doubles if all of it was written, and halves if at most half was; by default 32.",
         kinds=("block_causal",),
     )
     lora: bool | None = declare(
