@@ -368,7 +368,7 @@ def test_a_refusal_is_no_download_that_stopped(hub: Hub) -> None:
     with pytest.raises(
         CheckpointError, match=rf"The hub refuses the model '{REPO}' \(status 403\): see its page there"
     ):
-        resolve(NAME)
+        resolve_model(NAME)
 
 
 def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch:
 
     monkeypatch.setattr(hub_module, "snapshot_download", fail)
     with pytest.raises(CheckpointError, match=rf"has no room for the model '{REPO}' \(I/O error: No space left"):
-        resolve(NAME)
+        resolve_model(NAME)
 
 
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")
