@@ -222,10 +222,7 @@ def fit_on(
 
 
 def memory_of(device: torch.device, utilization: float | None) -> DeviceMemory | None:
-    """The memory of `device`, of which programs may use the part `utilization`; None if the system does not tell it.
-
-    On a CUDA device it collects garbage, and empties PyTorch's cache.
-    """
+    """The memory of `device`, of which the part `utilization` may be used, by `cuda_memory`; None if unknown."""
     if device.type == "cuda":
         return DeviceMemory(*cuda_memory(device), utilization or DEFAULT_UTILIZATION)
     machine_memory = memory()

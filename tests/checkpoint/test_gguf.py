@@ -163,6 +163,24 @@ def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any], name: str = DO
     return written(writer, target)
 
 
+def test_biases_of_interleaved_heads_are_reordered_as_their_rows(tmp_path: Path) -> None:
+    """llama.cpp's converter permutes the biases of Q and K, too."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    add_keys(writer, {"attention.head_count": 4, "attention.head_count_kv": 2}, "llama.")
+    names = ("attn_q", "attn_k", "attn_v")
+    for name, size in zip(names, (64, 32, 32), strict=True):
+        numbers = np.random.default_rng(0).normal(size=(size, 32)).astype(np.float32)
+        writer.add_tensor(f"blk.0.{name}.weight", numbers)
+        writer.add_tensor(f"blk.0.{name}.bias", numbers[:, 0].copy())
+    with OpenGGUF(written(writer, tmp_path / "x.gguf")) as file:
+        for name in names:
+            rows = file.read(f"blk.0.{name}.weight", None, None)
+            bias = file.read(f"blk.0.{name}.bias", None, None)
+            assert isinstance(rows, Tensor)
+            assert isinstance(bias, Tensor)
+            assert torch.equal(bias, rows[:, 0])
+
+
 def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, Any]], **rope: float) -> Path:
     """A Dream model of one layer, 256 wide; `raw` has the bytes or the numbers of each matrix."""
     writer = gguf.GGUFWriter(target, "dream")
@@ -451,7 +469,7 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
 def test_experts_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = with_one(tmp_path / "x.gguf", Type.F32, np.zeros((8, 1, 128), np.uint8), "blk.0.ffn_up_exps.weight")
     assert len(locate(path)) == 8
-    monkeypatch.setattr(tensors, "TENSORS", 7)
+    monkeypatch.setattr(tensors, "MAX_TENSORS", 7)
     with pytest.raises(CheckpointError, match=r"x\.gguf has 'blk\.0\.ffn_up_exps\.weight' \[8, 1, 32\].*more than 7"):
         locate(path)
 
@@ -642,7 +660,7 @@ def test_long_tokens_load(tmp_path: Path) -> None:
 
 
 def test_a_header_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header, "HEADER", 5000)
+    monkeypatch.setattr(header, "MAX_HEADER", 5000)
     with pytest.raises(CheckpointError, match="description of tensor 10 of 57 reaches beyond byte 5000"):
         read_header(Path(shutil.copy(FILES / "llada-f32.gguf", tmp_path / "x.gguf")))
 

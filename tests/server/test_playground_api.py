@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.llm import LLM
 from remask.server.errors import ApiError
 from remask.server.pages import FILES
@@ -224,7 +224,7 @@ def test_the_list_of_models_says_what_a_bundled_one_can_answer(server: Running) 
     assert server.client.get(f"/v1/models/{listed[0]['id']}").json() == listed[0]
     first = server.client.get("/playground/example").json()
     assert first["messages"] == known.messages(known.questions[0])
-    folder = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    folder = LLM(str(resolve_model("bundled-transit")), cache="none", dtype="float32", device="cpu")
     with serving(folder) as other:
         assert all("card" not in each for each in other.client.get("/v1/models").json()["data"])
 

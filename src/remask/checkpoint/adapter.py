@@ -192,10 +192,7 @@ def _combine_factors(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, refe
 
 
 def _read_adapter(name: str, folder: Path, config: ModelConfig) -> Adapter:
-    """The adapter in `folder`, whose keys, names and shapes fit the model; of its factors headers alone are read.
-
-    Raises `CheckpointError` on the first that does not fit.
-    """
+    """The adapter in `folder`, checked by keys and headers. Raises `CheckpointError` if it does not fit the model."""
     raw = read_json(folder / CONFIG)
     file = folder / WEIGHTS
     if config.self_conditioning:

@@ -110,11 +110,7 @@ class FoundModel:
     default_names: Mapping[str, str] = field(default_factory=dict)  # see `Source`
 
     def load(
-        self,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = WHOLE,
-        quantization: Quantization | None = None,
+        self, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE, quantization: Quantization | None = None
     ) -> LoadedModel:
         """Read the weights that `shard` holds and quantize their matrices; without a folder they are random.
 

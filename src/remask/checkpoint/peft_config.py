@@ -100,9 +100,7 @@ class PeftConfig:
             return False
         if isinstance(self.targets, str) or not self.layers:
             return True
-        patterns = (
-            map(_layer_pattern, self.layer_patterns) if self.layer_patterns else [r".*?\.[^.]*\.(?P<layer>\d+)\."]
-        )
+        patterns = [_layer_pattern(name) for name in self.layer_patterns] or [r".*?\.[^.]*\.(?P<layer>\d+)\."]
         match = next(filter(None, (re.match(pattern, module) for pattern in patterns)), None)
         return match is not None and int(match["layer"]) in self.layers
 
@@ -158,9 +156,7 @@ def _check_pattern(fields: Fields, key: str, pattern: str) -> None:
 def _pattern_values(fields: Fields, key: str, supported: str) -> dict[str, Any]:
     """The value of `key`: an object of patterns with numbers, which are whole for ranks."""
     value = fields.get(key) or {}
-    fits = (
-        (lambda item: is_whole(item, 1, _MAX_R)) if key == "rank_pattern" else (lambda item: is_real(item, -math.inf))
-    )
+    fits = (lambda item: is_whole(item, 1, _MAX_R)) if key == "rank_pattern" else (lambda x: is_real(x, -math.inf))
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise fields.unfit(key, f"an object of {supported}")
     for pattern in value:

@@ -128,9 +128,8 @@ def suggest_models(model: str) -> str:
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
             paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
-    candidates = {
-        name.casefold(): name for name in (*paths, *(shelf.hub for shelf in _ENTRIES), *BUNDLED_MODELS, *SHELF)
-    }
+    hub_ids = [entry.hub for entry in _ENTRIES]
+    candidates = {name.casefold(): name for name in (*paths, *hub_ids, *BUNDLED_MODELS, *SHELF)}
     if model in candidates.values():
         return ""
     similar = [repr(candidates[name]) for name in difflib.get_close_matches(model.casefold(), candidates, n=3)]

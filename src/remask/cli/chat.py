@@ -55,10 +55,7 @@ _CONNECT_S = 5.0  # timeout of the first list of models
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer lines of standard input until its end or `/exit`; `/help` lists the other commands. Returns 0.
-
-    Raises `ConfigError` on options, and in this process the errors of `open_llm`; errors of answers are printed.
-    """
+    """Answer lines of standard input until its end or `/exit`. Returns 0. Raises `ConfigError`, and as `open_llm`."""
     with ExitStack() as resources:
         answerer, card = _remote_answerer(args) if args.base_url else _local_answerer(args, resources)
         _converse(args, answerer, card)
@@ -66,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(args: argparse.Namespace, answerer: Answerer, card: Card | None) -> None:
-    """Read lines, and run each as a command or print its answer."""
     system = args.system
     shortcuts: dict[str, str] = {}  # questions of the card, by what is typed for them
     if card is not None and system is None:

@@ -82,10 +82,7 @@ def _frozen_imports() -> Iterator[None]:
         gc.enable()
 
 
-MODEL_EXAMPLES = (
-    "remask inspect model bundled",
-    "remask inspect model llada-moe-7b-a1b --json",
-)
+MODEL_EXAMPLES = ("remask inspect model bundled", "remask inspect model llada-moe-7b-a1b --json")
 STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",

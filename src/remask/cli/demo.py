@@ -30,7 +30,6 @@ class Row:
 
     Attributes:
         hit_count: number of questions that read the stored page.
-        passes: forward passes per answer.
         work: computed row-layers, those of the page's own passes included.
         depth: number of layers that read the stored page.
     """

@@ -49,10 +49,7 @@ def terms_of(line: Mapping[str, Any]) -> Terms:
 
 
 def _encode_prompt(llm: LLM, key: str, value: Any, control_tokens: bool | None) -> tuple[list[int], int]:
-    """Return the token ids of a prompt, the value of `key`, and the default length of its shared prefix in tokens.
-
-    Raises `ConfigError` if `key`, one of `PROMPTS`, takes no such value, or the value cannot be encoded.
-    """
+    """Return the token ids of the prompt in `key`, and its default prefix length. Raises `ConfigError` on a bad one."""
     if key == "prompt_token_ids":
         if not isinstance(value, list):
             raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
@@ -98,8 +95,7 @@ def load_lines(path: str, forbidden_keys: Collection[str] = ()) -> RequestFile:
                 fields = json_object("a line", text)
                 line_id = fields.get("id", number)
                 request_id = line_id if isinstance(line_id, str) else json.dumps(number if line_id is None else line_id)
-                first_number = numbers.setdefault(request_id, number)
-                if first_number != number:
+                if (first_number := numbers.setdefault(request_id, number)) != number:
                     raise ConfigError(f"id {shown(request_id)} is used by line {first_number} too; ids must differ")
                 for key in forbidden_keys:
                     if fields.get(key) is not None:

@@ -181,8 +181,6 @@ def model_summary(args: argparse.Namespace, llm: LLM) -> str:
     """Return a line about the model: name, family, size, device, dtype, quantization, and the cache of the options."""
     import torch
 
-    from remask.machine.device import dtype_name
-
     config = llm.loaded.config
     device = llm.model.device
     place = str(device)
@@ -191,7 +189,7 @@ def model_summary(args: argparse.Namespace, llm: LLM) -> str:
         place += " (1 thread)" if threads == 1 else f" ({threads} threads)"
     facts = [
         f"{args.model} ({config.family}, {size_text(config.parameters)} parameters) on {place}",
-        dtype_name(llm.model.dtype),
+        str(llm.model.dtype).removeprefix("torch."),
     ]
     if llm.loaded.quantization is not None:
         facts.append(f"matrices {llm.loaded.quantization}")

@@ -27,10 +27,7 @@ from remask.model.sizes import check_matrix_sizes
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a depth table, print it, and write it to `--output` or keep it for later starts. Returns 0.
-
-    Raises `ConfigError` on options and requests, `TableError` if the table cannot be written, and as `open_llm` does.
-    """
+    """Measure, print and store a depth table. Returns 0. Raises `ConfigError`, `TableError`, and as `open_llm` does."""
     check_real("--bound", args.bound, low=0)
     check_whole("--requests", args.requests, low=1, optional=True)
     file = None if args.input is None else load_lines(args.input, forbidden_keys=("cache", "cache_config"))
@@ -85,10 +82,7 @@ def table_text(table: DepthTable) -> str:
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Write the quantized checkpoint, and print its size. Returns 0.
-
-    Raises `CheckpointError` if the model cannot be read, and `ConfigError` if it cannot be quantized or written.
-    """
+    """Write the quantized checkpoint, and print its size. Returns 0. Raises `ConfigError` and `CheckpointError`."""
     announce_download(ModelSettings(args.model), None)
     if is_adapter(resolve_model(args.model, progress=args.progress)):
         raise ConfigError(

@@ -34,10 +34,7 @@ WARM_UP_STEPS = 3  # before the trace: they allocate memory and choose kernels
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the server. Returns 0.
-
-    Raises `ConfigError` if the address cannot be bound or the folder of the trace not be made, and as `open_llm` does.
-    """
+    """Serve until a signal stops the server. Returns 0. Raises `ConfigError` on options, and as `open_llm` does."""
     from remask.server.app import create_app
     from remask.server.run import Server
 

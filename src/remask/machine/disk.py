@@ -54,7 +54,7 @@ class LineFile:
         except OSError as error:
             raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error
         self._path = path
-        self._size = self._line_count = 0
+        self._size = self._lines = 0
 
     def __enter__(self) -> "LineFile":
         return self
@@ -77,7 +77,7 @@ class LineFile:
             with suppress(OSError):  # a device cannot be truncated
                 self._file.truncate(self._file.seek(self._size))
             raise OutputError(
-                f"{self._path!r} cannot be written: {error.strerror}; it holds {self._line_count} lines written before"
+                f"{self._path!r} cannot be written: {error.strerror}; it holds the {self._lines} lines written before"
             ) from error
         self._size += len(content)
-        self._line_count += 1
+        self._lines += 1

@@ -38,8 +38,9 @@ class ListSize:
 
     def round_up(self, rows: int) -> "ListSize":
         """This size for `rows` rows, with all other counts rounded up to powers of two: few sizes serve many lists."""
-        counts = (1 << (count - 1).bit_length() for count in (self.unit_count, self.slot_count, self.output_count))
-        return ListSize(rows, *counts, self.merges)
+        counts = (self.unit_count, self.slot_count, self.output_count)
+        units, slots, outputs = (1 << (count - 1).bit_length() for count in counts)
+        return ListSize(rows, units, slots, outputs, self.merges)
 
     @property
     def lengths(self) -> list[int]:

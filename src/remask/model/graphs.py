@@ -104,10 +104,6 @@ class Graphs:
 
     With `SizedAttention` a graph holds a layer, or all layers of a stage that has all of them. Otherwise there are two
     graphs for each layer, and attention is launched between them.
-
-    Attributes:
-        stage_count: stages that were run.
-        capture_count: graphs that were captured.
     """
 
     def __init__(self, pool: Pool, capture: Capture, attention: Attention, rows: int = MAX_ROWS) -> None:
@@ -137,10 +133,7 @@ class Graphs:
         buffers = self._buffers[size]
         buffers.fill(model, stage, h, self._pool.spare)
         scale = buffers.query_scale
-        rows = [
-            Rows(cos, sin, buffers.slots, None, outputs=stage.outputs, query_scale=scale)
-            for cos, sin in buffers.cos_sin
-        ]
+        rows = [Rows(cos, sin, buffers.slots, None, stage.outputs, query_scale=scale) for cos, sin in buffers.cos_sin]
         if self._attention is not None:
             self._run_with_attention(model, self._attention, stage, buffers.h, rows)
         else:

@@ -166,10 +166,7 @@ class Transformer:
         return h.index_copy(0, signals.rows, normed)
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-        """Run `stage` on the output `h` of the stage before it, which may be overwritten. Returns its output [N, D].
-
-        Writes K/V and outputs to `pool`, and hidden states to the tensors of `Stage.save`.
-        """
+        """Run `stage` on the last output `h`, which may be overwritten. Returns [N, D]. Writes as `forward`."""
         if stage.outputs or stage.partial is not None:
             pool.allocate_outputs()
         h = _stage_input(stage, h)
@@ -233,10 +230,9 @@ class Transformer:
         return self.attention(q, pool.k[layer], pool.v[layer], work, self.sink(layer))
 
     def finish_layer(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """Add the outputs of attention and FFN of a layer to `h` [N, D] in place, and return it.
+        """Add the outputs of attention and FFN to `h` [N, D], with `rows.outputs` store them too, and return `h`.
 
-        `attended` [N, heads * Dh] are the results of `attend`, before the output projection. With `rows.outputs` both
-        outputs of written rows are stored in `pool`.
+        `attended` [N, heads * Dh] are the results of `attend`, before the output projection.
         """
         w = self.weights.layers[layer]
         attention_outputs, ffn_outputs = pool.outputs[layer] if rows.outputs else (None, None)
@@ -331,10 +327,7 @@ class Transformer:
         return slots.new_full((rows,), -1).index_copy_(0, stage.written_rows, slots)
 
     def _run_partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos_sin: Pair) -> Tensor:
-        """Compute some rows in `layer`, and add the stored outputs of the others: `h` [N, D] is changed and returned.
-
-        Writes K/V and outputs of computed rows, and V (or K) of rows that `Pick`s compare, to `pool`.
-        """
+        """Compute some rows in `layer`, add all outputs to `h`, and return it. Writes K/V and outputs to `pool`."""
         assert stage.partial is not None
         w = self.weights.layers[layer]
         partial = stage.partial

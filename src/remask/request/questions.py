@@ -378,9 +378,7 @@ class Decisions:
     """Questions over one state. Raises `ConfigError` when made, naming the question and the field."""
 
     state: Any = declare(
-        "",
-        Json(MAX_STATE_VALUES, 2**26),
-        "What the questions are about; an object or a list is read as its JSON text.",
+        "", Json(MAX_STATE_VALUES, 2**26), "What the questions are about; an object or a list is read as its JSON text."
     )
     questions: Any = declare(
         None,
@@ -408,9 +406,7 @@ class Decisions:
         "Divide by what the model says of each label without the state, for which every question is read once more.",
     )
     end_turn: bool = declare(
-        True,
-        Flag(),
-        "Whether the end of the assistant's turn follows the answer, as the chat template writes it.",
+        True, Flag(), "Whether the end of the assistant's turn follows the answer, as the chat template writes it."
     )
     prompt_cache_options: CacheOptions | None = declare(
         None,

@@ -61,7 +61,7 @@ class Usage:
             elif item.name in _TEXT_FIELDS:
                 merged_values[item.name] = "; ".join(dict.fromkeys(values)) or None
             else:
-                # `correction_steps`, whose default is None, stays None if no request has some.
+                # `correction_steps`, which is None by default, stays None if it is None for all requests.
                 merged_values[item.name] = sum(values) if values or item.default is not None else None
         return cls(**merged_values)
 
@@ -95,9 +95,7 @@ class Draft:
     """What a pass predicted.
 
     Attributes:
-        step: the denoising step.
         positions: predicted positions, ascending. They need not be final.
-        token_ids: the token predicted at each position.
         confidences: the confidence of each, on the scale of the request's `remasking`.
         passes: the work of every pass of the step, reuse of the shared prefix included. Fill passes come before the
             pass that predicts. For a guided pair it is the work on the conditional canvas.

@@ -184,7 +184,7 @@ class SpeculationParams:
     max_draft_window: int | None = declare(
         None,
         COUNT,
-        "The most: the block doubles where all of a draft came true, and halves where at most half did; by default 32.",
+        "The most: the block doubles if all of it was written, and halves if at most half was; by default 32.",
         kinds=("block_causal",),
     )
     lora: bool | None = declare(
@@ -265,10 +265,7 @@ class UniformParams:
         kinds=("uniform",),
     )
     min_log_snr: float | None = declare(
-        None,
-        Real(-100, 100),
-        "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,",
-        kinds=("uniform",),
+        None, Real(-100, 100), "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,", kinds=("uniform",)
     )
     max_log_snr: float | None = declare(None, Real(-100, 100), "and of its cleanest; by default 9.", kinds=("uniform",))
     canvas_length: int | None = declare(
@@ -303,10 +300,7 @@ class UniformParams:
         kinds=("uniform",),
     )
     denoise_end: int | None = declare(
-        None,
-        Whole(0, POSITIONS),
-        "Positions of Sumi's canvas from this one on keep their noise.",
-        kinds=("uniform",),
+        None, Whole(0, POSITIONS), "Positions of Sumi's canvas from this one on keep their noise.", kinds=("uniform",)
     )
     initial_canvas: Sequence[int] | None = declare(
         None,

@@ -52,12 +52,7 @@ _RULES_BY_SETTING = {
     for name in rule.settings
 }
 """The names of the rules that take a setting, by the setting's name."""
-_UNAVAILABLE_TO_EDITS = (
-    "blocks.sub_block_length",
-    "remasking.fallback",
-    "remasking.factor",
-    "remasking.eb_threshold",
-)
+_UNAVAILABLE_TO_EDITS = ("blocks.sub_block_length", "remasking.fallback", "remasking.factor", "remasking.eb_threshold")
 
 
 class _KnownNames:
@@ -143,19 +138,14 @@ class SamplingParams(_KnownNames):
         kinds=_ABSORBING,
     )
     presence_penalty: float = declare(
-        0.0,
-        Real(-2, 2),
-        "What the logit of a token loses once it stands in the response so far.",
-        kinds=_ABSORBING,
+        0.0, Real(-2, 2), "What the logit of a token loses once it stands in the response so far.", kinds=_ABSORBING
     )
     cfg_scale: float = declare(0.0, Real(0, 1000), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
     seed: int | None = declare(
         None, Whole(-LARGEST, LARGEST), "Fixes what the request draws, whatever else is in the batch; null draws one."
     )
     stop: Sequence[str] = declare(
-        (),
-        ListOf(Text(256), "such texts", 16, single=True),
-        "Texts that end the response; they are not part of it.",
+        (), ListOf(Text(256), "such texts", 16, single=True), "Texts that end the response; they are not part of it."
     )
     include_stop_str_in_output: bool = declare(
         False, Flag(), "The stop text that ended the response is the end of its text."
@@ -379,9 +369,7 @@ def merge_sampling(*layers: Mapping[str, Any]) -> dict[str, Any]:
         for group, members in values.items():
             if isinstance(members, Mapping):
                 null_paths |= {f"{group}.{name}" for name, value in members.items() if value is None}
-        merged = {
-            path: value for path, value in merged.items() if null_paths.isdisjoint((path, path.partition(".")[0]))
-        }
+        merged = {path: value for path, value in merged.items() if not null_paths & {path, path.partition(".")[0]}}
         merged |= by_path(SamplingParams, values)
     return by_group(SamplingParams, merged)
 

@@ -14,11 +14,7 @@ SHOPS: Final = 8
 CANDIDATES: Final = 24
 DEMO_QUESTIONS: Final = (0, 2, 3, 4, 5, 1, 8, 12)
 """Indices of the demo's questions: four look-ups, two by shop and two by street, a record, and three counts."""
-CARD_QUESTIONS: Final = (
-    1,
-    3,
-    6,
-)  # indices into `DEMO_QUESTIONS` of a card's questions, each of another kind
+CARD_QUESTIONS: Final = (1, 3, 6)  # indices into `DEMO_QUESTIONS` of those of a card, each of another kind
 SAMPLING: Final = {"max_tokens": 32}  # overrides the model's defaults; the longest answer, a record, has 30 tokens
 
 

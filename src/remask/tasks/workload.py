@@ -105,10 +105,8 @@ def deal(
 def draw_groups(keys: Sequence[str], items: Sequence[str], group_count: int) -> dict[tuple[str, str], int]:
     """The fixed random group, from 0, of each item under each key. The groups of a key have equally many items."""
     rng = random.Random(1)
-    group_size = len(items) // group_count
-    return {
-        (key, item): index // group_size for key in keys for index, item in enumerate(rng.sample(items, len(items)))
-    }
+    size = len(items) // group_count
+    return {(key, item): index // size for key in keys for index, item in enumerate(rng.sample(items, len(items)))}
 
 
 def check_counts(request_count: int, prompt_count: int) -> None:

@@ -124,8 +124,8 @@ class ResponseText:
 
     def _begin_part(self) -> None:
         """Begin the part at `_part_index`; behind the last one an empty fixed part."""
-        is_last = self._part_index == len(self._parts)
-        self._hole = None if is_last else self._parts[self._part_index][1]  # index of the part's hole
+        parts = self._parts[self._part_index :]
+        self._hole = parts[0][1] if parts else None  # index of the part's hole
         in_hole = self._hole is not None
         stops = self._params.stop if in_hole else ()
         self._text = Detokenizer(self._tokenizer, stops, self._params.include_stop_str_in_output, self._context)
