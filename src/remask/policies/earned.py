@@ -255,7 +255,7 @@ class EarnedDepths:
         return self._record(adapter, percent(prefix_length, canvas_length) // BUCKET * BUCKET)
 
     def _record(self, adapter: str, ratio: int) -> Record:
-        """Return the record of a ratio, a multiple of `BUCKET`. Makes one, linked to its neighbors, if there is none."""
+        """Return the record of a ratio, which is a multiple of `BUCKET`; make it if there is none."""
         record = self.records.get((adapter, ratio))
         if record is None:
             record = self.records[adapter, ratio] = Record(self.layers, self.bound)
