@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from remask.errors import LAST_FULL, LEFT
+from remask.errors import LAST_TAG, REPLACEMENTS
 from tests.server.described import events
 from tests.server.serving import CHATS, URL, Running, cached_tokens
 from tests.waiting import Clock
@@ -71,9 +71,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"steps_per_block": 4096, "max_tokens": 4, "block_length": 2}, "steps_per_block", "make 8192 steps, more than"),
     ({"stop": 5}, "stop", "or a list of at most 16 such texts, got 5"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
-    ({"replay": {}}, "replay", f"left after {LAST_FULL}: {LEFT['replay']}"),
-    ({"segments": []}, "segments", f"left after {LAST_FULL}: {LEFT['segments']}"),
-    ({"speculate": 2}, "speculate", f"left after {LAST_FULL}: {LEFT['speculate']}"),
+    ({"replay": {}}, "replay", f"left after {LAST_TAG}: {REPLACEMENTS['replay']}"),
+    ({"segments": []}, "segments", f"left after {LAST_TAG}: {REPLACEMENTS['segments']}"),
+    ({"speculate": 2}, "speculate", f"left after {LAST_TAG}: {REPLACEMENTS['speculate']}"),
     ({"remasking": "best"}, "remasking", "Available"),
     ({"threshold": 0.5, "remasking": {"factor": 1.0}}, "threshold", "set one of them"),
     (

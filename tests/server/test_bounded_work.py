@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from remask.checks.fields import Nested, declared
-from remask.checks.values import LIST, ListOf, Values, Whole, weight
+from remask.checks.values import LIST, ListOf, Values, Whole, count_values
 from remask.errors import ConfigError
 from remask.request import forms as structure
 from remask.request import json_schema, schema_parts
@@ -180,10 +180,10 @@ def test_counting_ends_beyond_its_bound() -> None:
                 visited += 1
                 yield item
 
-    assert weight(Counting([Counting([1] * 10)] * 1000), 100) == 101
+    assert count_values(Counting([Counting([1] * 10)] * 1000), 100) == 101
     assert visited <= 100
-    assert weight({"ab": ["cd", 1, None]}, 100) == 5
-    assert weight({"ab": ["cd", 1, None]}, 100, texts=True) == 9
+    assert count_values({"ab": ["cd", 1, None]}, 100) == 5
+    assert count_values({"ab": ["cd", 1, None]}, 100, texts=True) == 9
 
 
 @pytest.mark.parametrize(

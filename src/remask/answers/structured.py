@@ -120,7 +120,7 @@ class Structures:
         """Set the result or the exception of `future`. Removes transient errors and the oldest forms from the cache."""
         is_final = True
         try:
-            future.set_result(Constraint(self._automaton(self._run(*key))))
+            future.set_result(Constraint(self._automaton(self._compile_source(*key))))
         except BaseException as error:
             is_final = isinstance(error, ConfigError) and not isinstance(error, _TransientError)
             future.set_exception(copy(error) if isinstance(error, ConfigError) else error)
@@ -137,7 +137,7 @@ class Structures:
             future = self._forms.get(form.source)
         return future is not None and future.done()
 
-    def _run(self, kind: str, text: str) -> dict[str, Any]:
+    def _compile_source(self, form_kind: str, text: str) -> dict[str, Any]:
         """Compile the source `text` of a form in a process of its own. Returns the answer of its `compiler`.
 
         Raises `FormError`.
@@ -149,7 +149,7 @@ class Structures:
         task = "remask.answers.structured_worker:compiler"
         wait = WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
-        failure = f": the {_NAMES[kind]} cannot be compiled:"
+        failure = f": the {_NAMES[form_kind]} cannot be compiled:"
         try:
             answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
         except LateError as error:
