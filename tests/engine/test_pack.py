@@ -92,7 +92,7 @@ def slots_seen(work: WorkList, rows: int) -> list[list[int]]:
         for index in range(count):
             seen[row + index] += work.slots[slot : slot + reach[index]].tolist()
         outputs += range(output, output + count)
-    assert outputs == list(range(work.outputs)), "partial results are numbered in order, each once"
+    assert outputs == list(range(work.output_count)), "partial results are numbered in order, each once"
     assert all(seen), "a row is not attended for"
     return seen
 

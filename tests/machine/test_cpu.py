@@ -92,10 +92,10 @@ def test_what_others_use_is_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     first = CpuReading(clock=10.0, busy_time=100.0, stolen_time=1.0, own_time=5.0)
     use = others_use(first, CpuReading(clock=12.0, busy_time=105.0, stolen_time=2.0, own_time=7.0))
     assert use is not None
-    assert (use.seconds, use.cores, use.used_cores, use.stolen_cores) == (2.0, 4, 1.5, 0.5)
+    assert (use.seconds, use.cores, use.used, use.stolen) == (2.0, 4, 1.5, 0.5)
     rounded = others_use(first, CpuReading(clock=12.0, busy_time=101.0, stolen_time=1.0, own_time=7.0))
     assert rounded is not None
-    assert rounded.used_cores == 0.0, "the clocks are rounded, and no use is below 0"
+    assert rounded.used == 0.0, "the clocks are rounded, and no use is below 0"
     assert others_use(None, first) is others_use(first, None) is others_use(first, first) is None
     assert measure_others_use(None) is None
 
@@ -105,7 +105,7 @@ def test_a_neighbour_is_seen() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
             began = read_cpu()
-            eventually(lambda: (use := measure_others_use(began)) is not None and use.used_cores >= 0.05)
+            eventually(lambda: (use := measure_others_use(began)) is not None and use.used >= 0.05)
         finally:
             neighbour.kill()
 

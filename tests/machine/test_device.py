@@ -58,7 +58,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def others(used: float) -> OthersUse:
-    return OthersUse(seconds=1.0, cores=16, used_cores=used, stolen_cores=0.0)
+    return OthersUse(seconds=1.0, cores=16, used=used, stolen=0.0)
 
 
 @pytest.mark.parametrize(

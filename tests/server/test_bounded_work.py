@@ -154,7 +154,7 @@ def lists_within(values: Values, most: int | None = None) -> Iterator[tuple[List
         bounds = [bound for bound in (values.total_limit, most) if bound is not None]
         within = min(bounds, default=None) if bounds else None
         yield values, values.limit if within is None else min(values.limit, within)
-        yield from lists_within(values.of, within)
+        yield from lists_within(values.values, within)
     elif isinstance(values, Nested):
         for each in declared(values.cls).values():
             yield from lists_within(each.values, most)
@@ -166,7 +166,7 @@ def test_every_declared_list_and_all_within_it_are_bounded(cls: type[Any]) -> No
     for name, declaration in declared(cls).items():
         for values, most in lists_within(declaration.values):
             assert most <= 4 * LIST, name
-            inner = [each for each, _ in lists_within(values.of)]
+            inner = [each for each, _ in lists_within(values.values)]
             assert not inner or values.total_limit is not None, name
 
 

@@ -165,8 +165,10 @@ class Structures:
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
         automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab_size, self._padding)
-        for name, limit in (("states", MAX_STATES), ("transitions", MAX_CLASS_TRANSITIONS)):
-            if (size := getattr(automaton, name)) > limit:
+        states = "states", automaton.state_count, MAX_STATES
+        transitions = "transitions", automaton.transition_count, MAX_CLASS_TRANSITIONS
+        for name, size, limit in (states, transitions):
+            if size > limit:
                 raise FormError(
                     f": its automaton has {size} {name}, and at most {limit} are taken; ask for a simpler form"
                 )

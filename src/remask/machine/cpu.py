@@ -129,8 +129,8 @@ class OthersUse:
 
     seconds: float  # time between the readings
     cores: int  # number of cores of this process
-    used_cores: float  # mean number that other processes used, including stolen time
-    stolen_cores: float  # mean number that the host of a virtual machine gave to others
+    used: float  # mean number of cores that other processes used, including stolen time
+    stolen: float  # mean number of cores that the host of a virtual machine gave to others
 
 
 def read_cpu(root: Path = ROOT) -> CpuReading | None:

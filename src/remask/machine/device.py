@@ -157,8 +157,7 @@ def resolve_threads(count: int | None, parameters: int, reserved_cores: int, sta
             (int(cpu_quota) - reserved_cores, f"the container may use {cpu_quota:g} of {logical} cores{reserved}")
         )
     if (others := measure_others_use(start)) is not None:
-        used = others.used_cores
-        limits.append((int(logical - used + 0.5), f"other processes use {used:.1f} of {logical} cores"))
+        limits.append((int(logical - others.used + 0.5), f"other processes use {others.used:.1f} of {logical} cores"))
     allowed_count, reason = min(limits, key=lambda limit: limit[0])
     return Threads(max(1, allowed_count), reason)
 

@@ -70,15 +70,15 @@ def conditions(since: CpuReading | None) -> dict[str, object]:
     return {
         "load_average": load,
         "others": None if others is None else asdict(others),
-        "busy": None if others is None or others.used_cores < BUSY * others.cores else _busy(others, load),
+        "busy": None if others is None or others.used < BUSY * others.cores else _busy(others, load),
     }
 
 
 def _busy(others: OthersUse, load: float | None) -> str:
     average = "" if load is None else f", load average {load:.1f}"
-    host = f", {others.stolen_cores:.1f} of them the virtual machine's host" if others.stolen_cores >= BUSY else ""
+    host = f", {others.stolen:.1f} of them the virtual machine's host" if others.stolen >= BUSY else ""
     return (
-        f"The machine was busy: others used {others.used_cores:.1f} of its {others.cores} cores{host}{average}. Times "
+        f"The machine was busy: others used {others.used:.1f} of its {others.cores} cores{host}{average}. Times "
         "are longer than on an idle machine, and their ratios less certain."
     )
 
