@@ -56,7 +56,7 @@ _BD3LM: Mapping[str, Any] = {"block_size": 32}
 _GIDD: Mapping[str, Any] = {"uniform": "s32/b32"}
 _NVIDIA = "NVIDIA Nemotron Open Model"
 
-_ROWS = (
+_ENTRIES = (
     ShelfEntry("qwen3-0.6b-diffusion-mdlm", "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", _APACHE, sampling=_BLOCKS),
     ShelfEntry(
         "qwen2.5-coder-0.5b-instruct-diffusion-mdlm",
@@ -102,7 +102,7 @@ _ROWS = (
     ShelfEntry("nemotron-labs-diffusion-14b", "nvidia/Nemotron-Labs-Diffusion-14B", _NVIDIA),
     ShelfEntry("diffusiongemma-26b-a4b", "google/diffusiongemma-26B-A4B-it", _APACHE),
 )
-SHELF: Mapping[str, ShelfEntry] = MappingProxyType({row.name: row for row in _ROWS})
+SHELF: Mapping[str, ShelfEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
 def is_in_cache(repo: str) -> bool:
@@ -128,7 +128,8 @@ def suggest_models(model: str) -> str:
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
             paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
-    candidates = {name.casefold(): name for name in (*paths, *(row.hub for row in _ROWS), *BUNDLED_MODELS, *SHELF)}
+    hub_ids = [entry.hub for entry in _ENTRIES]
+    candidates = {name.casefold(): name for name in (*paths, *hub_ids, *BUNDLED_MODELS, *SHELF)}
     if model in candidates.values():
         return ""
     similar = [repr(candidates[name]) for name in difflib.get_close_matches(model.casefold(), candidates, n=3)]

@@ -265,10 +265,7 @@ class UniformParams:
         kinds=("uniform",),
     )
     min_log_snr: float | None = declare(
-        None,
-        Real(-100, 100),
-        "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,",
-        kinds=("uniform",),
+        None, Real(-100, 100), "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,", kinds=("uniform",)
     )
     max_log_snr: float | None = declare(None, Real(-100, 100), "and of its cleanest; by default 9.", kinds=("uniform",))
     canvas_length: int | None = declare(
@@ -303,10 +300,7 @@ class UniformParams:
         kinds=("uniform",),
     )
     denoise_end: int | None = declare(
-        None,
-        Whole(0, POSITIONS),
-        "Positions of Sumi's canvas from this one on keep their noise.",
-        kinds=("uniform",),
+        None, Whole(0, POSITIONS), "Positions of Sumi's canvas from this one on keep their noise.", kinds=("uniform",)
     )
     initial_canvas: Sequence[int] | None = declare(
         None,

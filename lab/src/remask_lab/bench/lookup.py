@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from remask.checks.fields import declare
 from remask.checks.values import Choice, Whole
 from remask.errors import ConfigError
-from remask.tasks.workload import Message, TaskSettings, check_sizes, deal
+from remask.tasks.workload import Message, TaskSettings, check_counts, deal
 
 GENERATED, BY_HAND = "generated", "by-hand"
 FILE: Final = Path(__file__).with_name("lookup.toml")
@@ -209,7 +209,7 @@ def _ask(rng: random.Random, drawn_page: tuple[Page, list[dict[str, str]]], _: o
 
 def _by_hand(rng: random.Random, requests: int, pages: int) -> list[LookupRequest]:
     """The first questions about each of the first `pages` pages written by hand, shuffled."""
-    check_sizes(requests, pages)
+    check_counts(requests, pages)
     by_page = read_pages()
     questions = [question for turn in zip_longest(*by_page[:pages]) for question in turn if question is not None]
     if pages > len(by_page) or requests > len(questions):
