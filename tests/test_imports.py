@@ -58,6 +58,7 @@ ORDER = (
     "remask.cli",
     "remask.__main__",
     "remask_lab",
+    "remask_lab.gsm8k",
     "remask_lab.observe",
     "remask_lab.drawing",
     "remask_lab.records",

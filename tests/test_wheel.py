@@ -81,14 +81,13 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
 
 
 def test_its_metadata_names_every_licence(wheel: Path) -> None:
-    """Also those of the questions and of the Markdown reader that it carries, which are not the program's."""
+    """Also that of the Markdown reader that it carries, which is not the program's."""
     archive = zipfile.ZipFile(wheel)
     (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(archive.read(name).decode())
     assert metadata["License-Expression"] == "Apache-2.0 AND MIT AND BSD-3-Clause"
     files = metadata.get_all("License-File", [])
-    data, page = "src/remask/tasks/data", "src/remask/server/playground/page/vendor"
-    assert sorted(files) == ["LICENSE", f"{page}/LICENSE.marked", f"{data}/LICENSE"]
+    assert sorted(files) == ["LICENSE", "src/remask/server/playground/page/vendor/LICENSE.marked"]
     texts = [archive.read(name.replace("METADATA", f"licenses/{file}")).decode() for file in sorted(files)]
     assert "Apache License" in texts[0]
     assert all("Permission is hereby granted" in text and "Copyright (c)" in text for text in texts[1:])

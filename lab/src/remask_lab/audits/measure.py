@@ -17,7 +17,7 @@ from remask.outputs import Output
 from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import Earned
 from remask.policies.earned import BOUND, Audit, Record, ladder
-from remask.tasks import gsm8k
+from remask_lab import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
 from remask_lab.records.interval import clustered, mean_interval, paired
 from remask_lab.records.record import Record as Kept
