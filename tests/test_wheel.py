@@ -5,7 +5,6 @@ The environment is fresh but for the dependencies, which are those of the enviro
 
 import importlib.util
 import os
-import runpy
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from scripts.releasing.artefacts import Artefact
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 300  # for a machine that runs other tests; the demo of 8 questions takes seconds
@@ -78,7 +79,7 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
         "remask/server/playground/page/vendor/marked.esm.js",
     ):
         assert needed in names
-    assert list(runpy.run_path(str(ROOT / "scripts" / "release.py"))["Artefact"](wheel).faults()) == []
+    assert list(Artefact(wheel).faults()) == []
 
 
 def test_its_metadata_names_every_licence(wheel: Path) -> None:
