@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from lab.tests.harness.scripted import scripted
 
 from remask.cli import main
 from remask.tasks.transit import make_workload
-from remask_lab import gsm8k
 from remask_lab.gsm8k import final_number
 from remask_lab.harness import run
 from remask_lab.records.record import read_record
@@ -19,7 +19,7 @@ from tests.depth.models import with_ascii_tokenizer, write_lines
 from tests.goldens import model_dir
 
 GSM8K = Path(__file__).parents[3] / "tests" / "data" / "gsm8k" / "test.jsonl"
-PACKAGED = Path(gsm8k.__file__).with_name("questions.jsonl")
+PACKAGED = files("remask_lab.gsm8k") / "questions.jsonl"
 QUICK = ["--sampling", '{"max_tokens": 4, "steps": 2}']
 
 
