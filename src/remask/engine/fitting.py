@@ -116,15 +116,6 @@ class CpuMemory:
         extent = length + self.page
         return (self.available - self.workspace(2 * extent, extent)) // self.token.kv
 
-    def max_rows(self, rows: int, length: int, allocated: int) -> int:
-        """Rows of a pass over canvases of `length` that fits beside `allocated` bytes: `rows`, halved if needed.
-
-        A pass has at least the rows of two canvases.
-        """
-        while rows > 2 * length and self.workspace(rows, length) > self.available - allocated:
-            rows = max(2 * length, rows // 2)
-        return rows
-
     def shortage_error(self, max_canvas: int, fitting: int) -> ConfigError:
         """The error that two canvases of `max_canvas` tokens do not fit. It advises `fitting` tokens, unless 0."""
         ways = [f"--max-model-len {fitting}"] if fitting else []
