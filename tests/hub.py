@@ -25,6 +25,7 @@ class Hub(ThreadingHTTPServer):
         asked: method and path of each request.
         ranges: the parts of files that were asked for, as headers.
         gated: ids that need a login.
+        refused: ids that are refused with a 403 of no further reason.
         dropped: numbers of bytes by file, after which the next answer breaks off.
         held: files of which half is sent, and no more.
         reached: set when half of a held file was sent.
@@ -39,6 +40,7 @@ class Hub(ThreadingHTTPServer):
         self.asked: list[tuple[str, str]] = []
         self.ranges: list[str] = []
         self.gated: set[str] = set()
+        self.refused: set[str] = set()
         self.dropped: dict[str, int] = {}
         self.held: set[str] = set()
         self.reached, self.closing = threading.Event(), threading.Event()
@@ -68,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(401, "RepoNotFound")
         if repo in self.server.gated:
             return self._fail(401, "GatedRepo")
+        if repo in self.server.refused:
+            return self._fail(403, "")
         if found["revision"] not in ("main", SHA):
             return self._fail(404, "RevisionNotFound")
         folder = self.server.repos[repo]

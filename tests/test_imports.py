@@ -67,7 +67,7 @@ ORDER = (
     "remask_lab.bench",
     "remask_lab.likelihood",
     "remask_lab.harness",
-    "remask_lab.asked",
+    "remask_lab.arguments",
     "remask_lab.instruments",
     "remask_lab.subjects",
     "remask_lab.speed",

@@ -10,7 +10,7 @@ from remask import LLM, EngineConfig, RemaskError, SamplingParams
 from remask.checkpoint.settings import Loading, LoadSettings
 from remask.checks.fields import declared
 from remask.engine.engine import Engine
-from remask.errors import UnknownNameError
+from remask.errors import ConfigError, UnknownNameError
 from remask.policies.dense import Dense
 from remask.readers.logprobs import Logprobs
 from remask.request.forms import StructuredOutputs
@@ -183,6 +183,8 @@ def test_every_method_takes_the_terms(bundled: LLM) -> None:
         call: Any = method
         with pytest.raises(UnknownNameError, match=r"Unknown argument 'prioriti'. Did you mean 'priority'"):
             call([{"role": "user", "content": "go"}], [{"mask": 2}], prioriti=1)
+        with pytest.raises(ConfigError, match=r"max_tokens is a sampling .* in params, as params=\{'max_tokens': 2\}"):
+            call([{"role": "user", "content": "go"}], [{"mask": 2}], max_tokens=2)
 
 
 def test_a_new_engine_shares_the_weights_alone(golden: LLM) -> None:

@@ -150,7 +150,7 @@ def test_plans_that_tell_of_rows_keep_their_inputs() -> None:
     for bad in ([Span(range(2), everything)], [spans[0], replace(spans[1], save=nothing)]):
         with pytest.raises(PlanError, match="inputs are not kept"):
             Plan(bad, nothing, hook=Weigh(everything, everything)).check(4)
-    with pytest.raises(PlanError, match="of no row, or to no position"):
+    with pytest.raises(PlanError, match="over no row, or to no position"):
         Plan(spans, nothing, hook=Weigh(nothing, everything)).check(4)
     cut = Plan(spans, nothing, hook=Weigh(everything, everything))
     below = cut.below(np.array([2, 2, 2, 2]), view().memo)

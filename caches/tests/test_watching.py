@@ -390,7 +390,7 @@ def test_small_drifts_are_not_rounded_away() -> None:
 def test_what_a_pass_found_is_forgotten_when_it_is_done() -> None:
     tracker = Tracker()
     assert tracker.tokens.tolist() == []
-    tracker = Tracker(moved={0: 0.5}, reference=(0, torch.zeros(1)))
-    tracker.done(np.array([7, 3, 7, 0]))
-    assert (tracker.tokens.tolist(), len(tracker.moved)) == ([0, 3, 7], 0)
+    tracker = Tracker(drifts={0: 0.5}, reference=(0, torch.zeros(1)))
+    tracker.finish(np.array([7, 3, 7, 0]))
+    assert (tracker.tokens.tolist(), len(tracker.drifts)) == ([0, 3, 7], 0)
     assert tracker.reference is None

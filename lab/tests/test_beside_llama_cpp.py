@@ -84,5 +84,5 @@ def test_without_the_package_the_command_says_how_to_get_it(monkeypatch: pytest.
 
 
 def test_distance_of_logits() -> None:
-    assert llama_cpp.apart(np.array([[1.0, 2.0]]), np.array([[1.0, 2.0]])) == 0
-    assert llama_cpp.apart(np.array([[3.0, 0.0]]), np.array([[0.0, 4.0]])) == pytest.approx(1.25)
+    assert llama_cpp.rms_error(np.array([[1.0, 2.0]]), np.array([[1.0, 2.0]])) == 0
+    assert llama_cpp.rms_error(np.array([[3.0, 0.0]]), np.array([[0.0, 4.0]])) == pytest.approx(1.25)

@@ -22,7 +22,7 @@ from remask_lab.gpu import run as command
 from remask_lab.gpu.parts import PARTS, Part, Setting, run_child
 from remask_lab.gpu.plain import PASSES, ROWS, plain_row
 from remask_lab.gpu.profile import _covered
-from remask_lab.gpu.results import Result, kept, speed_table
+from remask_lab.gpu.results import Result, speed_table, summarize
 from remask_lab.gpu.steady import find_shape, roof_seconds
 from remask_lab.ops.roofline import Peaks
 from tests.waiting import ended, eventually
@@ -53,7 +53,7 @@ def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, st
         result = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         assert result["done"]
         assert result["error"] is None
-        assert f"## {part.about}" in printed
+        assert f"## {part.title}" in printed
     assert (folder / "report.md").read_text(encoding="utf-8") in printed
     assert list(PARTS)[:3] == ["proof", "machine", "speed"], "what tells most comes first"
 
@@ -319,7 +319,7 @@ def test_what_is_kept_of_a_gpu_and_the_table_of_it() -> None:
     shape = asdict(find_shape("llada-8b", torch.device("cpu")))
     about = {"versions": {"torch": "2", "triton": "3"}, "peaks": {}, "gpu": {"name": "NVIDIA X9 80GB"}}
     speed = Result("speed", {"shape": shape, "rows": rows}, commit="0123456789ab")
-    found = kept({"machine": Result("machine", about), "speed": speed})
+    found = summarize({"machine": Result("machine", about), "speed": speed})
     assert found is not None
     assert "took_s" not in found["rows"][0]
     lines = speed_table([found]).splitlines()
@@ -328,5 +328,5 @@ def test_what_is_kept_of_a_gpu_and_the_table_of_it() -> None:
     assert lines[5:7] == ["| block-dual | - | 800* | - | 69 % |", "| bicache+block-dual | - | - | - | - |"]
     assert "NVIDIA X9 80GB, commit 01234567" in lines[-1]
     assert lines[-1].endswith(" * Without graphs.")
-    assert kept({"machine": Result("machine", about), "speed": None}) is None
-    assert kept({"machine": Result("machine", {"versions": {}}), "speed": speed}) is None
+    assert summarize({"machine": Result("machine", about), "speed": None}) is None
+    assert summarize({"machine": Result("machine", {"versions": {}}), "speed": speed}) is None

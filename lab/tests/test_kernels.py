@@ -72,7 +72,7 @@ def test_a_kernel_that_cannot_serve_ends_the_command_with_1(
     monkeypatch.setattr(kernels, "_interpreted", lambda: False)
     monkeypatch.setattr(kernels, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(kernels, "variants", lambda _: [gate])
-    monkeypatch.setattr(kernels, "_compiled", lambda _: found)
+    monkeypatch.setattr(kernels, "_try_compile", lambda _: found)
     monkeypatch.setattr(kernels, "_version", lambda: "a compiler")
     monkeypatch.setattr("sys.argv", ["kernels", "--targets", "90"])
     with pytest.raises(SystemExit) as ended:

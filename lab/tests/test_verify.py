@@ -143,7 +143,7 @@ def test_code_that_takes_no_mask_is_told(monkeypatch: pytest.MonkeyPatch, capsys
     """Llama's rows see what is before them, unless a mask says otherwise."""
     monkeypatch.setattr("remask_lab.verify.reference.WAYS", {"no mask": WAYS["no mask"]})
     assert main(["--quiet", "verify", str(llada.model_dir("llada")), "--max-tokens", "4"]) == 2
-    said = "reference: its code cannot be called so that rows see what they see here: with no mask: row 0 does not see"
+    said = "reference: its code takes no mask under which rows see what they should: with no mask: row 0 does not see"
     assert said in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from remask.answers.decisions import DecisionPlan
 from remask.answers.infill import response_of
 from remask.answers.structured import Structures
 from remask.checkpoint.loaded import LoadedModel
+from remask.checks.fields import declared
 from remask.depth.find import find_table, load_earned, save_earned
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
@@ -279,11 +280,16 @@ class Session:
     def terms(self, keywords: RequestKeywords, method: Callable[..., Any]) -> tuple[Terms, CachePolicy]:
         """The terms of a call of `method` with these `keywords`, and the cache policy that they name.
 
-        Raises `UnknownNameError` on keywords that are no terms, and `ConfigError` on values that cannot be used.
+        Raises `UnknownNameError` on keywords that are no terms, and `ConfigError` on sampling parameters, which belong
+        in `params`, and on values that cannot be used.
         """
         values: dict[str, Any] = dict(keywords)
         arguments = {*RequestKeywords.__optional_keys__, *signature(method).parameters} - {"self", "keywords"}
-        for name in values:
+        for name, value in values.items():
+            if name not in arguments and name in declared(SamplingParams):
+                raise ConfigError(
+                    f"{name} is a sampling parameter: it belongs in params, as params={{{name!r}: {value!r}}}"
+                )
             if name not in arguments:
                 raise UnknownNameError("argument", name, arguments)
         cache = values.pop("cache", None)

@@ -353,7 +353,9 @@ def test_anchors_at_the_ends_of_an_expression_mean_the_whole_text(regex: str, pl
     assert StructuredOutputs(regex=regex).source == ("regex", plain)
 
 
-@pytest.mark.parametrize("regex", ["a^b", "a$b", "(c$|(?i)b)d", "(^a)*b", "(a$)*", "x(^a)", r"a\Ab", r"(a\z)b"])
+@pytest.mark.parametrize(
+    "regex", ["a^b", "a$b", "(c$|(?i)b)d", "(^a)*b", "(a$)*", "x(^a)", r"a\Ab", r"(a\z)b", "^*a", "a|^?b"]
+)
 def test_an_anchor_within_an_expression_is_refused_by_name(regex: str) -> None:
     with pytest.raises(ConfigError, match="anchor"):
         StructuredOutputs(regex=regex)

@@ -163,6 +163,24 @@ def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any], name: str = DO
     return written(writer, target)
 
 
+def test_biases_of_interleaved_heads_are_reordered_as_their_rows(tmp_path: Path) -> None:
+    """llama.cpp's converter permutes the biases of Q and K, too."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    add_keys(writer, {"attention.head_count": 4, "attention.head_count_kv": 2}, "llama.")
+    names = ("attn_q", "attn_k", "attn_v")
+    for name, size in zip(names, (64, 32, 32), strict=True):
+        numbers = np.random.default_rng(0).normal(size=(size, 32)).astype(np.float32)
+        writer.add_tensor(f"blk.0.{name}.weight", numbers)
+        writer.add_tensor(f"blk.0.{name}.bias", numbers[:, 0].copy())
+    with OpenGGUF(written(writer, tmp_path / "x.gguf")) as file:
+        for name in names:
+            rows = file.read(f"blk.0.{name}.weight", None, None)
+            bias = file.read(f"blk.0.{name}.bias", None, None)
+            assert isinstance(rows, Tensor)
+            assert isinstance(bias, Tensor)
+            assert torch.equal(bias, rows[:, 0])
+
+
 def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, Any]], **rope: float) -> Path:
     """A Dream model of one layer, 256 wide; `raw` has the bytes or the numbers of each matrix."""
     writer = gguf.GGUFWriter(target, "dream")

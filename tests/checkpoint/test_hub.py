@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import close_session
+from huggingface_hub import close_session, snapshot_download
 
 from remask import LLM, EngineConfig
 from remask.checkpoint import hub as hub_module
@@ -361,6 +361,25 @@ def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("sdar-4b")
     assert str(told.value).count("\n") == 0
     assert str(told.value).count(". ") == 0
+
+
+def test_a_refusal_is_no_download_that_stopped(hub: Hub) -> None:
+    hub.refused.add(REPO)
+    with pytest.raises(
+        CheckpointError, match=rf"The hub refuses the model '{REPO}' \(status 403\): see its page there"
+    ):
+        resolve(NAME)
+
+
+def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("local_files_only"):
+            return snapshot_download(*arguments, **keywords)
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(hub_module, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=rf"has no room for the model '{REPO}' \(I/O error: No space left"):
+        resolve(NAME)
 
 
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")

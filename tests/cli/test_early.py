@@ -77,6 +77,7 @@ def test_a_first_answer_on_a_cpu_imports_nothing_that_takes_long_and_is_not_need
 def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
+    (tmp_path / "dream-7b").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "gpt_neox"}')
     (tmp_path / "lines.jsonl").write_text("[1]\nnone\n")
     prompt = ["--prompt", "x"]
@@ -112,6 +113,7 @@ def test_mistakes_are_told_before_pytorch_is_imported(tmp_path: Path) -> None:
             "--output: there is no folder": [*generate, "--output", "no/answers.jsonl"],
             "--system goes with --prompt": ["generate", *bundled, "--input", "lines.jsonl", "--system", "x"],
             "Did you mean 'sdar-1.7b'": ["models", "pull", "sdar-17b"],
+            "'dream-7b' is a path in this folder": ["models", "pull", "dream-7b"],
             "Did you mean 'int8'": ["quantize", *bundled, "--quantization", "int3", "--output", "x"],
             "Did you mean 'generate'": ["generat"],
             "Did you mean 'bicache'": [*generate, "--cache", "bicahe"],

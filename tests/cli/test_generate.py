@@ -343,6 +343,10 @@ def test_the_answers_of_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: 
         name: each.choice for name, each in found.answers.items()
     }
     assert printed["work"]["forwards"] == found.usage.forwards == 3
+    question = {"type": "yes_no", "instructions": "Is it?"}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**body, "questions": {"\ud800": question}})))
+    assert main([*model, "--input", "-"]) == 0
+    assert capsys.readouterr().out.startswith(r'{"answers": {"\ud800": ')
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**body, "questions": {}})))
     assert main([*model, "--input", "-"]) == 2
     assert "questions is empty" in capsys.readouterr().err

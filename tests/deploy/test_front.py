@@ -64,8 +64,8 @@ class Handle:
         return self._turns.pop(0) if len(self._turns) > 1 else self.parts
 
 
-def ask(handle: Handle, body: bytes, method: str = "POST") -> Any:
-    scope = {"type": "http", "method": method, "path": "/p", "query_string": b"a=1", "headers": [(b"x", b"y")]}
+def ask(handle: Handle, body: bytes, method: str = "POST", path: str = "/p") -> Any:
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"a=1", "headers": [(b"x", b"y")]}
     scope |= {"server": ("h", 1), "scheme": "http", "client": ("1.2.3.4", 5)}
 
     async def receive() -> Any:
@@ -110,6 +110,8 @@ def test_a_full_fleet_is_a_429() -> None:
     response, _ = ask(Handle(Parts([BackPressureError(9, 9)])), b"{}")
     assert response.status_code == 429
     assert json.loads(response.body)["error"]["code"] == "queue_full"
+    response, _ = ask(Handle(Parts([BackPressureError(9, 9)])), b"{}", path="/v1/messages")
+    assert json.loads(response.body)["type"] == "error", "in Anthropic's form"
 
 
 DEAD = RayTaskError("answer", "a traceback", EngineDeadError("rank 1 of 2 was killed by signal 9"))

@@ -67,6 +67,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ({"bound": float("nan")}, "bound must be a number"),
         ({"entries": [1, 2]}, "entries must be an object"),
         ({"entries": {"five": 1}}, "entries must be an object"),
+        ({"entries": {"5": 1, "05": 2}}, "entries must be an object"),
         ({"entries": {"5": 3}}, "entries.5 must be a whole number from 0 to 2"),
         ({"entries": {"5": 2, "40": 1}}, "must not decrease"),
         ({"entries": {"105": 1}}, "percents from 0 to 100"),

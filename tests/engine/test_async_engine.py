@@ -337,6 +337,8 @@ def test_a_call_beside_the_end_of_the_thread_is_answered() -> None:
         with pytest.raises(EngineDeadError, match="the engine has stopped"):
             await late
         await stopping
+        with pytest.raises(EngineDeadError, match="the engine has stopped"):
+            engine.submit(checked(engine, request("later")))
 
     drive(act, observer=Lingering())
 

@@ -16,11 +16,13 @@ from remask.policies import Around, CachePolicy, Dense, Traits
 
 @dataclass(frozen=True, slots=True)
 class Weigh(LayerHook):
-    """Reports attention once a pass has run (ACache, arXiv 2608.26140): `View.hook_output`.
+    """Sums the attention that rows give to positions, and reports it after the pass as `View.hook_output`.
+
+    This is how ACache (arXiv 2608.26140) finds its anchors.
 
     Attributes:
-        rows: whose attention; the plan keeps their inputs to all layers.
-        among: positions among which the attention of each row and head in each layer adds up to one.
+        rows: rows whose attention is summed, [T]; the plan keeps their inputs to all layers.
+        among: positions over which each row's attention is normalised, in each head and layer, [T].
     """
 
     rows: Mask
@@ -36,22 +38,22 @@ class Weigh(LayerHook):
 
     def check(self, spans: Spans) -> None:
         if not (self.rows.any() and self.among.any()):
-            raise PlanError("attention is told of no row, or to no position")
-        kept = [span.save for span in spans[1:]]
-        if len(spans) != spans.layers or any(s is None or (self.rows & ~s).any() for s in kept):
-            raise PlanError("attention is told of rows whose inputs are not kept in every layer")
+            raise PlanError("attention is summed over no row, or to no position")
+        saved_rows = [span.save for span in spans[1:]]
+        if len(spans) != spans.layers or any(saved is None or (self.rows & ~saved).any() for saved in saved_rows):
+            raise PlanError("attention is summed over rows whose inputs are not kept in every layer")
 
     def below(self, lead: Mask) -> Self:
         return replace(self, rows=self.rows & lead, among=self.among & lead)
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
-        """Queries are projected again from the inputs of the rows."""
-        w, layers = widths, spans.layers
-        rows, among = layers * int(self.rows.sum()), int(self.among.sum())
+        """The cost of projecting the rows' queries again, and of their scores with `among`, in all layers."""
+        layers, keys = spans.layers, int(self.among.sum())
+        rows = layers * int(self.rows.sum())
         cost = OperationCost(
-            flops=2 * rows * w.queries * (w.hidden + among),
-            kv_read=layers * w.itemsize * among * w.keys,
-            activations=w.itemsize * rows * (w.hidden + w.queries),
+            flops=2 * rows * widths.queries * (widths.hidden + keys),
+            kv_read=layers * widths.itemsize * keys * widths.keys,
+            activations=widths.itemsize * rows * (widths.hidden + widths.queries),
         )
         return HookCost(watch=cost, looks=layers)
 
@@ -62,8 +64,8 @@ class ACache(Around):
 
     The first pass of a request computes everything behind the prefix, predicts nothing, and reports how much the
     masks attend to each position of the prefix. The positions with the most attention are the anchors, in all layers.
-    The first pass of each block recomputes the rows of the anchors, and their K/V replace the stored ones. With
-    `anchor_interval`, every pass that many steps after it does so too.
+    The first pass of each block recomputes their rows, whose K/V replace the stored ones, and with `anchor_interval`
+    so does every pass at a multiple of that many steps after it.
 
     Attributes:
         inner: the policy for everything but the prefix.
@@ -87,15 +89,15 @@ class ACache(Around):
         check(self)
         if self.inner.boundary(1, 2, 1):
             raise ConfigError("acache cannot wrap a policy that reads a stored prefix too; name one of them")
-        if kept := ", ".join(sorted(self.inner.traits.keeps)):
+        if names := ", ".join(sorted(self.inner.traits.keeps)):
             raise ConfigError(
-                f"acache cannot wrap a policy that keeps {kept} of rows, as anchors come and go; use none, a "
+                f"acache cannot wrap a policy that keeps {names} of rows, as anchors come and go; use none, a "
                 "block cache, dkv-decode or entropy-cache within it"
             )
 
     @property
     def traits(self) -> Traits:
-        """Those of the inner policy, with inputs kept for the first pass. A block's first pass is never left out."""
+        """Those of the inner policy, but inputs are kept for the first pass, and no block's first pass is left out."""
         inner = self.inner.traits
         schedule = replace(inner.schedule, idle_passes="all")
         return replace(
@@ -113,7 +115,7 @@ class ACache(Around):
         return layers
 
     def anchors(self, view: View, hit: PrefixHit) -> Mask:
-        """The anchors: positions of the stored prefix whose rows are recomputed, [T]. Of equal ones the first."""
+        """The positions of the stored prefix whose rows are recomputed, bool [T]; ties go to the first positions."""
         rows, count = hit.rows(view.length), math.ceil(self.ratio * hit.length)
         if view.hook_output is None:
             return rows if count == hit.length else view.rows(0, 0)
@@ -123,7 +125,7 @@ class ACache(Around):
         return rows
 
     def repeats(self, view: View) -> int:
-        """As the inner policy, from one computation of the anchors to the next."""
+        """Repeats of the inner policy, as far as the next computation of the anchors."""
         repeats, interval = self.inner.repeats(view), self.anchor_interval
         if view.prefix is None:
             return repeats
@@ -138,27 +140,29 @@ class ACache(Around):
         )
 
     def plan(self, view: View) -> Plan:
-        """First a pass that finds the anchors; then the inner plan without the prefix, with the anchors where due."""
+        """First a pass that finds the anchors, then the inner plan without the prefix, but with the anchors if due."""
         hit = view.prefix
         if hit is None:
             return self.inner.plan(view)
-        asks = 0 < math.ceil(self.ratio * hit.length) < hit.length
-        if asks and view.hook_output is None:
-            return self._asking(view, hit)
-        if asks and view.step == 0:
+        needs_attention = 0 < math.ceil(self.ratio * hit.length) < hit.length
+        if needs_attention and view.hook_output is None:
+            return self._attention_plan(view, hit)
+        if needs_attention and view.step == 0:
             view = replace(view, pass_index=view.pass_index - 1)
         plan = self.inner.plan(view)
-        anew = self.ratio > 0 and self._due(view) and view.pass_index == 0
-        spans = view.spans((plan.spans, anew), partial(self._placed, view, hit, plan.spans, anew))
-        return plan.over(spans, refreshes=anew)
+        refreshes = self.ratio > 0 and self._due(view) and view.pass_index == 0
+        spans = view.spans((plan.spans, refreshes), partial(self._without_prefix, view, hit, plan.spans, refreshes))
+        return plan.over(spans, refreshes=refreshes)
 
-    def _asking(self, view: View, hit: PrefixHit) -> Plan:
+    def _attention_plan(self, view: View, hit: PrefixHit) -> Plan:
+        """The pass that finds the anchors: it computes what follows the prefix, and predicts nothing."""
         stored = hit.rows(view.length)
         spans = [Span(range(i, i + 1), ~stored, save=~stored if i else None) for i in range(view.layers)]
         nothing = view.rows(0, 0)
         return Plan(spans, nothing, transfer=nothing, refreshes=True, hook=Weigh(view.noisy.copy(), stored))
 
-    def _placed(self, view: View, hit: PrefixHit, spans: Spans, anew: bool) -> Spans:
+    def _without_prefix(self, view: View, hit: PrefixHit, spans: Spans, refreshes: bool) -> Spans:
+        """`spans` without the rows of the stored prefix, but with its anchors if `refreshes`."""
         stored = hit.rows(view.length)
-        more = self.anchors(view, hit) if anew else view.rows(0, 0)
-        return spans.map(lambda span: replace(span, rows=span.rows & ~stored | more))
+        anchors = self.anchors(view, hit) if refreshes else view.rows(0, 0)
+        return spans.map(lambda span: replace(span, rows=span.rows & ~stored | anchors))

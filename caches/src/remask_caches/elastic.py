@@ -16,21 +16,20 @@ Similarity: TypeAlias = Literal["heads", "keys"]  # the axis along which attenti
 
 @dataclass(frozen=True, slots=True)
 class Watch(LayerHook):
-    """Attention that is watched while a pass runs (Elastic-Cache, arXiv 2510.14973).
+    """Watches attention while a pass runs (Elastic-Cache, arXiv 2510.14973).
 
-    After every layer but the last, the attention of the `tracked` positions is compared with what their queries of the
-    last pass gave over the keys of the last pass. The layers above are refreshed where the mean cosine similarity is
-    below `threshold`.
+    After every layer but the last, the attention of the `tracked` rows is compared with that of the last pass. Where
+    their mean cosine similarity is below `threshold`, the layers above are refreshed.
 
     Attributes:
-        window: each layer comes to track the positions of `among` to which these rows attend most, summed over heads.
-        among: positions that may be tracked.
+        window: rows whose attention, summed over heads, decides what a layer tracks from now on, [T].
+        among: positions that may be tracked, [T].
         threshold: cosine similarity, 0 to 1.
-        tracked: positions that are compared. None of them: nothing is, and no layer is refreshed.
+        tracked: rows that are compared, [T]. Where all are False, no layer is refreshed.
         track_num: how many positions a layer tracks.
         similarity: "heads": across the heads at each key, then the mean over keys and tokens. "keys": along the keys,
             of the mean over heads, then the mean over tokens.
-        refreshed: the layers from here on were refreshed, so nothing is compared there. None: none were.
+        refreshed: first layer that was refreshed, from which on nothing is compared; None if none was.
     """
 
     window: Mask
@@ -58,25 +57,25 @@ class Watch(LayerHook):
             raise PlanError("attention is watched of no row, or to no position")
 
     def refresh(self, plan: Plan, at: int) -> Plan:
-        """`plan`, whose hook this is, with all rows live from layer `at` on."""
+        """`plan`, whose hook this is, with all rows computed from layer `at` on."""
         return replace(plan.refreshed(at), hook=replace(self, refreshed=at))
 
     def below(self, lead: Mask) -> Self:
         return replace(self, window=self.window & lead, among=self.among & lead, tracked=self.tracked & lead)
 
     def cost(self, widths: Widths, spans: Spans) -> HookCost:
-        """See `LayerHook`: after all layers attention of the window; before and after those compared of the tracked.
+        """The cost of queries and scores: the window's after each layer, and the tracked rows' twice where compared.
 
-        Queries are projected again from the inputs of the rows. Scores are computed, weighted sums of values are not.
+        Queries are projected again from the inputs of the rows; weighted sums of values are not computed.
         """
-        w, layers, compared = widths, spans.layers, 0
+        layers, compared, keys = spans.layers, 0, len(self.among)
         if self.tracked.any():  # all layers but the last, or up to the one below those refreshed
             compared = layers - 1 if self.refreshed is None else self.refreshed
         rows = layers * int(self.window.sum()) + 2 * compared * int(self.tracked.sum())
         cost = OperationCost(
-            flops=2 * rows * w.queries * (w.hidden + len(self.among)),
-            kv_read=(layers + compared) * w.itemsize * len(self.among) * w.keys,
-            activations=w.itemsize * rows * (w.hidden + w.queries),
+            flops=2 * rows * widths.queries * (widths.hidden + keys),
+            kv_read=(layers + compared) * widths.itemsize * keys * widths.keys,
+            activations=widths.itemsize * rows * (widths.hidden + widths.queries),
         )
         return HookCost(watch=cost, looks=layers + compared)
 
@@ -85,10 +84,9 @@ class Watch(LayerHook):
 class ElasticCache(CachePolicy):
     """Elastic-Cache (arXiv 2510.14973): computes a window of noisy rows, and refreshes when attention drifts.
 
-    The first pass is full. Later passes compute the first noisy positions, what the layers track, and the rows that the
-    last step decoded. Where the attention of the tracked tokens has drifted in a layer, the same pass computes all rows
-    above that layer, from the hidden states that they had. The layers below keep their caches. What stands after a
-    settled stop token is not decoded.
+    The first pass is full. Later passes compute the first noisy rows, the tracked ones, and those that the last step
+    decoded. Where the attention of the tracked tokens has drifted in a layer, the same pass computes all rows above
+    that layer, from their kept inputs. Positions after a settled stop token are not decoded.
     """
 
     window: int = declare(
@@ -119,7 +117,7 @@ class ElasticCache(CachePolicy):
     traits = Traits(schedule=Schedule("within_block"), keeps=frozenset({"inputs"}))
 
     def check(self, facts: RequestFacts) -> None:
-        """Refuses a window beyond the response, and a decoding order that could leave the window."""
+        """Raise `ConfigError` on a window beyond the response, and on a decoding order that could leave the window."""
         response = facts.response
         if self.window > response:
             raise ConfigError(
@@ -144,12 +142,13 @@ class ElasticCache(CachePolicy):
         computed = window if self.block_caching else masked
         rows = self._rows(view, computed) | tracked
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
-        asking = window if self.queries == "window" else computed
-        watch = Watch(asking, ~masked, self.threshold, tracked, self.track_num, self.similarity)
+        query_rows = window if self.queries == "window" else computed
+        watch = Watch(query_rows, ~masked, self.threshold, tracked, self.track_num, self.similarity)
         return Plan(tuple(spans), window & view.candidates, refreshes=view.step == 0, hook=watch)
 
     @staticmethod
     def _rows(view: View, computed: Mask) -> Mask:
+        """`computed`, the rows that predict it, and those decoded by the last step; all rows in the first step."""
         if view.step == 0:
             return view.everything
         # The rows that the last step decoded still have the K/V of masks.

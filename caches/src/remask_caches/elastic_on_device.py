@@ -1,4 +1,4 @@
-"""What `elastic-cache` does on the device between layers: it watches attention."""
+"""The device's part of `elastic-cache`: it watches attention between layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,19 +24,19 @@ class Tracker:
 
     Attributes:
         tokens: canvas positions that any layer tracks, ascending, int64 [N]; empty before the first pass.
-        moved: drift in each layer that the present pass has compared.
-        reference: the last layer that the present pass began, and the attention of the tracked tokens there before it,
-            as `DeviceHook.attention` returns it. None in a first pass.
+        drifts: drift in each layer that the present pass has compared.
+        reference: the last layer that the present pass began, and the attention of the tracked tokens in it in the last
+            pass, as `DeviceHook.attention` returns it; None in a first pass.
     """
 
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    moved: dict[int, float] = field(default_factory=dict)
+    drifts: dict[int, float] = field(default_factory=dict)
     reference: tuple[int, Tensor] | None = None
 
-    def done(self, tokens: NDArray[np.int64]) -> None:
-        """The pass has run, and its layers came to track `tokens`, in any order and more than once."""
+    def finish(self, tokens: NDArray[np.int64]) -> None:
+        """End a pass, whose layers now track `tokens`, in any order and with repetitions."""
         self.tokens = np.unique(tokens)
-        self.moved, self.reference = {}, None
+        self.drifts, self.reference = {}, None
 
 
 class WatchAttention(DeviceHook):
@@ -44,50 +44,46 @@ class WatchAttention(DeviceHook):
 
     @cached_property
     def _watchers(self) -> list["DriftWatcher"]:
-        return [DriftWatcher(each, self.device) for each in self.canvases]
+        return [DriftWatcher(canvas, self.device) for canvas in self.canvases]
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
-        """Keep what the attention of the layer is compared with, that of the last pass."""
+        """Keep the layer's attention in the last pass, with which that of this pass is compared."""
         layer = stage.layers.start
-        lacking = [watcher for watcher in self._watchers if watcher.lacks_reference(layer)]
-        asked = [watcher.asked(watcher.window[:0], watcher.tracked) for watcher in lacking]
-        for watcher, (_, rows) in zip(lacking, self.attention(layer, asked), strict=True):
+        watchers = [watcher for watcher in self._watchers if watcher.lacks_reference(layer)]
+        queries = [watcher.query(watcher.window[:0], watcher.tracked) for watcher in watchers]
+        for watcher, (_, rows) in zip(watchers, self.attention(layer, queries), strict=True):
             watcher.tracker.reference = layer, rows
         return {}
 
     def after(self, layer: int, plans: Sequence[Plan]) -> Changed:
-        """Canvases whose attention has drifted are refreshed from the next layer on."""
+        """Refresh the canvases whose attention has drifted in `layer` from the next layer on."""
         watchers = self._watchers
         comparing = [watcher for watcher in watchers if watcher.compares(layer)]
-        asked = [
-            watcher.asked(watcher.window, watcher.tracked[: None if watcher.compares(layer) else 0])
-            for watcher in watchers
-        ]
-        looked = self.attention(layer, asked)
-        for watcher, (mass, _) in zip(watchers, looked, strict=True):
+        tracked = [watcher.tracked[: None if watcher.compares(layer) else 0] for watcher in watchers]
+        queries = [watcher.query(watcher.window, rows) for watcher, rows in zip(watchers, tracked, strict=True)]
+        drifts: list[tuple[DriftWatcher, Tensor]] = []
+        for watcher, (mass, rows) in zip(watchers, self.attention(layer, queries), strict=True):
             watcher.follow(mass)
-        new = [
-            (watcher.tracker.moved, watcher.drift(rows))
-            for watcher, (_, rows) in zip(watchers, looked, strict=True)
-            if watcher.compares(layer) and layer not in watcher.tracker.moved
-        ]
-        if new:
-            for (moved, _), value in zip(new, fetch(torch.stack([drifted for _, drifted in new])), strict=True):
-                moved[layer] = float(value)
-        drifted = [watcher for watcher in comparing if watcher.needs_refresh(layer)]
-        return {each.number: each.watch.refresh(plans[each.number], layer + 1) for each in drifted}
+            if watcher.compares(layer) and layer not in watcher.tracker.drifts:
+                drifts.append((watcher, watcher.drift(rows)))
+        if drifts:
+            values = fetch(torch.stack([value for _, value in drifts]))
+            for (watcher, _), value in zip(drifts, values, strict=True):
+                watcher.tracker.drifts[layer] = float(value)
+        due = [watcher for watcher in comparing if watcher.needs_refresh(layer)]
+        return {watcher.number: watcher.watch.refresh(plans[watcher.number], layer + 1) for watcher in due}
 
     def after_pass(self) -> None:
-        """Reports the tokens that the layers track now, which the next pass compares."""
+        """Report the tokens that the layers track now, which the next pass compares."""
         tokens = [torch.cat(watcher.followed) for watcher in self._watchers]
-        ends = np.cumsum([len(each) for each in tokens])[:-1]
-        for watcher, each in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
-            watcher.tracker.done(each)
+        ends = np.cumsum([len(canvas_tokens) for canvas_tokens in tokens])[:-1]
+        for watcher, canvas_tokens in zip(self._watchers, np.split(fetch(torch.cat(tokens)), ends), strict=True):
+            watcher.tracker.finish(canvas_tokens)
             watcher.branch.hook_output = watcher.tracker.tokens
 
 
 class DriftWatcher:
-    """Watches the attention of one canvas during one pass. The tracked tokens change when the pass is done."""
+    """Watches the attention of one canvas during one pass. The tracked tokens change at its end."""
 
     def __init__(self, hooked: PassCanvas, device: torch.device) -> None:
         branch, plan = hooked.branch, hooked.plan
@@ -107,16 +103,16 @@ class DriftWatcher:
         return bool(len(self.tracked)) and layer < self.last and not self.refreshing
 
     def lacks_reference(self, layer: int) -> bool:
-        """Whether `layer` is about to run for the first time in a pass that compares it."""
-        reference, moved = self.tracker.reference, self.tracker.moved
-        return self.compares(layer) and layer not in moved and (reference is None or reference[0] != layer)
+        """Whether `layer` will be compared, and its attention in the last pass is not known yet."""
+        reference, drifts = self.tracker.reference, self.tracker.drifts
+        return self.compares(layer) and layer not in drifts and (reference is None or reference[0] != layer)
 
-    def asked(self, window: Index, tracked: Index) -> AttendingRows:
-        """The attention of the rows `window`, summed, and of each of `tracked`, over the whole canvas."""
+    def query(self, window: Index, tracked: Index) -> AttendingRows:
+        """A query for the attention of the rows `window`, summed, and of each row of `tracked`, to all positions."""
         return AttendingRows(self.branch, np.concatenate([window, tracked]), len(window))
 
     def follow(self, mass: Tensor) -> None:
-        """Track the tokens with the largest `mass`, float32 [T], among those that may be tracked."""
+        """Track the positions with the largest `mass`, float32 [T], among those that may be tracked."""
         self.followed.append(mass.masked_fill(self.barred, -1).topk(self.count).indices)
 
     def drift(self, rows: Tensor) -> Tensor:
@@ -125,36 +121,36 @@ class DriftWatcher:
         return drift(self.tracker.reference[1], rows, self.watch.similarity)
 
     def needs_refresh(self, layer: int) -> bool:
-        """Whether the drift that was found in `layer` calls for a refresh."""
-        self.refreshing = max(0.0, 1.0 - self.tracker.moved[layer]) < self.watch.threshold
+        """Whether the drift in `layer` calls for a refresh."""
+        self.refreshing = max(0.0, 1.0 - self.tracker.drifts[layer]) < self.watch.threshold
         return self.refreshing
 
 
 def drift(old: Tensor, new: Tensor, similarity: Similarity) -> Tensor:
-    """One minus the mean cosine similarity of two results of `DeviceHook.attention`; 0 exactly where they are equal.
+    """One minus the mean cosine similarity of two results of `DeviceHook.attention`, float32 []; exactly 0 if equal.
 
-    "heads" compares at each key what the heads give to it, and takes the mean over keys and tokens. "keys" compares a
-    token's mean over heads along the keys, and takes the mean over tokens.
+    "heads" compares the vectors over heads at each key, and takes the mean over keys and tokens. "keys" compares each
+    token's vector over keys, which is its mean over heads, and takes the mean over tokens.
     """
     if similarity == "heads":
         old, new, dim = _scaled(old), _scaled(new), 0
     else:
         old, new, dim = old.exp().mean(0), new.exp().mean(0), -1
     # One minus a cosine near 1 loses its digits; the difference of the unit vectors keeps them.
-    apart = (_unit(old, dim) - _unit(new, dim)).square().sum(dim)
+    distance = (_unit(old, dim) - _unit(new, dim)).square().sum(dim)
     # Keys that a token does not see are no vectors, and are left out.
-    return (apart.sum() / (apart.numel() if dim else old.any(0).sum())) / 2
+    return (distance.sum() / (distance.numel() if dim else old.any(0).sum())) / 2
 
 
 def _scaled(rows: Tensor) -> Tensor:
-    """Probabilities over the largest of any head at each key, where even the least ones keep their direction.
+    """Probabilities divided by the largest of any head at each key, so that small ones keep their direction.
 
-    0 at keys that are not seen.
+    `rows` are logarithms. The result is 0 at keys that are not seen.
     """
     return (rows - rows.amax(0, keepdim=True).clamp_min(torch.finfo(rows.dtype).min)).exp()
 
 
 def _unit(rows: Tensor, dim: int) -> Tensor:
-    """Vectors along `dim` at length 1; those that are zero stay so."""
-    # A norm along the heads takes PyTorch ten times as long on a CPU.
+    """Vectors along `dim` scaled to length 1; zero vectors stay zero."""
+    # `norm` along the heads takes PyTorch ten times as long on a CPU.
     return rows / rows.square().sum(dim, keepdim=True).sqrt().clamp_min(torch.finfo(rows.dtype).tiny)

@@ -15,11 +15,11 @@ ENTROPY = RowMeasure("entropy", "remask_caches.entropy_on_device:entropy")
 
 @dataclass(frozen=True, slots=True)
 class EntropyCache(CachePolicy):
-    """EntropyCache (arXiv 2603.18489): decoding an uncertain token is taken for a sign that the caches are stale.
+    """EntropyCache (arXiv 2603.18489): an uncertain decoded token is taken as a sign that the caches are stale.
 
-    The first pass is full. After each step the entropies of the distributions that the decoded tokens were taken from
-    are looked at. Where the largest exceeds `threshold`, the next pass is full; else it computes the masks and the
-    `recent` tokens that were decoded last, in all layers, and reads everything else from the cache.
+    The first pass is full. If the distribution of a token that the last step decoded has an entropy above `threshold`,
+    the next pass is full too; else it computes the masks and the `recent` tokens that were decoded last, in all layers,
+    and reads everything else from the cache.
     """
 
     threshold: float = declare(
@@ -35,7 +35,7 @@ class EntropyCache(CachePolicy):
     traits = Traits(schedule=Schedule("within_block"), measure=ENTROPY)
 
     def plan(self, view: View) -> Plan:
-        """All rows, or those of masks and recent tokens."""
+        """All rows, or the masks, the rows that predict them, and the recent tokens."""
         if view.step == 0 or self._uncertain(view):
             return Plan(view.over(0, view.length), view.candidates, refreshes=True)
         rows = (view.noisy if self.masks == "response" else view.candidates).copy()
@@ -44,7 +44,7 @@ class EntropyCache(CachePolicy):
         return Plan(view.over_rows(rows), view.candidates)
 
     def _uncertain(self, view: View) -> bool:
-        """Whether a token that the last step decoded was uncertain."""
+        """Whether the entropy of a token that the last step decoded exceeds the threshold."""
         last = view.last_pass
         if last.measured is None:
             return False
@@ -52,7 +52,7 @@ class EntropyCache(CachePolicy):
         return bool((last.measured[decoded] > self.threshold).any())
 
     def _latest(self, view: View) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The decoded positions that are computed again."""
+        """The `recent` positions that were decoded last, int64; those of one step from the left."""
         decoded = np.flatnonzero(~view.noisy & (view.settled >= 0))
         newest_first = np.argsort(-view.settled[decoded].astype(np.int64), kind="stable")
         return decoded[newest_first[: self.recent]]

@@ -7,6 +7,6 @@ from remask.sampling.vocabulary import Vocabulary
 
 
 def entropy(logprobs: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """The entropy of each row in nats, [rows]; `logprobs` [rows, V]."""
-    chances = logprobs.exp()
-    return -vocabulary.sum(torch.where(chances > 0, chances * logprobs, 0.0))
+    """The entropy of each row of `logprobs` [rows, V] in nats, float32 [rows]."""
+    probs = logprobs.exp()
+    return -vocabulary.sum(torch.where(probs > 0, probs * logprobs, 0.0))

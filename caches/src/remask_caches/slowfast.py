@@ -46,30 +46,29 @@ class SlowFastConfig:
 
 
 class SlowFast:
-    """One block's place between the two stages. A cycle explores, then fills the span that it found.
+    """The state of one block. It alternates between a slow stage, which finds a span, and a fast one, which decodes it.
 
-    Slow stage: the span ends at the last candidate of at least `min_confidence`, or is the first candidate alone. The
-    most confident candidates of the whole block are transferred. When its end has been stable, the fast stage begins.
-    Where that has not come about in `slow_steps`, the span ends at the mean of the last ends. Fast stage: every
-    candidate of the span that reaches `threshold` is transferred, and always one, until none is left there. What stands
-    before a span is final, so a span is known by its end.
+    Slow stage: each step transfers the most confident candidates of the whole block. The span ends at the last one of
+    at least `min_confidence`, or at the first candidate. When that end has been stable, the fast stage begins, and
+    after `slow_steps` without a stable end it begins with the mean of the last ends. Fast stage: each step transfers
+    every candidate of the span that reaches `threshold`, and at least one, until the span has none. Positions before a
+    span are final, so its end describes it.
 
     Attributes:
-        end: the last position of the converged span; None in the slow stage.
-        cut: with `cut_tail`, the position from which on the next step leaves out everything; None where it leaves out
-            nothing.
+        end: the last position of the span; None in the slow stage.
+        cut: first position of the tail that the next step leaves out, with `cut_tail`; None if it leaves out nothing.
     """
 
     def __init__(self, config: SlowFastConfig) -> None:
         self.config = config
         self.end: int | None = None
         self.cut: int | None = None
-        self._ends: list[int] = []  # where the span ended in each slow step of this cycle
+        self._ends: list[int] = []  # the span's end in each step of this slow stage
 
     def choose(self, candidates: NDArray[np.int64], confidence: Confidence) -> Chosen:
-        """Choose at least one of `candidates`, the noisy positions of the block, ascending, to be transferred now.
+        """Choose at least one of `candidates`, the block's noisy positions, ascending, to transfer in this step.
 
-        Returns indices into them, ascending.
+        `confidence` is that of each candidate, 0 to 1. Returns indices into `candidates`, ascending.
         """
         if self.end is not None and candidates[0] > self.end:
             self.end, self._ends = None, []
@@ -81,31 +80,32 @@ class SlowFast:
         return chosen
 
     def _explore(self, candidates: NDArray[np.int64], confidence: Confidence) -> Chosen:
+        """`choose` in the slow stage; sets `end` when the span has converged."""
         confident = np.flatnonzero(confidence >= self.config.min_confidence)
         self._ends.append(int(candidates[confident[-1] if len(confident) else 0]))
         self.end = self._converged()
-        best = top(confidence, self.config.slow_tokens)
+        most_confident = top(confidence, self.config.slow_tokens)
         if self.config.slow_threshold is None:
-            return best
-        sure = np.flatnonzero(confidence >= self.config.slow_threshold)
-        return np.union1d(best, sure) if len(sure) > 1 else best
+            return most_confident
+        above_threshold = np.flatnonzero(confidence >= self.config.slow_threshold)
+        return np.union1d(most_confident, above_threshold) if len(above_threshold) > 1 else most_confident
 
     def _converged(self) -> int | None:
-        """Where the span ends that this cycle has found; None while it explores."""
+        """The end of the converged span; None while the slow stage goes on."""
         config, ends = self.config, self._ends
-        last = len(ends) == config.slow_steps
-        if not (last or config.leave_early):
+        exhausted = len(ends) == config.slow_steps
+        if not (exhausted or config.leave_early):
             return None
-        # Without an early end the first stable one counts, whenever it was.
+        # Where the stage does not end early, the first stable end counts, whenever it was.
         for stop in (len(ends),) if config.leave_early else range(1, len(ends) + 1):
             window = ends[max(0, stop - config.window) : stop]
             if len(window) == config.window and float(np.var(window)) < config.variance:
                 return window[-1]
-        return int(np.mean(ends[-config.window :])) if last else None
+        return int(np.mean(ends[-config.window :])) if exhausted else None
 
 
 def begin(block: BlockFacts) -> Choose:
-    """The choice in the steps of one block."""
+    """The function that chooses positions in the steps of one block."""
     sampler = SlowFast(block.knobs.config)
 
     def choose(step: Step) -> Chosen:

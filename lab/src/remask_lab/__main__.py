@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 def main() -> None:
-    """Run the command that the first word names; the process ends with its status."""
+    """Run the command that the first argument names, and exit with its status."""
     for words in (" ".join(sys.argv[1:2]), " ".join(sys.argv[1:3])):
         if words in LEFT:
             sys.exit(f"error: {UnknownNameError('command', words, COMMANDS)}")

@@ -30,7 +30,7 @@ Below: TypeAlias = Literal["outside lower left", "outside lower center", "outsid
 
 
 def check_drawing() -> None:
-    """Raise `ConfigError` where nothing can be drawn, so that a long measurement does not end in that."""
+    """Raise `ConfigError` unless matplotlib is installed, so that no long measurement ends without its pictures."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"pictures are drawn by matplotlib, which is not installed; {install_line('lab')}")
 
@@ -38,7 +38,7 @@ def check_drawing() -> None:
 def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str = "") -> Figure:
     """An empty figure, sizes in inches, that makes room for labels and for legends outside of its axes.
 
-    `how` is a sentence under the title that says how the picture is read.
+    `how` is a line below the title that explains how to read the picture.
     """
     from matplotlib.figure import Figure
 
@@ -50,7 +50,7 @@ def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str 
 def new_panels(
     title: str, columns: int, height: float = 3.9, width: float = 8.0, *, how: str = "", **shape: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A `new_figure` and its panels in a row; `shape` goes to `Figure.subplots`."""
+    """A `new_figure`, and its panels in one row; `shape` are further arguments of `Figure.subplots`."""
     figure = new_figure(title, height, width, how=how)
     return figure, list(figure.subplots(1, columns, squeeze=False, **shape).flat)
 
@@ -77,19 +77,19 @@ def save_figure(figure: Figure, path: Path, model: str) -> Path:
     return path
 
 
-def whole_ticks(axis: Axis, most: int) -> None:
-    """Ticks of an axis at whole numbers only: about `most` at most."""
+def whole_ticks(axis: Axis, limit: int) -> None:
+    """Put an axis' ticks at whole numbers only, about `limit` of them at most."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
+    axis.set_major_locator(MaxNLocator(limit, integer=True, min_n_ticks=1))
 
 
 def legend_below(figure: Figure, columns: int, axes: Axes | None = None, where: Below = "outside lower left") -> None:
-    """A legend under all panels, of what `axes` shows, or of what all of them show."""
-    shown = [each.get_legend_handles_labels() for each in (figure.axes if axes is None else [axes])]
+    """Put a legend below all panels, with the entries of `axes`, or of every panel where that is None."""
+    legends = [panel.get_legend_handles_labels() for panel in (figure.axes if axes is None else [axes])]
     figure.legend(
-        [handle for handles, _ in shown for handle in handles],
-        [label for _, labels in shown for label in labels],
+        [handle for handles, _ in legends for handle in handles],
+        [text for _, texts in legends for text in texts],
         loc=where,
         ncols=columns,
         fontsize="small",
@@ -107,9 +107,12 @@ def label(
     ticks: int = 0,
     floor: bool = False,
 ) -> None:
-    """The title of a panel and the names of its axes.
+    """Set the title of a panel and the names of its axes.
 
-    `grid`: lines, below what is drawn. `ticks`: about so many on the x axis, at whole numbers. `floor`: y begins at 0.
+    Args:
+        grid: the direction of grid lines, which are drawn below everything else; None draws none.
+        ticks: about how many ticks the x axis gets, at whole numbers; 0 leaves them as they are.
+        floor: whether the y axis begins at 0.
     """
     axes.set_title(title, fontsize="medium")
     axes.set(xlabel=x, ylabel=y)
@@ -123,7 +126,7 @@ def label(
 
 
 def heatmap(axes: Axes, table: Any) -> AxesImage:
-    """Draw a table [rows][columns], whose rows and columns are counted from 1."""
+    """Draw a table [rows][columns] as colours, with the first row at the top. Rows and columns are counted from 1."""
     values = np.array(table, dtype=np.float64)
     rows, columns = values.shape
     for axis in (axes.xaxis, axes.yaxis):
@@ -136,8 +139,8 @@ def heatmap(axes: Axes, table: Any) -> AxesImage:
 class PointLabel:
     """The name of a point of a panel, which is given in the panel's data coordinates.
 
-    `needed`: it may stand away from its point, with a line between them. Another label is left out where no place
-    beside its point is free, or one would be nearer to another label's point of its colour.
+    A `needed` label is always written, if need be away from its point with a line to it. Another one is left out where
+    no place beside its point is free, or where it would be nearer to the point of another label.
     """
 
     text: str
@@ -151,83 +154,84 @@ _SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0)) 
 
 
 def place_labels(figure: Figure, labels: Mapping[Axes, Sequence[PointLabel]]) -> None:
-    """Write the labels of each panel, the first ones first, so that none hides another, a legend or the panel's edge.
+    """Write the labels of each panel in their order, without overlaps with one another, the legend and the edge.
 
-    Of the free places the first one is taken that hides the fewest points. All else must be drawn before.
+    Each takes the free place that covers the fewest drawn points. Everything else must be drawn before.
     """
     figure.draw_without_rendering()  # panels have their places from here on
-    for axes, wanted in labels.items():
+    for axes, panel_labels in labels.items():
         legend = axes.get_legend()
-        taken = [] if legend is None else [legend.get_window_extent()]
-        points = list(_points(axes))
-        for each in wanted:
-            others = [
+        obstacles = [] if legend is None else [legend.get_window_extent()]
+        points = list(_drawn_points(axes))
+        for point_label in panel_labels:
+            rivals = [
                 other.point
-                for other in wanted
-                if (other.color, other.point) != (each.color, each.point) and not each.needed
+                for other in panel_labels
+                if (other.color, other.point) != (point_label.color, point_label.point) and not point_label.needed
             ]
-            box = _place(axes, each, taken, points, others)
-            taken += [] if box is None else [box]
+            box = _place(axes, point_label, obstacles, points, rivals)
+            obstacles += [] if box is None else [box]
 
 
 def _place(
     axes: Axes,
-    wanted: PointLabel,
-    taken: Sequence[Bbox],
+    point_label: PointLabel,
+    obstacles: Sequence[Bbox],
     points: Sequence[Sequence[float]],
-    others: Sequence[tuple[float, float]],
+    rivals: Sequence[tuple[float, float]],
 ) -> Bbox | None:
-    """Write a label, and return the pixels that it takes. Returns None where it is left out.
+    """Write a label, and return the box that it covers, in pixels; None where it is left out.
 
-    `others` are points in data coordinates that it could be mistaken for the name of.
+    `obstacles` are boxes and `points` points in pixels, which it must not and should not cover. `rivals` are points in
+    data coordinates that must be farther from it than its own.
     """
     note = axes.annotate(
-        wanted.text,
-        wanted.point,
+        point_label.text,
+        point_label.point,
         (0, 0),
         textcoords="offset points",
         fontsize="small",
-        color=wanted.color,
+        color=point_label.color,
         zorder=5,
     )
     note.set_in_layout(False)
     origin = note.get_window_extent()
-    own, strangers = axes.transData.transform(wanted.point), [axes.transData.transform(other) for other in others]
+    anchor = axes.transData.transform(point_label.point)
+    rival_anchors = [axes.transData.transform(rival) for rival in rivals]
     pixels = axes.figure.dpi / 72
-    free: list[tuple[int, int, tuple[float, float], Bbox]] = []
-    for ring in range(1, 1 + (_RINGS if wanted.needed else 1)):
+    places: list[tuple[int, int, tuple[float, float], Bbox]] = []  # covered points, ring, offset in points, box
+    for ring in range(1, 1 + (_RINGS if point_label.needed else 1)):
         for right, up in _SIDES:
-            # From the lower left corner of the text to where it stands on this side.
+            # From the lower left corner of the text to its place on this side.
             x = right * _NEAR * ring - (1 - right) / 2 * origin.width / pixels
             y = up * _NEAR * ring - (1 - up) / 2 * origin.height / pixels
             box = origin.translated(x * pixels, y * pixels)
             inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
-            mistaken = any(_distance(box, other) <= _distance(box, own) for other in strangers)
-            if inside and not mistaken and not any(box.overlaps(other) for other in taken):
-                free.append((sum(box.contains(*point) for point in points), ring, (x, y), box))
-    if not free and not wanted.needed:
+            ambiguous = any(_distance(box, rival) <= _distance(box, anchor) for rival in rival_anchors)
+            if inside and not ambiguous and not any(box.overlaps(obstacle) for obstacle in obstacles):
+                places.append((sum(box.contains(*point) for point in points), ring, (x, y), box))
+    if not places and not point_label.needed:
         note.remove()
         return None
-    if not free:
+    if not places:
         return origin
-    _, ring, place, box = min(free, key=lambda each: each[:2])
-    note.set_position(place)
+    _, ring, (x, y), box = min(places, key=lambda place: place[:2])
+    note.set_position((x, y))
     if ring > 1:
-        (x, y), width, height = place, box.width / pixels, box.height / pixels
-        nearest = (min(max(0.0, x), x + width), min(max(0.0, y), y + height))
-        line = {"arrowstyle": "-", "linewidth": 0.6, "color": wanted.color, "shrinkA": 0, "shrinkB": 2}
-        axes.annotate("", wanted.point, nearest, textcoords="offset points", arrowprops=line, zorder=5)
+        nearest = (min(max(0.0, x), x + box.width / pixels), min(max(0.0, y), y + box.height / pixels))
+        line = {"arrowstyle": "-", "linewidth": 0.6, "color": point_label.color, "shrinkA": 0, "shrinkB": 2}
+        axes.annotate("", point_label.point, nearest, textcoords="offset points", arrowprops=line, zorder=5)
     return box
 
 
 def _distance(box: Bbox, point: Iterable[float]) -> float:
-    """From a point to the nearest one of a box."""
+    """Distance of `point` from the nearest point of `box`, 0 inside it."""
     x, y = point
     return math.hypot(max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0))
 
 
-def _points(axes: Axes) -> Iterator[Sequence[float]]:
-    """Where points are drawn, in pixels."""
+def _drawn_points(axes: Axes) -> Iterator[Sequence[float]]:
+    """The points of all lines and scatter plots of a panel, in pixels."""
     for line in axes.get_lines():
         yield from axes.transData.transform(line.get_xydata())
     for dots in axes.collections:

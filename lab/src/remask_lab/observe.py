@@ -35,7 +35,7 @@ from remask.plan.plan import Plan, PrefixHit
 
 @dataclass(slots=True)
 class CostMeter:
-    """Costs of the passes of an engine whose model has these `widths`: the `total` of all, and that of the `last`."""
+    """Counts what the passes of an engine cost, whose model has these `widths`: `total` of all, `last` of the last."""
 
     widths: Widths
     total: PassCost = NOTHING
@@ -43,7 +43,7 @@ class CostMeter:
     passes: int = 0
 
     def note(self, canvases: Sequence[ExecutedPlan]) -> None:
-        """Take in a pass."""
+        """Add the cost of one pass over `canvases`."""
         self.last = pass_cost(self.widths, canvases)
         self.total += self.last
         self.passes += 1
@@ -83,21 +83,21 @@ class CacheMeter:
         return self._age / self.passes if self.passes else 0.0
 
     def note(self, ledger: Ledger, plan: Plan) -> None:
-        """Count the pass of `plan`, which `ledger` has entered last. Neither is changed."""
-        age = ledger.step - ledger.written
-        known = ledger.written != UNWRITTEN  # all, except where a family's rows do not see what follows them
-        attends = np.zeros(len(age), dtype=np.bool_)
-        chosen = 0
+        """Count the pass of `plan`, which must be the last one that `ledger` has entered. Changes neither."""
+        ages = ledger.step - ledger.written
+        written = ledger.written != UNWRITTEN  # all K/V, except in families whose rows do not attend to later positions
+        attends = np.zeros(len(ages), dtype=np.bool_)
+        picked_rows = 0
         for span in plan.spans:
             attends[span.layers.start : span.layers.stop] = span.cost > 0
             if span.pick is not None:
-                chosen += span.pick.count * len(span.layers)
+                picked_rows += span.pick.count * len(span.layers)
                 self.upper_bound = True
         self.passes += 1
-        self._reused += (np.count_nonzero(age[known]) - chosen) / age.size
-        seen = known & attends[:, None]
-        if seen.any():
-            self._age += float(age[seen].mean())
+        self._reused += (np.count_nonzero(ages[written]) - picked_rows) / ages.size
+        attended = written & attends[:, None]
+        if attended.any():
+            self._age += float(ages[attended].mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class ObservedPass:
     Of a guided request it is the pass of the conditional canvas.
 
     Attributes:
-        step, block_step: denoising steps of the request and of its block before this one.
-        block: positions that are denoised together; `block_length` of every block.
-        prompt: positions 0 .. prompt - 1 were given.
+        step, block_step: denoising steps of the request, and of its block, before this pass.
+        block: positions that are denoised together; `block_length` is the length of every block.
+        prompt: length of the prompt, the first positions of the canvas.
         end: the response ends before this position.
         tokens: token ids on the canvas, int64 [T]; a copy that cannot be written to.
         plan: what was computed.
-        cost: row-layers computed, both canvases of a guided request included.
+        cost: row-layers computed, on both canvases of a guided request.
         prefix: the stored prefix that the request reads, if any.
         hidden: final hidden states of the predicted rows, [M, D]. They are valid until the observer returns.
     """
@@ -135,23 +135,24 @@ class ObservedPass:
 
     @property
     def leading(self) -> int:
-        """Rows that the first layer computed. Under a dense plan they are the leading positions of the canvas."""
+        """How many rows the first layer computed. Under a dense plan they are the leading positions of the canvas."""
         return int(self.plan.spans[0].rows.sum())
 
     def kv(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
-        """Return copies of K and V at `positions`, own or leased: a pair [rows, kv_heads, Dh] per layer."""
+        """Copies of K and V at `positions`, leased ones included: a pair [rows, kv_heads, Dh] per layer."""
         k, v = self._pool.k, self._pool.v
-        return [(k[layer][slots], v[layer][slots]) for layer, slots in self._places(positions)]
+        return [(k[layer][slots], v[layer][slots]) for layer, slots in self._layer_slots(positions)]
 
     def outputs(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
-        """Return copies of the attention and FFN outputs at `positions`: a pair [rows, D] per layer.
+        """Copies of the attention and FFN outputs at `positions`: a pair [rows, D] per layer.
 
         The engine must keep outputs, as it does for `dllm-cache`.
         """
-        kept = self._pool.outputs
-        return [(kept[layer][0][slots], kept[layer][1][slots]) for layer, slots in self._places(positions)]
+        outputs = self._pool.outputs
+        return [(outputs[layer][0][slots], outputs[layer][1][slots]) for layer, slots in self._layer_slots(positions)]
 
-    def _places(self, positions: slice) -> Iterator[tuple[int, Tensor]]:
+    def _layer_slots(self, positions: slice) -> Iterator[tuple[int, Tensor]]:
+        """Yield each layer and the pool's slots of `positions` in it, int64 [rows]."""
         for table in self._tables:
             slots = torch.from_numpy(table.slots[positions]).to(self.hidden.device)
             yield from ((layer, slots) for layer in table.layers)
@@ -162,12 +163,15 @@ Observer: TypeAlias = Callable[[Sequence[ObservedPass]], None]
 
 
 def observe_passes(engine: Engine, observer: Observer) -> EngineObserver:
-    """Call `observer` after every pass of `engine`, in inference mode, until what is returned is detached from it."""
+    """Call `observer` after every pass of `engine`, in inference mode, until the result is detached.
+
+    Raises `ConfigError` where the model is split over several processes.
+    """
     _check_one_process(engine)
-    return _attached(engine, _Passes(engine, observer))
+    return _attach(engine, _PassObserver(engine, observer))
 
 
-class _Passes(EngineObserver):
+class _PassObserver(EngineObserver):
     waits = True
 
     def __init__(self, engine: Engine, observer: Observer) -> None:
@@ -175,15 +179,15 @@ class _Passes(EngineObserver):
 
     @torch.inference_mode()
     def on_complete(self, result: PassResult) -> None:
-        self.observer(_observed(self.engine, result))
+        self.observer(_observed_passes(self.engine, result))
 
 
 def observe_cache(engine: Engine, meter: CacheMeter) -> EngineObserver:
-    """Let `meter` note every pass of every request of `engine`, until what is returned is detached from it."""
-    return _attached(engine, _Cache(meter))
+    """Let `meter` note every pass of every request of `engine`, until the result is detached."""
+    return _attach(engine, _CacheObserver(meter))
 
 
-class _Cache(EngineObserver):
+class _CacheObserver(EngineObserver):
     waits = True
 
     def __init__(self, meter: CacheMeter) -> None:
@@ -195,24 +199,24 @@ class _Cache(EngineObserver):
 
 
 def observe_costs(engine: Engine, meter: CostMeter) -> EngineObserver:
-    """Let `meter` note the cost of every pass of `engine`, until what is returned is detached from it."""
-    return _attached(engine, _Costs(meter, engine.config.batch_invariant))
+    """Let `meter` note the cost of every pass of `engine`, until the result is detached."""
+    return _attach(engine, _CostObserver(meter, engine.config.batch_invariant))
 
 
-class _Costs(EngineObserver):
-    def __init__(self, meter: CostMeter, apart: bool) -> None:
-        self.meter, self.apart = meter, apart
+class _CostObserver(EngineObserver):
+    def __init__(self, meter: CostMeter, batch_invariant: bool) -> None:
+        self.meter, self.batch_invariant = meter, batch_invariant
 
     def on_launch(self, result: PassResult) -> None:
-        self.meter.note([state.executed_plan(plan, self.apart) for state, plan in result.items])
+        self.meter.note([state.executed_plan(plan, self.batch_invariant) for state, plan in result.items])
 
 
-def _attached(engine: Engine, observer: EngineObserver) -> EngineObserver:
+def _attach(engine: Engine, observer: EngineObserver) -> EngineObserver:
     engine.attach(observer)
     return observer
 
 
-class _Replaced(EngineObserver):
+class _RunnerReplacement(EngineObserver):
     def __init__(self, make: Callable[[Transformer, Pool], Runner]) -> None:
         self.make = make
 
@@ -220,18 +224,19 @@ class _Replaced(EngineObserver):
         return self.make(model, pool)
 
 
-def _run_by(engine: Engine, make: Callable[[Transformer, Pool], Runner]) -> EngineObserver:
-    """Let `engine` run passes by what `make` returns. Raises `ConfigError` as `_check_one_process` does."""
+def _replace_runner(engine: Engine, make: Callable[[Transformer, Pool], Runner]) -> EngineObserver:
+    """Let `engine` run its passes by the runner that `make` returns. Raises `ConfigError` as `_check_one_process`."""
     _check_one_process(engine)
-    return _attached(engine, _Replaced(make))
+    return _attach(engine, _RunnerReplacement(make))
 
 
-def _observed(engine: Engine, result: PassResult) -> list[ObservedPass]:
-    passes, at = [], 0
+def _observed_passes(engine: Engine, result: PassResult) -> list[ObservedPass]:
+    """The passes of all running requests of a batch. Passes over prefixes and closing passes are left out."""
+    passes, row = [], 0
     for turn in result.batch:
-        first, running, decoder = at, turn.member, turn.decoder
-        at += sum(int(plan.predict.sum()) for _, plan in turn.items)
-        # A closing pass only completes pages for other requests, after the last denoising step.
+        first, running, decoder = row, turn.member, turn.decoder
+        row += sum(int(plan.predict.sum()) for _, plan in turn.items)
+        # A closing pass follows the last denoising step, and only completes pages for other requests.
         if not isinstance(running, RunningRequest) or decoder is None or running.closing:
             continue
         canvas = running.canvases[0].canvas
@@ -259,22 +264,22 @@ def _observed(engine: Engine, result: PassResult) -> list[ObservedPass]:
 
 
 def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
-    """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
-    return _run_by(engine, lambda model, pool: Runner(model.with_attention(attention), pool))
+    """Let `engine` compute attention by `attention`, until the result is detached. Its K/V memory stays the same."""
+    return _replace_runner(engine, lambda model, pool: Runner(model.with_attention(attention), pool))
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredPass:
-    """A pass of the only request of an engine, before anything is chosen of its logits.
+    """A pass of the only request of an engine, before tokens are chosen by its logits.
 
     Attributes:
-        tokens: token ids as far as these rows attend, int64 [T].
+        tokens: token ids of the positions to which `rows` attend, int64 [T].
         positions: canvas positions that are predicted, int64 [P].
         rows: the rows that predict them, int64 [P].
-        sees: how many leading positions each row attends to, int64 [T].
+        sees: number of leading positions that each row attends to, int64 [T].
         block: positions that are denoised together.
-        temperature: of a self-conditioned model, that at which the block's rows take in the logits of its last
-            pass; None where they take in nothing.
+        temperature: temperature of the last pass' logits that the rows of a self-conditioned model take in; None
+            where they take in none.
         logits: of the predicted rows, float32 [P, V].
     """
 
@@ -288,15 +293,15 @@ class ScoredPass:
 
 
 def replace_logits(engine: Engine, judge: Callable[[ScoredPass], Tensor]) -> EngineObserver:
-    """Let `engine` choose tokens by the logits [P, V] that `judge` returns of each pass, until that is detached.
+    """Let `engine` choose tokens by the logits [P, V] that `judge` returns for each pass, until the result is detached.
 
     The engine must run one request at a time, without `overlap`.
     """
-    return _run_by(engine, lambda model, pool: _JudgedRunner(model, pool, judge))
+    return _replace_runner(engine, lambda model, pool: _JudgedRunner(model, pool, judge))
 
 
-class _AsGiven(Transformer):
-    """Takes hidden states for logits."""
+class _HeadlessTransformer(Transformer):
+    """Passes on its input in place of logits, for a runner that computes the logits before."""
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -304,7 +309,7 @@ class _AsGiven(Transformer):
 
 class _JudgedRunner(Runner):
     def __init__(self, model: Transformer, pool: Pool, judge: Callable[[ScoredPass], Tensor]) -> None:
-        super().__init__(_AsGiven(model.config, model.weights, model.attention, model.arithmetic), pool)
+        super().__init__(_HeadlessTransformer(model.config, model.weights, model.attention, model.arithmetic), pool)
         self.scored, self.judge = model, judge
         self.temperature: float | None = None
 
@@ -332,38 +337,40 @@ class _JudgedRunner(Runner):
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
-"""Returns the context in which the operation of that name runs. Operations are nested."""
+"""Returns the context manager around an operation, by its name. Operations are nested."""
 
 SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "watch", "sampling", "packing")
 
 
 def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
-    """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`, until that is detached.
+    """Run each operation of `engine` inside `section(name)`, `name` from `SECTIONS`, until the result is detached.
 
     "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V; "selection" is the choice of
     rows by how far they moved, "watch" layer hooks, and "sampling" everything from logits to tokens on the host.
     Planning, scheduling, embedding, residuals, and rows that are carried or restored between stages run outside.
     """
-    return _run_by(engine, lambda model, pool: _SectionedRunner(_SectionedTransformer(model, section), pool, section))
+    return _replace_runner(
+        engine, lambda model, pool: _SectionedRunner(_SectionedTransformer(model, section), pool, section)
+    )
 
 
 def _check_one_process(engine: Engine) -> None:
-    """Raise `ConfigError` where the engine's process has a part of the model only."""
+    """Raise `ConfigError` where the model is split over several processes, as hooks see one process alone."""
     if engine.model.ranks.several:
         raise ConfigError(
-            f"what is observed here is on {engine.model.ranks.shard.size} processes; load the model with "
+            f"an observed engine must run in one process, not {engine.model.ranks.shard.size}; load the model with "
             "tensor_parallel=1"
         )
 
 
-def _within(name: str, method: Callable[..., Any]) -> Any:
-    """`method` of an object that has a `section`, inside the one of that name."""
+def _within(section_name: str, method: Callable[..., Any]) -> Any:
+    """Wrap a method of an object with an attribute `section`, to run inside `section(section_name)`."""
 
-    def run(self: Any, *inputs: Any, **more: Any) -> Any:
-        with self.section(name):
-            return method(self, *inputs, **more)
+    def run_in_section(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.section(section_name):
+            return method(self, *args, **kwargs)
 
-    return run
+    return run_in_section
 
 
 class _SectionedAttention:
@@ -388,9 +395,9 @@ class _SectionedTransformer(Transformer):
     _pick_rows = _within("selection", Transformer._pick_rows)
     _feed_forward = _within("mlp", Transformer._feed_forward)
 
-    def _linear(self, x: Tensor, w: LayerWeights, field: str, *inputs: Any, **more: Any) -> Tensor:
+    def _linear(self, x: Tensor, w: LayerWeights, field: str, *args: Any, **kwargs: Any) -> Tensor:
         with self.section("projections") if field == "out" else nullcontext():
-            return super()._linear(x, w, field, *inputs, **more)
+            return super()._linear(x, w, field, *args, **kwargs)
 
 
 class _SectionedRunner(Runner):

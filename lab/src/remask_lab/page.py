@@ -16,7 +16,7 @@ from remask_lab.speed.command import command_parser, run_command
 
 
 def main() -> None:
-    """Ask, and print a line a question."""
+    """Ask all questions under each cache, and print a table with one line per question."""
     parser = command_parser(__doc__)
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
     parser.add_argument("--dtype", default="auto", help="default: %(default)s")
@@ -24,10 +24,10 @@ def main() -> None:
     args = parser.parse_args()
     with LLM(args.model, dtype=args.dtype, quantization=args.quantization, engine=EngineConfig(audit=0.0)) as llm:
         questions = candidates()
-        right: dict[str, list[bool]] = {}  # by cache, in the order of the questions
+        correct: dict[str, list[bool]] = {}  # by cache, in the order of the questions
         for cache in CACHES:
             outputs = llm.chat([item.messages for item in questions], SAMPLING, cache=cache)
-            right[cache] = [
+            correct[cache] = [
                 is_correct(item, output.text or "") for item, output in zip(questions, outputs, strict=True)
             ]
     rows = [
@@ -36,12 +36,12 @@ def main() -> None:
             str(number),
             item.kind,
             item.question,
-            *("-+"[marks[number]] for marks in right.values()),
+            *("-+"[marks[number]] for marks in correct.values()),
         ]
         for number, item in enumerate(questions)
     ]
     print(markdown_table(["", "kind", "question", *CACHES], rows, aligned=True))
-    print(", ".join(f"{cache}: {sum(marks)} of {len(marks)}" for cache, marks in right.items()))
+    print(", ".join(f"{cache}: {sum(marks)} of {len(marks)}" for cache, marks in correct.items()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
 from remask.policies.bicache import DepthLookup
 from remask.request.sampling_params import SamplingParams
-from remask_lab.harness.benchmark import benchmark, read_docs, read_role, read_shots, task_names, usual_role
+from remask_lab.harness.benchmark import benchmark, default_role, read_docs, read_role, read_shots, task_names
 from remask_lab.harness.formats import FORMATS, Doc
 from remask_lab.harness.presets import preset_names, task_settings
 from remask_lab.harness.score import judge
@@ -159,8 +159,8 @@ def test_every_task_has_rules_and_one_system_prompt_for_all_questions() -> None:
 
 
 def test_the_role_may_come_from_a_file(tmp_path: Path) -> None:
-    assert read_role(None) == usual_role()
-    assert len(usual_role().split()) > 300, "long enough to be worth sharing"
+    assert read_role(None) == default_role()
+    assert len(default_role().split()) > 300, "long enough to be worth sharing"
     path = tmp_path / "role.txt"
     with pytest.raises(ConfigError, match="cannot be read"):
         read_role(str(path))

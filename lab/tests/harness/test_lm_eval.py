@@ -27,7 +27,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.tasks.transit import STOPS, make_workload
 from remask_lab.harness import lm as lm_module
 from remask_lab.harness import run
-from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, read_shots, task_names, turns_of, usual_role
+from remask_lab.harness.benchmark import FOLDER, benchmark, default_role, read_docs, read_shots, task_names, turns_of
 from remask_lab.harness.lm import Harness, RemaskLM
 from remask_lab.harness.run import run_local
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
@@ -39,7 +39,7 @@ from tests.waiting import LONGEST_S
 pytestmark = pytest.mark.soak  # importing lm-eval alone takes longer than most tests
 
 QUICK = {"max_tokens": 4, "steps": 2}
-ASKED: dict[str, Any] = {"role": usual_role(), "chat": True, "run_code": True}
+ASKED: dict[str, Any] = {"role": default_role(), "chat": True, "run_code": True}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_our_configs_ask_and_score_as_local_data_does(
     for module in (run, lm_module):
         monkeypatch.setattr(module, "generate", scripted(texts))
     own = benchmark(task)
-    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.session.policy("none"), QUICK, 0)
+    ours = run_local(llm, own, read_docs(own, str(path)), default_role(), llm.session.policy("none"), QUICK, 0)
     theirs = local_harness(task, path).run(model(llm), task, **ASKED)
     for row in (ours, theirs):
         score = next(iter(row["metrics"]))
@@ -105,7 +105,7 @@ def test_worked_examples_before_published_questions_are_those_before_local_ones(
     path = write_lines(tmp_path / "x.jsonl", [record, record | {"question": "And 3?"}])
     own = benchmark("remask_gsm8k")
     shots = read_shots(own, str(path), None, 2)
-    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.session.policy("reuse"), QUICK, 0, shots)
+    ours = run_local(llm, own, read_docs(own, str(path)), default_role(), llm.session.policy("reuse"), QUICK, 0, shots)
     with_examples = RemaskLM(llm, llm.session.policy("reuse"), QUICK, examples=turns_of(shots))
     harness = local_harness("remask_gsm8k", path)
     theirs = harness.run(with_examples, "remask_gsm8k", **ASKED)

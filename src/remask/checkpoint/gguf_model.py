@@ -233,7 +233,7 @@ def interleaved_heads(header: Header, name: str) -> int | None:
     Returns None if they are in the half-split order of the transformer: channel j of a head is paired with j + Dh / 2.
     """
     arch = _architecture(header)
-    projection = name.rpartition(".")[0].rpartition(".")[2]  # the last part of the name before ".weight"
+    projection = name.rpartition(".")[0].rpartition(".")[2]  # the last part of the name before ".weight" or ".bias"
     if projection not in (NAMES.q, NAMES.k) or not _ARCHITECTURES[arch].interleaved:
         return None
     fields = _fields(header)

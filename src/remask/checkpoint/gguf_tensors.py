@@ -105,11 +105,12 @@ class OpenGGUF:
         shorter, or a group of codes would be cut.
         """
         view, cut = self._views[name], part or (slice(None),)
+        heads = interleaved_heads(self._header, name)
         if len(view.shape) == 1:
-            return self._plain(view, self._bytes(view, slice(0, 1)), 1).flatten()[cut[0]]
+            values = self._plain(view, self._bytes(view, slice(0, 1)), 1).flatten()
+            return (values if heads is None else values.view(heads, -1, 2).mT.flatten())[cut[0]]
         columns = cut[1] if len(cut) == 2 else slice(None)
         start, stop, _ = cut[0].indices(view.shape[0])
-        heads = interleaved_heads(self._header, name)
         if heads is None:
             raw = self._bytes(view, slice(start, stop))
         else:

@@ -13,6 +13,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
+    HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -30,6 +31,8 @@ _WEIGHTS = ["*.safetensors"]
 _TEXTS = ["*.json", "merges.txt", "tokenizer.model", "*.jinja"]
 _THREADS = 8  # files that are downloaded at a time, as many as by the client
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSALS = (401, 403, 410, 451)
+_FULL_TEXTS = tuple(f"(os error {number})" for number in _FULL)
 
 
 def on_disk(repo: str, revision: str | None = None) -> Path | None:
@@ -168,7 +171,10 @@ def _checkpoint_errors(noun: str, repo: str, file: str | None = None, *, revisio
 
 
 def _explain(error: Exception, subject: str, revision: str | None) -> str:
-    """Why a download of `subject` failed, in a sentence with the way out."""
+    """Why a download of `subject` failed, in a sentence with the way out.
+
+    The client's classes are subclasses of each other and of `OSError`, so the order of the branches matters.
+    """
     log_in = "log in with `hf auth login`"
     if isinstance(error, GatedRepoError):
         return f"The hub does not give {subject} to everybody: accept the terms on its page, and {log_in}."
@@ -176,12 +182,16 @@ def _explain(error: Exception, subject: str, revision: str | None) -> str:
         return f"The hub has no revision {revision!r} of {subject}: give its hub id, which loads the newest."
     if isinstance(error, RepositoryNotFoundError):
         return f"The hub does not have {subject}, or not for everybody: check the name, or {log_in}."
-    if isinstance(error, OSError) and error.errno in _FULL:
+    # The client's transfer library, in Rust, raises a `RuntimeError` with the text of the system's error.
+    if error.errno in _FULL if isinstance(error, OSError) else str(error).endswith(_FULL_TEXTS):
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         return (
-            f"The disk of {constants.HF_HUB_CACHE} has no room for {subject} ({error.strerror}): free some, or "
+            f"The disk of {constants.HF_HUB_CACHE} has no room for {subject} ({reason}): free some, or "
             "set HF_HOME to a folder on another disk; whole files are kept, and the same command goes on."
         )
     cause = error.__cause__ or error
+    if isinstance(cause, HfHubHTTPError) and cause.response.status_code in _REFUSALS:
+        return f"The hub refuses {subject} (status {cause.response.status_code}): see its page there, and {log_in}."
     reason = type(cause).__name__
     if isinstance(error, LocalEntryNotFoundError):
         return (

@@ -120,7 +120,7 @@ def check_quantize(args: argparse.Namespace) -> None:
 
 
 def check_pull(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` if `remask models` lists no such model and it is not a hub id."""
+    """Raise `ConfigError` if the name is neither that of a listed model nor a hub id, or is that of a path here."""
     from remask.checkpoint.shelf import SHELF, suggest_models
     from remask.checkpoint.source import is_hub_id
 
@@ -128,6 +128,11 @@ def check_pull(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"There is no model {args.name!r} to download.{suggest_models(args.name)} `remask models` lists names; "
             "a hub id reads 'organisation/name'."
+        )
+    if args.name not in BUNDLED_MODELS and os.path.exists(os.path.expanduser(args.name)):
+        raise ConfigError(
+            f"{args.name!r} is a path in this folder, which other commands would load instead of what is downloaded: "
+            "run this in another folder"
         )
 
 

@@ -212,7 +212,10 @@ def _write(target: LineFile | None, value: Mapping[str, Any]) -> None:
 
 
 def decide(args: argparse.Namespace) -> int:
-    """Print the answers by question id, and the work, as one JSON object. Returns 0."""
+    """Print the answers by question id, and the work, as one JSON object.
+
+    Returns 0. Raises `ConfigError` on questions that cannot be asked, and `CheckpointError` on a missing model.
+    """
     if args.input == "-":
         text = standard_input().read()
     else:
@@ -230,5 +233,5 @@ def decide(args: argparse.Namespace) -> int:
         result = llm.decide(decisions)
     answers = api_answers(decisions, result.answers)
     work = {name: getattr(result.usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
-    print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
+    print(json.dumps({"answers": answers, "work": work}))
     return 0

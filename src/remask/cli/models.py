@@ -218,7 +218,10 @@ def table_text(lines: Sequence[ModelLine]) -> str:
 
 
 def pull(args: argparse.Namespace) -> int:
-    """Download a model, or the files that its newest revision changed, and print their folder. Returns 0."""
+    """Download a model, or what its revision has changed since, and print the folder. A bundled one is only named.
+
+    Returns 0. Raises `ConfigError` if the model would not fit this machine, and `CheckpointError` if a download fails.
+    """
     if args.name in BUNDLED_MODELS:
         print(f"{args.name} ships: {find_source(args.name).weights}")
         return 0
@@ -227,8 +230,8 @@ def pull(args: argparse.Namespace) -> int:
     from remask.loading import announce_download
     from remask.machine.device import resolve_device
 
-    row = SHELF.get(args.name)
+    entry = SHELF.get(args.name)
     announce_download(ModelSettings(args.name, force=args.force), resolve_device(AUTO))
-    repo, revision = (args.name, None) if row is None else (row.hub, row.revision)
+    repo, revision = (args.name, None) if entry is None else (entry.hub, entry.revision)
     print(f"{args.name}: {hub.fetch(repo, revision, progress=args.progress)}")
     return 0

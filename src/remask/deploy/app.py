@@ -99,9 +99,9 @@ class Front:
         try:
             head, parts = await self._dispatch(call)
         except BackPressureError:
-            return error_response(ApiError(429, "all replicas are full; try again later"))
+            return error_response(ApiError(429, "all replicas are full; try again later"), request.scope)
         except (*LOST, DeploymentUnavailableError):
-            return error_response(_replica_lost_error())
+            return error_response(_replica_lost_error(), request.scope)
         is_stream = any(b"text/event-stream" in value for name, value in head.headers if name == b"content-type")
         response = StreamingResponse(_response_body(parts, is_stream), head.status)
         response.raw_headers = list(head.headers)

@@ -116,12 +116,14 @@ def _proven_depth(record: Record) -> int:
 
 
 def _entries(buckets: dict[int, Record]) -> dict[int, int]:
-    """Proven depths by ratio, without those that are not deeper than one of a smaller ratio.
+    """Depths of a table by ratio in percent, from the audits by ratio.
 
-    A depth that a ratio contradicts holds for no smaller ratio, as an entry of a table holds for all larger ratios.
+    An entry holds for all larger ratios up to the next entry. So each ratio limits the entries of all smaller ones: to
+    the depth that it has proven, or, if its requests were too few to prove one, to the depths that they do not refute.
+    Ratios that get no deeper than a smaller one have no entry.
     """
     max_depth = max((record.layers for record in buckets.values()), default=0)
-    depths = {}
+    depths: dict[int, int] = {}
     for ratio, record in sorted(buckets.items(), reverse=True):
         proven = _proven_depth(record)
         max_depth = min(max_depth, proven or record.depth(_NO_PREFIX, record.layers))

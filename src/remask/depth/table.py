@@ -116,13 +116,16 @@ def _parse(raw: Any) -> DepthTable:
 
 def _integer_keys(name: str, raw: Any, key_noun: str) -> dict[int, Any]:
     """The object `raw` with its keys as integers. Raises `TypeError` if it is not an object or has other keys."""
-    if not isinstance(raw, dict) or not all(key.isdecimal() for key in raw):
+    if not isinstance(raw, dict) or not all(key.isdecimal() and str(int(key)) == key for key in raw):
         raise TypeError(f"{name} must be an object with {key_noun} as keys, got {raw!r}")
     return {int(key): value for key, value in raw.items()}
 
 
 def _parse_items(name: str, raw: Any, key_noun: str, values: Values) -> dict[int, Any]:
-    """The items of an object by integer key, lists as tuples. Raises `ValueError` on one that is not in `values`."""
+    """The items of an object by integer key, lists as tuples.
+
+    Raises `TypeError` as `_integer_keys` does, and `ValueError` on an item that `values` does not allow.
+    """
     items = _integer_keys(name, raw, key_noun)
     for key, item in items.items():
         values.check(f"{name}.{key}", item)

@@ -282,10 +282,11 @@ class AsyncEngine:
     def _check_open(self) -> None:
         if self.error is not None:
             raise self.error
+        if not self._thread.is_alive():
+            state = "has not been started" if self._thread.ident is None else "has stopped"
+            raise EngineDeadError(f"the engine {state}")
         if self.draining:
             raise DrainingError("the server is draining and takes no new requests; use another one")
-        if not self._thread.is_alive():
-            raise EngineDeadError("the engine has not been started")
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:

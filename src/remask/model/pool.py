@@ -59,10 +59,9 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved for all layers."""
+        """Bytes of all tensors that are allocated so far."""
         tensors = [*self.k, *self.v, *(output for pair in self.outputs for output in pair)]
-        if self.signals is not None:
-            tensors.append(self.signals)
+        tensors += [tensor for tensor in (self.signals, self._picked) if tensor is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
     def bytes_of(self, slots: int) -> int:

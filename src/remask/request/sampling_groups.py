@@ -170,7 +170,7 @@ class SpeculationParams:
     max_draft_window: int | None = optional(
         "block_causal",
         COUNT,
-        "The most: the block doubles where all of a draft came true, and halves where at most half did; by default 32.",
+        "The most: the block doubles if all of it was written, and halves if at most half was; by default 32.",
     )
     lora: bool | None = optional(
         "block_causal",

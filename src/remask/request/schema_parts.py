@@ -260,18 +260,25 @@ def whole_regex(regex: str) -> str:
 def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], opening: str, closing: str) -> list[str]:
     """Return `pieces` without the `anchors` of one end. The pieces are in the order in which they follow from that end.
 
-    Raises `ConfigError` on an anchor that is not at the end, or in a group that is repeated.
+    From the right, `opening` is the closing bracket. Raises `ConfigError` on an anchor that is not at the end, or that
+    is repeated, alone or in its group.
     """
+    is_forward = opening == "("  # backwards, a quantifier comes first, so that what it repeats is not at the end
     result: list[str] = []
     at_end = True  # only anchors and opening brackets precede this piece
     groups: list[tuple[bool, int]] = []  # for each open group, whether it begins at the end, and the anchors before it
     anchor_count = 0
     for index, piece in enumerate(pieces):
+        following = "".join(pieces[index + 1 : index + 2]) if is_forward else ""
         if piece in anchors:
             if not at_end:
                 raise ConfigError(
                     f"structured_outputs.regex {regex[:60]!r} has {piece} within it, and the whole answer matches: an "
                     "anchor stands at its beginning or its end; write it without"
+                )
+            if following in ("*", "+", "?", "{"):
+                raise ConfigError(
+                    f"structured_outputs.regex {regex[:60]!r} repeats the anchor {piece}; write it without"
                 )
             anchor_count += 1
             continue
@@ -282,9 +289,7 @@ def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], openi
             groups.append((at_end, anchor_count))
         elif piece[0] == closing and groups:
             group_at_end, count_before = groups.pop()
-            following = pieces[index + 1 : index + 2] if opening == "(" else []
-            is_repeated = bool(following) and following[0] in ("*", "+", "{")
-            if anchor_count > count_before and group_at_end and is_repeated:
+            if anchor_count > count_before and group_at_end and following in ("*", "+", "{"):
                 raise ConfigError(
                     f"structured_outputs.regex {regex[:60]!r} repeats a group that holds an anchor; write it without"
                 )

@@ -221,11 +221,15 @@ class CausalDecoder(RuleDecoder):
         """The first position that is not final."""
         return self.canvas.prompt + self.canvas.settled_lead
 
-    def _adapt_window(self, accepted: int) -> None:
-        """Double the draft window if all tokens of the draft were accepted, and halve it if at most half were."""
-        if len(self.block) > 1 and accepted == len(self.block):
+    def _adapt_window(self, written: int) -> None:
+        """Double the draft window if the whole block was written, and halve it if at most half of it was.
+
+        Args:
+            written: tokens of the block that are final: those of the draft that were accepted, and one more.
+        """
+        if len(self.block) > 1 and written == len(self.block):
             self._window = min(2 * self._window, self._max_window)
-        elif 2 * accepted <= len(self.block):
+        elif 2 * written <= len(self.block):
             self._window = max(self._window // 2, self._min_window)
 
     def _predict_next(self, start: int, size: int) -> None:

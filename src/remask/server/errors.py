@@ -179,7 +179,7 @@ def error_response(error: RemaskError, scope: Scope | None = None) -> Response:
     """
     status = as_api_error(error).status
     headers = _HEADERS.get(status)
-    path = "" if scope is None else f"{scope['path']}/"
+    path = "" if scope is None else f"{scope['path'].rstrip('/')}/"
     if path == SYSTEM_ONE_PATH:
         return json_response(system_one_error(error), 422 if status == 400 else status, headers)
     if scope is not None and path.startswith(MESSAGES_PATH):

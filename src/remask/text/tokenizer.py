@@ -294,10 +294,11 @@ class Tokenizer:
         return token_bytes(self._backend, self.special_ids, vocab_size)
 
     def added_bytes(self, token: int, predecessor: int | None) -> bytes | None:
-        """The bytes that a token adds to a text that ends with the token `predecessor`; None: the text is empty.
+        """The bytes that `token` adds to a text whose last token is `predecessor`, or to an empty text if that is None.
 
-        The bytes of all tokens, joined, are the text, whatever the tokenizer does to spaces. They may be a part of a
-        character. A special token adds none. Returns None if the tokenizer does not tell them.
+        Joined in order, the bytes of a text's tokens are the text; those of one token may be a part of a character. A
+        special token adds none, and is no `predecessor`, as decoding skips it. Returns None if the tokenizer's decoder
+        does not say which bytes a token stands for.
         """
         if token in self.special_ids:
             return b""

@@ -96,9 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and keep what was asked for."""
-    from remask_lab.asked import check_result_options, keep
+    from remask_lab.arguments import check_result_options, save_outcome
 
     check_result_options(args)
     subject = importlib.import_module(f"remask_lab.subjects.{args.subject.replace('-', '_')}")
-    keep(args, subject.measure(args))
+    save_outcome(args, subject.measure(args))
     return 0

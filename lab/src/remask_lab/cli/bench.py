@@ -14,22 +14,22 @@ from remask.machine.disk import write_whole
 from remask.policies.registry import from_file
 from remask.request.sampling_params import SamplingParams, merge_sampling
 from remask.tasks import transit
-from remask_lab.asked import (
-    DRAWN,
-    OWN,
-    asked_sampling,
-    asked_task,
-    asked_workload,
+from remask_lab.arguments import (
+    CUSTOM_REQUESTS,
+    WORKLOAD_OPTIONS,
     check_least,
     check_result_options,
     check_unset,
     check_workload_options,
     depths_option,
-    keep_pictures,
-    own_lines,
-    own_workload,
-    read_by,
-    separated,
+    draw_workload,
+    input_lines,
+    input_workload,
+    required_input,
+    sampling_options,
+    save_pictures,
+    split_names,
+    task_option,
 )
 from remask_lab.bench import answers
 from remask_lab.bench.bench import check_first_answers, run_bench
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     limits = engine_config(args)  # what cannot be combined is refused now, not between two rows
     limits = replace(limits, max_num_seqs=args.concurrency or limits.max_num_seqs, prefix_match="exact")
-    lines = own_lines(args)
-    reads = read_by(asked_task(args)) if args.prompt is None else "text"
+    lines = input_lines(args)
+    reads = required_input(task_option(args)) if args.prompt is None else "text"
     with open_llm(args, engine=limits, reads=reads) as llm:
         workload = _workload(llm, args, lines)
         if args.metric is None:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         write_whole("--page:", args.page, answers.page(record))
         print(f"\nPage: {args.page}")
     if args.plots:
-        keep_pictures(partial(plot_bench, record), args.plots)
+        save_pictures(partial(plot_bench, record), args.plots)
     return 0
 
 
@@ -99,7 +99,7 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.prompt is not None:
         check_unset(args, "--prompt is one request", "requests")
     if args.prompt is not None or args.input is not None:
-        check_unset(args, OWN, *DRAWN, "without_prefix")
+        check_unset(args, CUSTOM_REQUESTS, *WORKLOAD_OPTIONS, "without_prefix")
     elif args.requests is None:
         args.requests = REQUESTS
     if args.prefix_match != "longest":
@@ -112,10 +112,10 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> Workload:
     if args.prompt is not None or lines is not None:
-        return own_workload(llm, args, lines)
+        return input_workload(llm, args, lines)
     if args.prefix_match != "longest":
-        return asked_workload(llm, args)
-    task = asked_task(args) or own_task(llm)
+        return draw_workload(llm, args)
+    task = task_option(args) or own_task(llm)
     if task.name != "transit":
         raise ConfigError(
             f"--prefix-match longest asks for turns of conversations, which the task {task.name} does not have; "
@@ -123,7 +123,7 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> 
         )
     if task.settings is not None:
         raise ConfigError("--prefix-match longest asks about lines of the usual length; leave --task-settings out")
-    params = SamplingParams.from_mapping(merge_sampling(transit.SAMPLING, asked_sampling(args)))
+    params = SamplingParams.from_mapping(merge_sampling(transit.SAMPLING, sampling_options(args)))
     return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 
@@ -136,9 +136,9 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     elif caches == ALL:
         rows, left_out = every_contender(llm, workload, settings)
     else:
-        names = dict.fromkeys(["none", *separated(caches)])
+        names = dict.fromkeys(["none", *split_names(caches)])
         rows = [contender(llm, *from_file(name, settings.get(name), "--caches"), workload) for name in names]
-    known = [row.name for row in rows] + [left.name for left in left_out] + separated(caches)
+    known = [row.name for row in rows] + [left.name for left in left_out] + split_names(caches)
     for name in settings:
         if name not in known:
             raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {caches}")
@@ -151,7 +151,7 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     rows, left_out = rows + baselines, left_out + unmade
     if args.without_prefix:
         sampling = workload.tasks[0].request.params
-        task = asked_task(args) or own_task(llm)
+        task = task_option(args) or own_task(llm)
         bare = chat_workload(llm, task, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
         rows.append(
             Contender("none, prefix removed", llm.session.policy("none"), replace(bare, prefixes=workload.prefixes))

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from remask.cli.options import check_folder, object_option
-from remask_lab.asked import check_least, open_with_requests, shape_settings
+from remask_lab.arguments import check_least, open_with_requests, shape_settings
 from remask_lab.drawing import check_drawing
 from remask_lab.ops.operations import OperationProfile, Profile, profile_operations
 from remask_lab.ops.roofline import Peaks, measure_peaks, plot_roofline

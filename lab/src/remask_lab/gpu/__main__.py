@@ -5,7 +5,7 @@ import time
 from importlib.util import find_spec
 
 STARTED = time.monotonic()
-# What every part imports, by the name of its import. What only some need stands at these.
+# Packages that every part needs, by the names of their imports. `Part.needs` has the others.
 NEEDED = {
     "numpy": "numpy",
     "safetensors": "safetensors",
@@ -18,7 +18,7 @@ NEEDED = {
 
 
 def main() -> int:
-    """Run the command, unless packages are missing."""
+    """Run the command. Returns 2 where packages are missing, else its status."""
     missing = [package for name, package in NEEDED.items() if find_spec(name) is None]
     if missing:
         print(f"error: scripts/gpu needs {', '.join(missing)}: pip install {' '.join(missing)}", file=sys.stderr)

@@ -1,12 +1,11 @@
-"""Compiles the Triton kernels for GPUs that need not be there, and says what they take of them.
+"""Compiles the Triton kernels for GPUs that need not be there, and prints the resources that each takes.
 
     scripts/kernels [--targets 80,86,89,90,100] [--all] [--match TEXT ...]
 
-Every kernel is compiled with the constants and options of its launch, at the shapes of all presets, with and without
-what it can do. Number of heads and rows of a model only scale addresses, so shapes that differ in them alone are
-compiled once. Attention is compiled in bfloat16 for every target, and in float16 and float32 for sm_90; what stands
-between products in bfloat16 for sm_80 and sm_90, and in float32 for sm_90. `--all` compiles all kernels in all three
-dtypes for every target.
+Every kernel is compiled with the constants and options of its launches, at the shapes of all presets. The numbers of
+heads and rows only scale addresses, so shapes that differ in them alone are compiled once. Attention is compiled in
+bfloat16 for every target, and in float16 and float32 for sm_90; the other kernels in bfloat16 for sm_80 and sm_90, and
+in float32 for sm_90. `--all` compiles all kernels in all three dtypes for every target.
 
 Ends with 1 where a kernel does not compile, takes more shared memory than the device has for a block, or keeps numbers
 in local memory instead of registers. Needs Triton, and no GPU.
@@ -20,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,37 +40,43 @@ SPILLS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel as it is launched: `kernel` names its module and function.
+    """One kernel as it is launched.
 
     Attributes:
-        pointers: the dtypes that its pointers and numbers have, by parameter.
+        kernel: its module and function, "module:function".
+        dtype: the element type of its pointers.
+        types: Triton's types of those parameters that are no pointers to `dtype`.
         constants: its constants, and options of the compiler by their names there.
-        aligned: numbers that are divisible by 16.
+        aligned: parameters whose integers are divisible by 16.
     """
 
     kernel: str
     dtype: torch.dtype
-    pointers: Mapping[str, str]
+    types: Mapping[str, str]
     constants: Mapping[str, Any]
     aligned: frozenset[str] = frozenset()
 
     @property
     def products(self) -> bool:
-        """Whether it multiplies matrices."""
+        """Whether it multiplies matrices, which only attention does."""
         return self.kernel.endswith("_attend")
 
     @property
     def label(self) -> str:
         """Its name, dtype and constants."""
-        constants = " ".join(f"{name}={int(value)}" for name, value in self.constants.items() if name != "EMULATED")
+        constants = " ".join(f"{name}={int(value)}" for name, value in self.constants.items())
         return f"{self.kernel.partition(':')[2]} {NAMES[self.dtype]} {constants}"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compiled kernel takes: bytes of shared memory a block; registers and bytes of local memory a thread.
+    """The resources of a compiled kernel.
 
-    `loop` counts the instructions of its longest loop, 0 without one; `matrix` tells those of the matrix units.
+    Attributes:
+        shared: bytes of shared memory a block.
+        registers, local: registers, and bytes of local memory, a thread.
+        matrix: number and name of its instructions for matrix units, in words.
+        loop: instructions of its longest loop, 0 without one.
     """
 
     shared: int
@@ -80,27 +86,27 @@ class Compiled:
     loop: int = 0
 
     def problem(self, target: int) -> str | None:
-        """Why it cannot serve on devices of compute capability `target`."""
+        """Why it cannot run well on devices of compute capability `target` / 10, in words; None where it can."""
         if self.shared > SHARED_BYTES[target]:
             return f"{self.shared} bytes of shared memory, and the device has {SHARED_BYTES[target]}"
         return f"{self.local} bytes of registers a thread are spilled" if self.local > SPILLS else None
 
 
 def main() -> None:
-    """Compile, print a line for each kernel, and end with 1 where one cannot serve."""
+    """Compile, print a line for each kernel, and exit with 1 where one has a problem or none was compiled."""
     parser = command_parser(__doc__)
     parser.add_argument("--targets", default=",".join(map(str, SHARED_BYTES)), help="compute capabilities, x 10")
     parser.add_argument("--all", action="store_true", help="all kernels in all dtypes for every target")
     parser.add_argument("--match", action="append", help="only kernels whose line begins with this, behind the target")
     args = parser.parse_args()
-    known = [str(each) for each in SHARED_BYTES]
+    known = [str(target) for target in SHARED_BYTES]
     targets = args.targets.split(",")
-    for each in targets:
-        if each not in known:
-            raise ConfigError(f"--targets names {each!r}; known: {', '.join(known)}")
+    for name in targets:
+        if name not in known:
+            raise ConfigError(f"--targets names {name!r}; known: {', '.join(known)}")
     if _interpreted():
         raise ConfigError("TRITON_INTERPRET=1 leaves nothing to compile; unset it")
-    work = [
+    jobs = [
         (variant, int(target))
         for target in targets
         for variant in variants(presets().values())
@@ -108,16 +114,16 @@ def main() -> None:
     ]
     failed = 0
     with ProcessPoolExecutor() as pool:
-        for (variant, target), found in zip(work, pool.map(partial(_compiled), work, chunksize=4), strict=True):
-            problem = found if isinstance(found, str) else found.problem(target)
+        for (variant, target), result in zip(jobs, pool.map(partial(_try_compile), jobs, chunksize=4), strict=True):
+            problem = result if isinstance(result, str) else result.problem(target)
             failed += problem is not None
             line = f"sm_{target} {variant.label}"
-            if not isinstance(found, str):
-                line += f": {found.registers} registers, {found.shared} B shared, {found.local} B local, {found.matrix}"
-                line += f", loop of {found.loop} instructions" if found.loop else ""
+            if not isinstance(result, str):
+                line += f": {result.registers} registers, {result.shared} B shared, {result.local} B local, "
+                line += result.matrix + (f", loop of {result.loop} instructions" if result.loop else "")
             print(line if problem is None else f"FAILED {line}: {problem}", flush=True)
-    print(f"{len(work)} kernels compiled by {_version()}, {failed} failed")
-    sys.exit(1 if failed or not work else 0)
+    print(f"{len(jobs)} kernels compiled by {_version()}, {failed} failed")
+    sys.exit(1 if failed or not jobs else 0)
 
 
 def usual(variant: Variant, target: int) -> bool:
@@ -128,65 +134,69 @@ def usual(variant: Variant, target: int) -> bool:
 
 
 def variants(shapes: Iterable[ModelConfig]) -> Iterator[Variant]:
-    """All kernels at all `shapes` that Triton's attention serves, in all dtypes, each once."""
-    seen: set[str] = set()
+    """All kernels at those `shapes` that Triton's attention serves, in all dtypes, without repetitions."""
+    keys: set[str] = set()
     for shape in shapes:
-        if max(each.head_dim for each in shape.shapes) > LARGEST_HEAD:
+        if max(layer_shape.head_dim for layer_shape in shape.shapes) > LARGEST_HEAD:
             continue  # PyTorch computes such models
         for dtype in NAMES:
-            for each in _of(shape, dtype):
-                key = re.sub(r" (HEADS)=\d+", "", each.label) if "_heads" not in each.kernel else each.label
-                if key not in seen:
-                    seen.add(key)
-                    yield each
+            for variant in chain(_attention(shape, dtype), _layer(shape, dtype), _sampling(dtype)):
+                key = re.sub(r" HEADS=\d+", "", variant.label) if "_heads" not in variant.kernel else variant.label
+                if key not in keys:
+                    keys.add(key)
+                    yield variant
 
 
-def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
-    from remask.model import attention_triton, layer_triton
-    from remask.sampling import kernels_triton
+def _attention(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
+    """Both kernels of `remask.model.attention_triton`, with and without what they can leave out."""
+    from remask.model import attention_triton
 
     heads, groups, dim, capped = shape.heads, shape.kv_heads, shape.head_dim, shape.score_cap is not None
-    own = f"*{NAMES[dtype]}"
-    numbers = {"scale": "fp32", "cap": "fp32"}
-    strides = ("q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head")
-    plain = {"EMULATED": False}
+    numbers = {"scale": "fp32", "cap": "fp32", "sums": "*fp32"}
+    strides = dict.fromkeys(("q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head"), "i32")
+    indices = dict.fromkeys(("units", "slots", "reach", "skip"), "*i32")
     for merged in (False, True):
         _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merged=merged)
-        pointers = {"q": own, "k": own, "v": own, "units": "*i32", "slots": "*i32", "reach": "*i32"}
-        pointers |= {"skip": "*i32", "sums": "*fp32", "outputs": "*fp32" if merged else own}
-        pointers |= numbers | dict.fromkeys(strides, "i32")
-        yield Variant("remask.model.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
+        types = numbers | indices | strides | ({"outputs": "*fp32"} if merged else {})
+        yield Variant(f"{attention_triton.__name__}:_attend", dtype, types, options, frozenset(strides))
+    strides = dict.fromkeys(("q_row", "q_head"), "i32")
+    types = numbers | strides | {"partial": "*fp32", "order": "*i32", "starts": "*i32"}
     for sink in {False, shape.sink is not None}:
         _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
-        pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "order": "*i32", "starts": "*i32", "sink_k": own}
-        pointers |= {"sink_v": own, "out": own, **numbers, **dict.fromkeys(strides[:2], "i32")}
-        yield Variant("remask.model.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
-    layer = "remask.model.layer_triton"
+        yield Variant(f"{attention_triton.__name__}:_merge", dtype, types, options, frozenset(strides))
+
+
+def _layer(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
+    """The kernels of `remask.model.layer_triton`."""
+    from remask.model import layer_triton
+
+    types = {"slots": "*i64", "eps": "fp32"}
     for add, norm, keep in ((False, True, False), (True, True, True), (True, False, True)):
         options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep, centred=shape.norm == "layer")
-        pointers = {"h": own, "new": own, "weight": own, "out": own, "cache": own, "slots": "*i64", "eps": "fp32"}
-        yield Variant(f"{layer}:_sum_and_norm", dtype, pointers, options | plain)
-    pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin", "q", "k", "v"), own)
-    pointers |= {"slots": "*i64", "eps": "fp32"}
-    if shape.rope_float32:
-        pointers |= dict.fromkeys(("cos", "sin"), "*fp32")
-    yield Variant(f"{layer}:_heads", dtype, pointers, layer_triton.heads_options(shape) | plain)
-    pointers = {"x": own, "out": own, "total": "i32", "SIZE": "i32"}
+        yield Variant(f"{layer_triton.__name__}:_sum_and_norm", dtype, types, options)
+    types = types | (dict.fromkeys(("cos", "sin"), "*fp32") if shape.rope_float32 else {})
+    yield Variant(f"{layer_triton.__name__}:_heads", dtype, types, layer_triton.heads_options(shape))
+    sizes = {"total": "i32", "SIZE": "i32"}
     options = {"BLOCK": layer_triton.BLOCK, "GELU": shape.mlp == "geglu"}
-    yield Variant(f"{layer}:_gate", dtype, pointers, options | plain, frozenset(("total", "SIZE")))
-    pointers = {"logits": own, "out": "*fp32", **dict.fromkeys(("rows", "size", "barred", "stride"), "i32")}
-    options = {"BLOCK": kernels_triton.BLOCK}
+    yield Variant(f"{layer_triton.__name__}:_gate", dtype, sizes, options, frozenset(sizes))
+
+
+def _sampling(dtype: torch.dtype) -> Iterator[Variant]:
+    """The kernels of `remask.sampling.kernels_triton`."""
+    from remask.sampling import kernels_triton
+
+    types = {"out": "*fp32", **dict.fromkeys(("rows", "size", "barred", "stride"), "i32")}
     aligned = frozenset(("size", "stride"))
-    yield Variant("remask.sampling.kernels_triton:_greedy", dtype, pointers, options, aligned)
-    pointers = {"answer": "*fp32", **dict.fromkeys(("values", "rules", "kinds", "targets"), "*i64")}
-    pointers |= dict.fromkeys(("requests", "total", "last"), "i32")
+    yield Variant(f"{kernels_triton.__name__}:_greedy", dtype, types, {"BLOCK": kernels_triton.BLOCK}, aligned)
+    types = {"answer": "*fp32", **dict.fromkeys(("values", "rules", "kinds", "targets"), "*i64")}
+    types |= dict.fromkeys(("requests", "total", "last"), "i32")
     for rows in (32, kernels_triton.MAX_ROWS):
         options = kernels_triton.transfer_options(rows) | {"CANVASES": 1}
-        yield Variant("remask.sampling.kernels_triton:_transfer", dtype, pointers, options)
+        yield Variant(f"{kernels_triton.__name__}:_transfer", dtype, types, options)
 
 
-def compiled(variant: Variant, target: int) -> Compiled:
-    """Compile for a CUDA device of compute capability `target` / 10. Raises what Triton raises."""
+def compile_variant(variant: Variant, target: int) -> Compiled:
+    """Compile `variant` for CUDA devices of compute capability `target` / 10. Raises what Triton raises."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -195,46 +205,52 @@ def compiled(variant: Variant, target: int) -> Compiled:
 
     module, _, name = variant.kernel.partition(":")
     kernel = getattr(__import__(module, fromlist=[name]), name)
-    signature, constants, hints = {}, {}, {}
-    for place, parameter in enumerate(kernel.arg_names):
-        if parameter in variant.constants:
-            signature[parameter], constants[(place,)] = "constexpr", variant.constants[parameter]
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    hints: dict[tuple[int], list[list[Any]]] = {}
+    constant_values = {**variant.constants, "EMULATED": False}  # it is True in Triton's interpreter alone
+    for index, parameter in enumerate(kernel.arg_names):
+        if parameter in constant_values:
+            signature[parameter] = "constexpr"
+            constants[(index,)] = constant_values[parameter]
             continue
-        signature[parameter] = variant.pointers[parameter]
+        signature[parameter] = variant.types.get(parameter, f"*{NAMES[variant.dtype]}")
         if signature[parameter].startswith("*") or parameter in variant.aligned:
-            hints[(place,)] = [["tt.divisibility", 16]]
+            hints[(index,)] = [["tt.divisibility", 16]]
     options = {name: value for name, value in variant.constants.items() if name not in kernel.arg_names}
     options |= OPTIONS
     source = ASTSource(kernel, signature, constants, hints)
     binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     registers, local = _usage(binary.asm["cubin"])
-    found = re.findall(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync", binary.asm["ptx"])
-    matrix = f"{len(found)} {found[0]}" if found else "no matrix units"
+    instructions = re.findall(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync", binary.asm["ptx"])
+    matrix = f"{len(instructions)} {instructions[0]}" if instructions else "no matrix units"
     return Compiled(binary.metadata.shared, registers, local, matrix, _longest_loop(binary.asm["cubin"]))
 
 
-def _compiled(work: tuple[Variant, int]) -> Compiled | str:
+def _try_compile(job: tuple[Variant, int]) -> Compiled | str:
+    """`compile_variant` of a variant and a target, or the error of the compiler as text."""
     try:
-        return compiled(*work)
+        return compile_variant(*job)
     except Exception as error:  # of a compiler, whose errors are of many types
         return f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}"
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers, and bytes of local memory a thread."""
-    told = _told("cuobjdump", "--dump-resource-usage", cubin)
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
-    if found is None:
-        raise ValueError(f"cuobjdump told nothing of registers: {told[:200]}")
-    return int(found[1]), int(found[2]) + int(found[3])
+    """Registers and bytes of local memory a thread, the stack included. Raises `ValueError` on other output."""
+    report = _tool_output("cuobjdump", "--dump-resource-usage", cubin)
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", report)
+    if usage is None:
+        raise ValueError(f"cuobjdump printed no registers: {report[:200]}")
+    return int(usage[1]), int(usage[2]) + int(usage[3])
 
 
 def _longest_loop(cubin: bytes) -> int:
-    """Instructions from a label to the jump back to it, in the longest such stretch."""
+    """Instructions of the longest loop: from a label to the last jump back to it; 0 without a loop."""
     labels: dict[str, int] = {}
     count = longest = 0
-    for line in _told("nvdisasm", "--print-code", cubin).splitlines():
-        label, jump = re.match(r"\s*(\.L_\w+):", line), re.search(r"BRA.*`\((\.L_\w+)\)", line)
+    for line in _tool_output("nvdisasm", "--print-code", cubin).splitlines():
+        label = re.match(r"\s*(\.L_\w+):", line)
+        jump = re.search(r"BRA.*`\((\.L_\w+)\)", line)
         if label is not None:
             labels[label[1]] = count
         if re.search(r"/\*[0-9a-f]{4,}\*/", line):
@@ -244,8 +260,8 @@ def _longest_loop(cubin: bytes) -> int:
     return longest
 
 
-def _told(tool: str, option: str, cubin: bytes) -> str:
-    """What a tool that comes with Triton prints of a compiled kernel."""
+def _tool_output(tool: str, option: str, cubin: bytes) -> str:
+    """The output for a compiled kernel of one of the CUDA tools that Triton brings."""
     import triton
 
     path = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / tool

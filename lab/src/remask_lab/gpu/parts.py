@@ -1,4 +1,4 @@
-"""The parts of a run. Each yields what it has found so far, so that one that is ended keeps what it had."""
+"""The parts of a run. Each yields its finding as it grows, so that a part which is stopped leaves what it had."""
 
 import os
 import re
@@ -40,13 +40,13 @@ TESTS = (
     "tests/model/test_layer_triton.py",
     "tests/model/test_capture.py",
 )
-PROCESSES = 8  # of the tests: more have no more to do
+PROCESSES = 8  # of the tests, of which there are too few for more
 
 Finding: TypeAlias = dict[str, Any]
 
 
 class PartError(Exception):
-    """What a part has found is wrong."""
+    """A part has found a fault, or could not come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +54,23 @@ class Setting:
     """What the parts of a run share.
 
     Attributes:
-        device, shape: what is proven and measured, and the model and its requests.
-        folder: where results go.
-        ends: when the part must be over, on the clock of `time.monotonic`, which all processes of a machine share.
-        tests: a pytest expression (`-k`) that the names of tests must match; empty: all run.
+        device: the device that is proven and measured.
+        shape: the model, and the requests for it.
+        folder: the folder of results.
+        deadline: seconds on the clock of `time.monotonic`, which all processes of a machine share.
+        tests: a pytest expression (`-k`) that selects tests; empty selects all.
     """
 
     device: torch.device
     shape: Shape
     folder: Path
-    ends: float
+    deadline: float
     tests: str = ""
 
     @property
-    def left(self) -> float:
-        """Seconds that are left."""
-        return self.ends - time.monotonic()
+    def seconds_left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +78,25 @@ class Part:
     """One part of a run.
 
     Attributes:
-        about: what it shows, as a heading says it.
-        work: yields the part's finding, each time as far as it has come. Raises `PartError` on one that is wrong.
-        share: of the time that is left when it begins, what it may take.
-        needs: packages that other parts do without, by the names of their imports.
+        title: its heading in the report.
+        work: yields the part's finding each time that it has grown. Raises `PartError` on a fault.
+        share: the share of the run's remaining time that it may take.
+        needs: packages that only this part needs, by the names of their imports.
     """
 
-    about: str
+    title: str
     work: Callable[[Setting], Iterator[Finding]]
     share: float
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_child(words: Sequence[str], folder: Path, output: Path, seconds: float) -> int | None:
-    """Run a process in `folder`. What it prints goes to the file `output`.
+def run_child(command: Sequence[str], folder: Path, output: Path, seconds: float) -> int | None:
+    """Run `command` in `folder`, with its output in the file `output`.
 
-    Returns its status; None where it was ended, with its own children, as it had not ended after `seconds`.
+    Returns its status. After `seconds` the process and its children are killed, and the result is None.
     """
     with output.open("wb") as target:
-        child = subprocess.Popen(words, cwd=folder, stdout=target, stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen(command, cwd=folder, stdout=target, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             return child.wait(max(seconds, 0))
         except subprocess.TimeoutExpired:
@@ -107,17 +108,18 @@ def run_child(words: Sequence[str], folder: Path, output: Path, seconds: float) 
 
 
 def _proof(setting: Setting) -> Iterator[Finding]:
-    """What the start of an engine proves, on the model that is timed, and how long it takes: twice.
+    """Run the proof of an engine's start on the model that is timed, and take its seconds.
 
-    The first proof compiles kernels, unless an earlier process of this machine did. On a CPU NumPy's attention stands
-    in for Triton's, and graphs are not tried, as they need a CUDA device.
+    On CUDA it runs three times: without graphs, which compiles kernels, and twice with graphs, if the model can be
+    captured. On a CPU it runs once, with NumPy's attention in place of Triton's.
     """
-    device, kernels = setting.device, setting.device.type == "cuda"
-    name: AttentionName = "triton" if kernels else "numpy"
-    found: Finding = {"executor": name, "proven": [], "faults": [], "graph_faults": [], "seconds": {}}
+    device = setting.device
+    cuda = device.type == "cuda"
+    name: AttentionName = "triton" if cuda else "numpy"
+    finding: Finding = {"executor": name, "proven": [], "faults": [], "graph_faults": [], "seconds": {}}
     config = presets()[setting.shape.preset]
     model = Transformer(config, dummy_weights(config, getattr(torch, setting.shape.dtype), device))
-    for when, graphs in (("first", False), ("graphs", True), ("again", True)) if kernels else (("first", False),):
+    for turn, graphs in (("first", False), ("graphs", True), ("again", True)) if cuda else (("first", False),):
         if graphs and graphs_obstacle(model) is not None:
             continue
         start = time.perf_counter()
@@ -125,24 +127,25 @@ def _proof(setting: Setting) -> Iterator[Finding]:
             faults = prove(model, resolve_executor(name, config, device), graphs=graphs)
         except ConfigError as error:
             faults = [str(error)]
-        found["seconds"][when] = time.perf_counter() - start
-        found["graph_faults" if graphs else "faults"] += faults
-        found["proven"].append(f"{setting.shape.preset} {setting.shape.dtype}{' in graphs' if graphs else ''}")
-        yield found
-    if found["faults"] or found["graph_faults"]:
-        raise PartError("; ".join([*found["faults"], *found["graph_faults"]]))
+        finding["seconds"][turn] = time.perf_counter() - start
+        finding["graph_faults" if graphs else "faults"] += faults
+        finding["proven"].append(f"{setting.shape.preset} {setting.shape.dtype}{' in graphs' if graphs else ''}")
+        yield finding
+    if finding["faults"] or finding["graph_faults"]:
+        raise PartError("; ".join([*finding["faults"], *finding["graph_faults"]]))
 
 
 def _machine(setting: Setting) -> Iterator[Finding]:
+    """The machine, versions, and measured peaks of the shape's dtype and of float32."""
     device = setting.device
-    found: Finding = {"host": host(), "versions": {**versions(), "triton": _triton()}, "device": str(device)}
+    finding: Finding = {"host": host(), "versions": {**versions(), "triton": _triton()}, "device": str(device)}
     if device.type == "cuda":
-        facts = torch.cuda.get_device_properties(device)
-        found["gpu"] = {"name": facts.name, "memory": facts.total_memory, "capability": [facts.major, facts.minor]}
-    found["peaks"] = {}
+        gpu = torch.cuda.get_device_properties(device)
+        finding["gpu"] = {"name": gpu.name, "memory": gpu.total_memory, "capability": [gpu.major, gpu.minor]}
+    finding["peaks"] = {}
     for name in dict.fromkeys((setting.shape.dtype, "float32")):
-        found["peaks"][name] = asdict(measure_peaks(device, getattr(torch, name)))
-        yield found
+        finding["peaks"][name] = asdict(measure_peaks(device, getattr(torch, name)))
+        yield finding
 
 
 def _triton() -> str | None:
@@ -153,35 +156,36 @@ def _triton() -> str | None:
 
 
 def _tests(setting: Setting) -> Iterator[Finding]:
-    """Tests as they are, on the device, in several processes. Where their time is over, those that have ended count."""
-    output, places = setting.folder / "tests.txt", max(1, min(PROCESSES, (os.cpu_count() or 1) // 2))
+    """Run `TESTS` on the device in several processes. When their time is over, those that have ended count."""
+    log = setting.folder / "tests.txt"
+    processes = max(1, min(PROCESSES, (os.cpu_count() or 1) // 2))
     # Machines with GPUs often have pytest-benchmark, which refuses to run beside pytest-xdist.
-    options = ["--tier", "thorough", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(places), "-vv"]
+    options = ["--tier", "thorough", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(processes), "-vv"]
     # Some take a hundred times as long as others.
     options += ["--dist", "worksteal", "--device", str(setting.device)]
     options += ["-k", setting.tests] if setting.tests else []
-    run_child([sys.executable, "-u", "-m", "pytest", *options, *TESTS], CHECKOUT, output, setting.left)
-    printed = output.read_text(encoding="utf-8", errors="replace")
-    ended = {test: word for word, test in _ENDED.findall(printed)}
-    failed = sorted(test for test, word in ended.items() if word in ("FAILED", "ERROR"))
-    counts = Counter(ended.values())
+    run_child([sys.executable, "-u", "-m", "pytest", *options, *TESTS], CHECKOUT, log, setting.seconds_left)
+    log_text = log.read_text(encoding="utf-8", errors="replace")
+    outcomes = {test: outcome for outcome, test in _OUTCOME.findall(log_text)}
+    failed = sorted(test for test, outcome in outcomes.items() if outcome in ("FAILED", "ERROR"))
+    counts = Counter(outcomes.values())
     yield {"passed": counts["PASSED"], "skipped": counts["SKIPPED"], "failed": failed}
-    if failed or not ended:
-        raise PartError(f"{len(failed)} of {len(ended)} tests failed; {output.name} says how")
-    if not _COUNTED.search(printed):
-        raise PartError(f"the tests did not come to their end; {output.name} holds what they printed")
+    if failed or not outcomes:
+        raise PartError(f"{len(failed)} of {len(outcomes)} tests failed; {log.name} says how")
+    if not _SUMMARY.search(log_text):
+        raise PartError(f"the tests did not come to their end; {log.name} holds what they printed")
 
 
-# As pytest-xdist prints a test's end, and pytest that of a session without failures.
-_ENDED = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|SKIPPED|ERROR) (\S.*?) *$", re.MULTILINE)
-_COUNTED = re.compile(r"^(?:=+ )?(?:\d+ \w+, )*\d+ passed.* in [\d.]+s", re.MULTILINE)
+# The line of pytest-xdist for a finished test, and the last one of pytest for a session without failures.
+_OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|SKIPPED|ERROR) (\S.*?) *$", re.MULTILINE)
+_SUMMARY = re.compile(r"^(?:=+ )?(?:\d+ \w+, )*\d+ passed.* in [\d.]+s", re.MULTILINE)
 
 
 Measure: TypeAlias = Callable[[], dict[str, Any]]
 
 
 class _Bench:
-    """The model whose speed is measured, with random weights; its own engine takes next to no memory."""
+    """A model with random weights whose speed is measured. The engine that it opens takes next to no memory."""
 
     def __init__(self, setting: Setting, shape: Shape | None = None, quantization: Quantization | None = None) -> None:
         self.shape = shape = shape or setting.shape
@@ -194,43 +198,46 @@ class _Bench:
             quantization=quantization,
             engine=limits,
         )
-        # Attention is computed by what was proven, and peaks are those of the part `machine`, where these have run.
+        # Attention is Triton's where the part `proof` has proven it; peaks are those of the part `machine`, if it ran.
         proof, machine = (Result.read(setting.folder, part) for part in ("proof", "machine"))
-        right = proof is not None and proof.found.get("executor") == "triton" and not proof.found["faults"]
-        self.attention: AttentionName = "triton" if right else "torch"
-        known = {} if machine is None else machine.found.get("peaks", {})
+        triton_proven = proof is not None and proof.found.get("executor") == "triton" and not proof.found["faults"]
+        self.attention: AttentionName = "triton" if triton_proven else "torch"
+        peaks = {} if machine is None else machine.found.get("peaks", {})
         dtype = shape.dtype
-        self.peaks = Peaks(**known[dtype]) if dtype in known else measure_peaks(setting.device, getattr(torch, dtype))
+        self.peaks = Peaks(**peaks[dtype]) if dtype in peaks else measure_peaks(setting.device, getattr(torch, dtype))
 
     def cell(self, cache: str, requests: int, tokens_per_step: int = 2, **engine: bool) -> Cell:
-        """A cell, with the depth of the shape and a refresh every 16 steps where the policy has them."""
+        """A cell; `bicache` gets the shape's depth and a refresh every 16 steps, and `engine` are engine settings."""
         settings = {"depth": self.shape.depth, "refresh_interval": 16} if "bicache" in cache else {}
         return Cell(cache, requests, settings, tokens_per_step, engine)
 
     def speed(self, cell: Cell, attention: AttentionName | None = None) -> tuple[str, Measure]:
-        """How a cell's speed is measured, and what that is called."""
+        """The name of the measurement of a cell's speed, and the function that makes it."""
         executor = attention or self.attention
         return f"{executor} {cell.name}", partial(measure_cell, self.llm, self.shape, cell, self.peaks, executor)
 
     def profile(self, cell: Cell) -> tuple[str, Measure]:
+        """The same for a profile of the cell."""
         return cell.name, partial(profile_cell, self.llm, self.shape, cell, self.attention)
 
 
-def _measured(found: Finding, cells: Iterable[tuple[str, Measure]], rows: str = "rows") -> Iterator[Finding]:
-    """`found` with a row more for each cell. One that is refused or fails is told."""
-    found |= {rows: [], "refused": found.get("refused", [])}
-    for name, measure in cells:
+def _measure_each(
+    finding: Finding, measurements: Iterable[tuple[str, Measure]], key: str = "rows"
+) -> Iterator[Finding]:
+    """Yield `finding` after each measurement, whose result goes to the list `key`, or whose error to "refused"."""
+    finding |= {key: [], "refused": finding.get("refused", [])}
+    for name, measure in measurements:
         start = time.perf_counter()
         try:
             row = measure()
-            found[rows].append(row | {"took_s": time.perf_counter() - start})
+            finding[key].append(row | {"took_s": time.perf_counter() - start})
         except RemaskError as error:
-            found["refused"].append({"cell": name, "reason": str(error)})
+            finding["refused"].append({"cell": name, "reason": str(error)})
         # Kernels, compilers and allocators raise errors of any kind, and other cells may run all the same.
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            found["refused"].append({"cell": name, "reason": reason})
-        yield found
+            finding["refused"].append({"cell": name, "reason": reason})
+        yield finding
 
 
 BOTH = "bicache+block-dual"
@@ -239,16 +246,16 @@ FAST = {"overlap": True, "graphs": True}
 
 def _speed(setting: Setting) -> Iterator[Finding]:
     bench = _Bench(setting)
-    shape = bench.shape
-    yield from _measured({"shape": asdict(shape), "quantization": None}, _speed_cells(bench, setting.device))
+    yield from _measure_each({"shape": asdict(bench.shape), "quantization": None}, _speed_cells(bench, setting.device))
 
 
 def _speed_cells(bench: _Bench, device: torch.device) -> Iterator[tuple[str, Measure]]:
-    """Every cache at every number of requests, by both kinds of attention, and the plain loop.
+    """Every cache at every number of requests, with both kinds of attention, and the plain loop.
 
-    What is most worth knowing comes first, with what it is compared to.
+    The most important cells come first, each beside those that it is compared with, as time may end the part.
     """
-    cell, speed, (alone, several, *many) = bench.cell, bench.speed, bench.shape.batches
+    cell, speed = bench.cell, bench.speed
+    alone, several, *many = bench.shape.batches
     for requests in (alone, several):
         yield speed(cell(BOTH, requests, **FAST))
         yield speed(cell("none", requests))
@@ -277,35 +284,38 @@ def _speed_cells(bench: _Bench, device: torch.device) -> Iterator[tuple[str, Mea
 
 
 def _small(setting: Setting) -> Iterator[Finding]:
-    """A model of which a step takes the host longer than the device."""
+    """Speed and profiles of a model so small that a step takes the host longer than the device."""
     bench = _Bench(setting, None if setting.device.type == "cpu" else find_shape("llada-100m", setting.device))
-    requests, engines = 8 * bench.shape.batches[1], [FAST, {"graphs": True}, dict[str, bool]()]
-    cells = [bench.cell(cache, requests, **own) for cache in (BOTH, "block-dual", "bicache", "none") for own in engines]
-    found: Finding = {"shape": asdict(bench.shape), "quantization": None}
-    yield from _measured(found, map(bench.speed, cells))
-    yield from _measured(found, map(bench.profile, cells[:3]), "profiles")
+    requests = 8 * bench.shape.batches[1]
+    engines = [FAST, {"graphs": True}, dict[str, bool]()]
+    caches = (BOTH, "block-dual", "bicache", "none")
+    cells = [bench.cell(cache, requests, **engine) for cache in caches for engine in engines]
+    finding: Finding = {"shape": asdict(bench.shape), "quantization": None}
+    yield from _measure_each(finding, map(bench.speed, cells))
+    yield from _measure_each(finding, map(bench.profile, cells[:3]), "profiles")
 
 
 def _quantized(setting: Setting) -> Iterator[Finding]:
-    """Quantized weights: fp8 on CUDA devices, and int8 on a CPU.
+    """Products and speed with quantized weights, fp8 on CUDA devices and int8 on a CPU.
 
-    Timed are what has the most passes of few rows, and what has the most rows, alone and many at a time.
+    The cells are `bicache+block-dual`, most of whose passes have few rows, and `none`, whose passes have the most.
     """
     shape = setting.shape
     quantization: Quantization = "fp8" if setting.device.type == "cuda" else "int8"
     products = [(str(rows), partial(time_products, quantization, shape, rows, setting.device)) for rows in ROWS]
-    found: Finding = {"shape": asdict(shape), "quantization": quantization}
-    yield from _measured(found, products, "products")
+    finding: Finding = {"shape": asdict(shape), "quantization": quantization}
+    yield from _measure_each(finding, products, "products")
     bench = _Bench(setting, quantization=quantization)
     cells = [bench.cell(BOTH, requests, **FAST) for requests in shape.batches]
     for requests in shape.batches[:2]:
         cells += [bench.cell("none", requests), bench.cell(BOTH, requests)]
-    yield from _measured(found, map(bench.speed, cells))
+    yield from _measure_each(finding, map(bench.speed, cells))
 
 
 def _profile(setting: Setting) -> Iterator[Finding]:
     bench = _Bench(setting)
-    cell, (alone, several, *_), most = bench.cell, bench.shape.batches, bench.shape.batches[-1]
+    cell = bench.cell
+    alone, several, most = (bench.shape.batches[index] for index in (0, 1, -1))
     warm_up(setting.device)
     cells = (
         cell(BOTH, alone, **FAST),
@@ -319,7 +329,7 @@ def _profile(setting: Setting) -> Iterator[Finding]:
         cell("none", alone, **FAST),
         cell("bicache", several, **FAST),
     )
-    yield from _measured({"shape": asdict(bench.shape)}, map(bench.profile, cells), "profiles")
+    yield from _measure_each({"shape": asdict(bench.shape)}, map(bench.profile, cells), "profiles")
 
 
 TESTED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}

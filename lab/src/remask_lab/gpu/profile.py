@@ -11,74 +11,77 @@ from torch.profiler import ProfilerActivity, profile
 
 from remask import LLM
 from remask.checks import AttentionName
-from remask_lab.gpu.steady import Cell, Shape, filled, run_steps, synchronize
+from remask_lab.gpu.steady import Cell, Shape, run_steps, start_engine, synchronize
 
-KERNELS = 25  # that are told, those that take most time
+KERNELS = 25  # those that are listed, which take the most time
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 
 
 def warm_up(device: torch.device) -> None:
-    """Start the profiler once, which takes a second and is not to be counted."""
+    """Start the profiler once; its first start takes a second."""
     with profile(activities=_activities(device)):
         torch.ones(8, device=device).sum().item()
 
 
 def profile_cell(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> dict[str, Any]:
-    """One cycle of `cell` under PyTorch's profiler, which makes it slower: times of kernels hold, and not the step's.
+    """Run one cycle of `cell` under PyTorch's profiler, and return its kernels, launches and waits, in milliseconds.
 
-    On a CPU, in a rehearsal, PyTorch's operations stand for kernels.
+    The profiler slows the host down, so the times of kernels are exact and that of a step is not. On a CPU, in a
+    rehearsal, PyTorch's operations stand for kernels.
     """
-    device, cycle = llm.model.device, shape.block // cell.tokens_per_step
-    engine = filled(llm, shape, cell, attention)
+    device = llm.model.device
+    cycle = shape.block // cell.tokens_per_step
+    engine = start_engine(llm, shape, cell, attention)
     run_steps(engine, cycle)
     synchronize(device)
-    with profile(activities=_activities(device)) as found:
+    with profile(activities=_activities(device)) as profiler:
         start = time.perf_counter()
         run_steps(engine, cycle)
         synchronize(device)
         seconds = time.perf_counter() - start
-    events = found.events() or []
-    wanted = DeviceType.CPU if device.type == "cpu" else DeviceType.CUDA
-    spans = [(each.time_range.start, each.time_range.end) for each in events if each.device_type == wanted]
-    taken, times = Counter[str](), Counter[str]()
-    host, calls = Counter[str](), Counter[str]()
-    for each in events:
-        length = each.time_range.end - each.time_range.start
-        if each.device_type == wanted:
-            taken[each.name] += length
-            times[each.name] += 1
-        if each.device_type == DeviceType.CPU:
-            host[each.name] += length
-            calls[each.name] += 1
-    steps = 1e3 * cycle  # from microseconds to milliseconds a step
+    events = profiler.events() or []
+    kernel_device = DeviceType.CPU if device.type == "cpu" else DeviceType.CUDA
+    spans = [(event.time_range.start, event.time_range.end) for event in events if event.device_type == kernel_device]
+    kernel_us, kernel_counts = Counter[str](), Counter[str]()
+    host_us, host_counts = Counter[str](), Counter[str]()
+    for event in events:
+        microseconds = event.time_range.end - event.time_range.start
+        if event.device_type == kernel_device:
+            kernel_us[event.name] += microseconds
+            kernel_counts[event.name] += 1
+        if event.device_type == DeviceType.CPU:
+            host_us[event.name] += microseconds
+            host_counts[event.name] += 1
+    per_step = 1e3 * cycle  # divides microseconds of all steps into milliseconds a step
     return {
         "cell": cell.name,
         "attention": attention,
         "steps": cycle,
         "ms_per_step": 1e3 * seconds / cycle,
-        "busy_ms_per_step": _covered(spans) / steps,
+        "busy_ms_per_step": _covered(spans) / per_step,
         "busy_share": _covered(spans) / 1e6 / seconds,
-        "kernels_per_step": sum(times.values()) / cycle,
-        "launches_per_step": {name: calls[name] / cycle for name in LAUNCHES if calls[name]},
-        "wait_ms_per_step": sum(host[name] for name in WAITS) / steps,
+        "kernels_per_step": sum(kernel_counts.values()) / cycle,
+        "launches_per_step": {name: host_counts[name] / cycle for name in LAUNCHES if host_counts[name]},
+        "wait_ms_per_step": sum(host_us[name] for name in WAITS) / per_step,
         "host_calls": [
-            {"name": name, "ms_per_step": host[name] / steps, "per_step": calls[name] / cycle}
-            for name, _ in host.most_common(10)
+            {"name": name, "ms_per_step": host_us[name] / per_step, "per_step": host_counts[name] / cycle}
+            for name, _ in host_us.most_common(10)
         ],
         "kernels": [
-            {"name": name[:160], "ms_per_step": length / steps, "per_step": times[name] / cycle}
-            for name, length in taken.most_common(KERNELS)
+            {"name": name[:160], "ms_per_step": microseconds / per_step, "per_step": kernel_counts[name] / cycle}
+            for name, microseconds in kernel_us.most_common(KERNELS)
         ],
     }
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler records: CUDA activity, or on a CPU that of the host."""
     return [ProfilerActivity.CPU if device.type == "cpu" else ProfilerActivity.CUDA]
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The time in which at least one of `spans` runs: streams overlap, and operations hold others."""
+    """Length of the union of `spans`, (start, stop) each: streams overlap, and operations contain others."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))

@@ -1,4 +1,4 @@
-"""What the parts of a run leave in its folder: one JSON file each, which a later run of the same commit keeps.
+"""The result files of a run, one for each part, which a later run of the same commit does not measure again.
 
 `benchmarks/results/gpu` holds a file a GPU: the `kept.json` that `scripts/gpu` leaves, which pages show a table of.
 """
@@ -19,9 +19,13 @@ from remask_lab.records.markdown import markdown_table
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a part has come to: its figures so far, whether it ran to its end, and why not.
+    """The result of a part.
 
-    `error` is None while it runs, too; `commit` is that of the checkout that ran it.
+    Attributes:
+        found: its figures so far.
+        done: whether it ran to its end.
+        error: why it did not; None while it runs, too.
+        commit: the commit of the checkout that ran it.
     """
 
     part: str
@@ -36,7 +40,7 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path, part: str) -> "Result | None":
-        """What stands in the part's file; None where there is none. Raises `RecordError` on another file."""
+        """Read the part's file; None without one. Raises `RecordError` where it holds no result."""
         file = _file(folder, part)
         if not file.exists():
             return None
@@ -55,8 +59,11 @@ TOKENS = 2  # a step, of the rows that the table shows
 CACHES = ("plain PyTorch", "none", "bicache", "block-dual", "bicache+block-dual")
 
 
-def kept(results: Mapping[str, Result | None]) -> dict[str, Any] | None:
-    """The machine and the rows of the part `speed`; None where there is no GPU, or one of these parts has not run."""
+def summarize(results: Mapping[str, Result | None]) -> dict[str, Any] | None:
+    """The facts of the GPU and the rows of the part `speed`, for a file of `benchmarks/results/gpu`.
+
+    None without a GPU, and where `machine` or `speed` has no result.
+    """
     machine, speed = results["machine"], results["speed"]
     if machine is None or speed is None or "gpu" not in machine.found or not speed.found.get("rows"):
         return None
@@ -72,23 +79,26 @@ def kept(results: Mapping[str, Result | None]) -> dict[str, Any] | None:
 
 
 def read_kept(folder: Path) -> list[dict[str, Any]]:
-    """The kept files of `folder`, in order of their names."""
+    """Read the files that `summarize` made, sorted by name."""
     return [json_object(str(path), path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
 def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
-    """Tokens a second of every cache on all `gpus`, each at its fastest settings, and the conditions."""
-    shape, requests = gpus[0]["shape"], gpus[0]["shape"]["batches"]
+    """A table of the tokens/s of every cache on each GPU at its fastest settings, and the conditions in words.
+
+    `gpus` are as `read_kept` returns them.
+    """
+    shape, batches = gpus[0]["shape"], gpus[0]["shape"]["batches"]
     header, rows = ["cache"], [[cache] for cache in CACHES]
     for gpu in gpus:
-        first, *others = requests
+        first_batch, *other_batches = batches
         name = gpu["gpu"].removeprefix("NVIDIA ").split()[0]
-        header += [f"{name}, {first} at a time", *map(str, others), f"roof, {requests[1]}"]
+        header += [f"{name}, {first_batch} at a time", *map(str, other_batches), f"roof, {batches[1]}"]
         for row in rows:
-            found = [_fastest(gpu["rows"], row[0], count) for count in requests]
-            row += [f"{best['tok_s']:.0f}{_mark(best, gpu)}" if best else "-" for best in found]
-            share = None if found[1] is None else found[1].get("share_of_roof")
-            row.append("-" if share is None else f"{100 * share:.0f} %")
+            best_rows = [_fastest(gpu["rows"], row[0], count) for count in batches]
+            row += [f"{best['tok_s']:.0f}{_mark(best, gpu)}" if best else "-" for best in best_rows]
+            roof_share = None if best_rows[1] is None else best_rows[1].get("share_of_roof")
+            row.append("-" if roof_share is None else f"{100 * roof_share:.0f} %")
     machines = "; ".join(
         f"{gpu['gpu']}, commit {gpu['commit'][:8]}, {gpu['date']}, PyTorch {gpu['versions']['torch']}, Triton "
         f"{gpu['versions']['triton']}"
@@ -104,17 +114,17 @@ def speed_table(gpus: Sequence[Mapping[str, Any]]) -> str:
 
 
 def benchmark_table(gpu: Mapping[str, Any], questions: int, steps: int) -> str:
-    """Minutes that a benchmark would take: its questions, in batches, times the steps of an answer as measured."""
+    """A table of the minutes that a benchmark of `questions` answers would take, of `steps` steps each, on `gpu`."""
     shape, batches = gpu["shape"], gpu["shape"]["batches"]
     rows = []
     for cache in CACHES:
-        found = [_fastest(gpu["rows"], cache, count) for count in batches]
-        times = [
+        best_rows = [_fastest(gpu["rows"], cache, count) for count in batches]
+        minutes = [
             best and questions / count * steps * best["ms_per_step"] / 60_000
-            for best, count in zip(found, batches, strict=True)
+            for best, count in zip(best_rows, batches, strict=True)
         ]
-        marks = [_mark(best, gpu) if best else "" for best in found]
-        cells = ("-" if each is None else f"{each:.0f}{mark}" for each, mark in zip(times, marks, strict=True))
+        marks = [_mark(best, gpu) if best else "" for best in best_rows]
+        cells = ("-" if time is None else f"{time:.0f}{mark}" for time, mark in zip(minutes, marks, strict=True))
         rows.append([cache, *cells])
     header = ["cache", f"{batches[0]} at a time", *map(str, batches[1:])]
     prompt = shape["canvas"] - shape["response"]
@@ -127,18 +137,19 @@ def benchmark_table(gpu: Mapping[str, Any], questions: int, steps: int) -> str:
 
 
 def _fastest(rows: Sequence[Mapping[str, Any]], cache: str, requests: int) -> Mapping[str, Any] | None:
-    """The fastest row of `cache` with so many requests; None where none was measured."""
-    found = [
+    """The row of `cache` with that number of requests which has the most tokens/s; None without such rows."""
+    candidates = [
         row for row in rows if (row["cache"], row["requests"], row["tokens_per_step"]) == (cache, requests, TOKENS)
     ]
-    return max(found, key=lambda row: float(row["tok_s"]), default=None)
+    return max(candidates, key=lambda row: float(row["tok_s"]), default=None)
 
 
 def _mark(best: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
-    """A star where a cache ran on `gpu` without graphs alone, and another one with them: they do not compare."""
-    bare = best["cache"] in CACHES[2:] and not best["settings"].get("graphs")
-    return "*" if bare and any(row["settings"].get("graphs") for row in gpu["rows"]) else ""
+    """A star where `best` is a cache that ran without graphs, and other caches of `gpu` ran with them."""
+    without_graphs = best["cache"] in CACHES[2:] and not best["settings"].get("graphs")
+    return "*" if without_graphs and any(row["settings"].get("graphs") for row in gpu["rows"]) else ""
 
 
 def _note(rows: Sequence[Sequence[str]]) -> str:
+    """What the star of `_mark` says, if a cell has one."""
     return " * Without graphs." if any(cell.endswith("*") for row in rows for cell in row) else ""

@@ -24,7 +24,7 @@ from remask.machine.device import resolve_device
 from remask.machine.disk import write_whole
 from remask_lab.gpu.page import page
 from remask_lab.gpu.parts import CHECKOUT, PARTS, PartError, Setting, run_child
-from remask_lab.gpu.results import Result, kept
+from remask_lab.gpu.results import Result, summarize
 from remask_lab.gpu.steady import find_shape
 from remask_lab.records.machine import commit
 from remask_lab.speed.command import command_parser, run_command
@@ -34,12 +34,12 @@ LEAST_S = 10.0  # less is not enough for any part
 
 
 def run(started: float) -> int:
-    """Run the command, whose time began at `started` on the clock of `time.monotonic`. Returns its status."""
+    """Run the command, whose time began at `started` (`time.monotonic`, seconds). Returns its exit status."""
     return run_command(partial(main, started))
 
 
 def main(started: float) -> None:
-    """Run the parts that are asked for, or the one of a process of `_start`."""
+    """Run the parts that `--parts` names, each in a process of its own; with `--here` one part in this process."""
     parser = command_parser(__doc__)
     parser.add_argument("output", type=Path, help="folder of the results")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
@@ -61,17 +61,18 @@ def main(started: float) -> None:
     if args.here:
         run_part(names[0], setting)
         return
-    wanted = [name for name in PARTS if name in names and (args.again or not _done(setting.folder, name))]
-    for name in wanted:
+    pending = [name for name in PARTS if name in names and (args.again or not _done(setting.folder, name))]
+    for name in pending:
         if missing := _missing(name):
             print(f"{name}: cannot run without {', '.join(missing)}: pip install {' '.join(missing)}", flush=True)
-    for name in wanted:
+    for name in pending:
         _start(name, setting)
     results = {name: Result.read(setting.folder, name) for name in PARTS}
-    report, found = page(results), kept(results)
+    report = page(results)
+    summary = summarize(results)
     write_whole("the page", setting.folder / "report.md", report)
-    if found is not None:
-        write_whole("what is kept", setting.folder / "kept.json", json.dumps(found, indent=1) + "\n")
+    if summary is not None:
+        write_whole("what is kept", setting.folder / "kept.json", json.dumps(summary, indent=1) + "\n")
     print(report)
     failed = [name for name in names if not _done(setting.folder, name)]
     if failed:
@@ -79,13 +80,13 @@ def main(started: float) -> None:
 
 
 def run_part(name: str, setting: Setting) -> None:
-    """Run a part in this process. Its result is saved each time that it has found more."""
+    """Run a part in this process, and save its result whenever its finding grows. Errors are saved and raised."""
     result = Result(name, {})
     try:
-        for found in PARTS[name].work(setting):
-            result = replace(result, found=found)
+        for finding in PARTS[name].work(setting):
+            result = replace(result, found=finding)
             result.save(setting.folder)
-            if setting.left <= 0:
+            if setting.seconds_left <= 0:
                 raise PartError("out of time")
         result = replace(result, done=True)
     # Whatever a kernel or a library raises is the part's result.
@@ -97,18 +98,20 @@ def run_part(name: str, setting: Setting) -> None:
 
 
 def _done(folder: Path, name: str) -> bool:
+    """Whether this commit has run the part to its end."""
     result = Result.read(folder, name)
     return result is not None and result.done and result.commit == commit()
 
 
 def _missing(name: str) -> list[str]:
+    """Packages that the part needs and that are not installed."""
     return [package for module, package in PARTS[name].needs.items() if find_spec(module) is None]
 
 
 def _start(name: str, setting: Setting) -> None:
-    """Run a part in a process of its own. Where it ends without a word, that is its result."""
-    part, began = PARTS[name], time.monotonic()
-    seconds = setting.left * part.share
+    """Run a part in a process of its own. Where the process leaves no error, the way it ended becomes one."""
+    part, start = PARTS[name], time.monotonic()
+    seconds = setting.seconds_left * part.share
     if missing := _missing(name):
         Result(name, {}, error=f"not run: it needs {', '.join(missing)}").save(setting.folder)
         return
@@ -116,15 +119,15 @@ def _start(name: str, setting: Setting) -> None:
         Result(name, {}, error=f"not run: {max(0.0, seconds):.0f} s were left").save(setting.folder)
         return
     Result(name, {}).save(setting.folder)
-    words = [sys.executable, "-u", "-m", "remask_lab.gpu", str(setting.folder), "--here", "--parts", name]
-    words += ["--device", str(setting.device), "--shape", setting.shape.name, "--tests", setting.tests]
-    print(f"{name}: {part.about} (at most {seconds:.0f} s)", flush=True)
-    output = setting.folder / f"{name}.log"
-    status = run_child([*words, "--minutes", str((seconds - SPARE_S) / 60)], CHECKOUT, output, seconds)
+    command = [sys.executable, "-u", "-m", "remask_lab.gpu", str(setting.folder), "--here", "--parts", name]
+    command += ["--device", str(setting.device), "--shape", setting.shape.name, "--tests", setting.tests]
+    print(f"{name}: {part.title} (at most {seconds:.0f} s)", flush=True)
+    log = setting.folder / f"{name}.log"
+    status = run_child([*command, "--minutes", str((seconds - SPARE_S) / 60)], CHECKOUT, log, seconds)
     result = Result.read(setting.folder, name)
     if result is not None and not result.done and result.error is None:
-        why = "was ended, as its time was over" if status is None else f"ended with status {status}"
-        result = replace(result, error=f"its process {why}; {output.name} holds what it printed")
+        reason = "was ended, as its time was over" if status is None else f"ended with status {status}"
+        result = replace(result, error=f"its process {reason}; {log.name} holds what it printed")
         result.save(setting.folder)
     outcome = "no result" if result is None else "done" if result.done else result.error
-    print(f"{name}: {outcome} after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{name}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)

@@ -30,11 +30,11 @@ class Shape:
     Attributes:
         dtype: of weights, activations and K/V.
         canvas: tokens of a request, its response included.
-        prefix: of the prompt's tokens, those that all requests share.
-        depth: of `bicache`.
+        prefix: tokens of the prompt that all requests share.
+        depth: the depth of `bicache`.
         response: tokens that are denoised, in blocks of `block`.
         batches: numbers of requests that run at a time.
-        memory: bytes that a GPU must have free for the largest of them.
+        memory: bytes that a GPU must have free for the largest batch.
     """
 
     name: str
@@ -65,9 +65,9 @@ SHAPES = (
 
 
 def find_shape(name: str, device: torch.device) -> Shape:
-    """The shape of that name. "auto" is the first one for which a GPU has the memory, and "tiny" on a CPU.
+    """The shape of that name. "auto" is the first one that fits into a GPU's free memory, and "tiny" on a CPU.
 
-    Raises `UnknownNameError`.
+    Raises `UnknownNameError` on another name.
     """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     shapes = {"auto": next(shape for shape in SHAPES if shape.memory <= free)}
@@ -78,9 +78,13 @@ def find_shape(name: str, device: torch.device) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement: so many requests at a time under a cache, and engine settings that differ from the defaults.
+    """One measurement.
 
-    `tokens_per_step` are those that a step settles in each request.
+    Attributes:
+        requests: how many run at a time.
+        settings: those of the cache.
+        tokens_per_step: tokens that a step transfers in each request.
+        engine: settings of the engine that differ from `start_engine`'s.
     """
 
     cache: str
@@ -91,7 +95,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Unique among the cells of a run."""
+        """A description, which is unique among the cells of a run."""
         words = [f"b={self.requests}", self.cache]
         words += [f"{key}={value}" for key, value in {**self.settings, **self.engine}.items()]
         return " ".join([*words, f"{self.tokens_per_step} tokens a step"])
@@ -99,35 +103,37 @@ class Cell:
 
 @dataclass(slots=True)
 class RoofMeter(CostMeter):
-    """Adds up the seconds that the passes would take if each stood at the roof of a machine with these `peaks`."""
+    """Adds up the seconds of passes at the roofline of a machine with these `peaks`."""
 
     peaks: Peaks = field(default_factory=lambda: Peaks(1.0, 1.0))
     seconds: float = 0.0
 
     def note(self, canvases: Sequence[ExecutedPlan]) -> None:
-        """Take in a pass."""
+        """Add the cost and the seconds of one pass."""
         CostMeter.note(self, canvases)
         self.seconds += roof_seconds(self.last, self.peaks)
 
 
 def roof_seconds(cost: PassCost, peaks: Peaks) -> float:
-    """Seconds of a pass at the machine's roof."""
+    """Seconds that a pass takes at least by the roofline of a machine with these `peaks`."""
     return max(cost.total.flops / peaks.flops_s, cost.total.bytes / peaks.bytes_s)
 
 
 def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: AttentionName) -> dict[str, Any]:
-    """Run one cell by `attention`: a warm-up, a timed cycle, and a cycle of which the cost is counted.
+    """Run one cell by `attention`: a warm-up, a timed cycle, and a cycle whose cost is counted.
 
-    Raises `ConfigError` where the cell's settings cannot be, and what PyTorch raises where memory is short.
+    Raises `ConfigError` on settings that the engine or the cache refuses, and PyTorch's errors where memory is short.
     """
     cycle = shape.block // cell.tokens_per_step
-    engine = filled(llm, shape, cell, attention)
+    engine = start_engine(llm, shape, cell, attention)
     run_steps(engine, cycle)
     synchronize(llm.model.device)
-    start, computed = time.perf_counter(), engine.stats.step_cpu_seconds
+    start = time.perf_counter()
+    host_start = engine.stats.step_cpu_seconds
     run_steps(engine, cycle)
     synchronize(llm.model.device)
-    seconds, host = time.perf_counter() - start, engine.stats.step_cpu_seconds - computed
+    seconds = time.perf_counter() - start
+    host = engine.stats.step_cpu_seconds - host_start
     meter = RoofMeter(llm.model.config.widths(llm.model.dtype.itemsize), peaks=peaks)
     observe_costs(engine, meter)
     run_steps(engine, cycle)
@@ -148,14 +154,14 @@ def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: At
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was queued. CPUs queue nothing."""
+    """Wait until a CUDA device has done all work that is queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def filled(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Engine:
-    """An engine whose requests have all begun to denoise."""
-    # Nothing is left to what an earlier run has found.
+def start_engine(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Engine:
+    """An engine with the cell's requests under its cache, each of which has transferred tokens at least once."""
+    # Neither setting depends on what earlier runs have measured on this machine.
     settings = {"overlap": False, "graphs": False, **cell.engine}
     limits = EngineConfig(max_num_seqs=cell.requests, max_model_len=shape.canvas, attention=attention, **settings)
     engine = llm.session.new_engine(limits)
@@ -172,6 +178,6 @@ def filled(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Engi
 
 
 def run_steps(engine: Engine, steps: int) -> None:
-    """Take so many steps."""
+    """Run `steps` steps of the engine."""
     for _ in range(steps):
         engine.step()

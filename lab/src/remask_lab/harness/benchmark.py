@@ -1,4 +1,4 @@
-"""Our own benchmarks by name, read from the config files that lm-eval reads too."""
+"""Our own benchmarks, read from the config files that lm-eval reads too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Benchmark:
 
     Attributes:
         rules: the second part of the system prompt, which defines the form of the answer.
-        max_tokens: response positions.
-        format: how the data set's records are read.
+        max_tokens: length of a response.
+        format: the reader of the data set's records.
         data: the name of the data set on the hub.
     """
 
@@ -37,13 +37,13 @@ class Benchmark:
     data: str
 
     def messages(self, role: str, doc: Doc, shots: Sequence[Doc] = ()) -> list[Message]:
-        """The conversation of a question: both parts of the shared system prompt, worked examples, the user's turn."""
+        """The chat of a question: system prompt, which begins with `role`, worked examples `shots`, and `doc`."""
         system: Message = {"role": "system", "content": f"{role}\n\n{self.rules}"}
         return [system, *turns_of(shots), {"role": "user", "content": doc.asked}]
 
 
 def turns_of(shots: Sequence[Doc]) -> list[Message]:
-    """Worked examples as earlier turns of a conversation."""
+    """Worked examples as earlier turns of a chat."""
     turns: list[Message] = []
     for shot in shots:
         turns += [{"role": "user", "content": shot.asked}, {"role": "assistant", "content": shot.solution}]
@@ -51,7 +51,7 @@ def turns_of(shots: Sequence[Doc]) -> list[Message]:
 
 
 def task_names() -> tuple[str, ...]:
-    """The names of all of our own tasks."""
+    """The names of our own tasks."""
     return tuple(f"{PREFIX}{name}" for name in FORMATS)
 
 
@@ -62,54 +62,55 @@ def is_own(task: str) -> bool:
 
 @cache
 def benchmark(task: str) -> Benchmark:
-    """Returns our own task of that name. Raises `UnknownNameError` where there is none."""
+    """Our own task of that name. Raises `UnknownNameError` on another name."""
     check_choice("task", task, task_names())
     config = _read(FOLDER / f"{task}.yaml")
     name = task.removeprefix(PREFIX)
-    source = config.get("dataset_path", "SaylorTwift/bbh")
+    dataset = config.get("dataset_path", "SaylorTwift/bbh")
     return Benchmark(
         task=task,
         rules=config["description"],
         max_tokens=config["generation_kwargs"]["max_gen_toks"],
         format=FORMATS[name],
-        data=f"{source}, {config['dataset_name']}" if "dataset_name" in config else source,
+        data=f"{dataset}, {config['dataset_name']}" if "dataset_name" in config else dataset,
     )
 
 
-def listed() -> str:
-    """Our own tasks as text, and where lm-eval finds them."""
+def list_tasks() -> str:
+    """A list of our own tasks for the terminal, and the option by which lm-eval's command line finds them."""
     lines = [f"{'task':<22}data set", *(f"{task:<22}{benchmark(task).data}" for task in task_names())]
     lines.append(f"\nFor lm-eval's own command line: --include_path {FOLDER}")
     return "\n".join(lines)
 
 
 @cache
-def usual_role() -> str:
+def default_role() -> str:
     """The default first part of the system prompt: role and rules."""
     return (Path(__file__).parent / "system.txt").read_text(encoding="utf-8").strip()
 
 
 def read_role(path: str | None) -> str:
-    """The first part of the system prompt, from a file if `path` is given. Raises `ConfigError` on an unusable file."""
-    return usual_role() if path is None else read_system_prompt(path)
+    """The first part of the system prompt, from the file `path` or the default. Raises `ConfigError` on a bad file."""
+    return default_role() if path is None else read_system_prompt(path)
 
 
 def read_docs(
-    own: Benchmark, path: str, names: Mapping[str, str] | None = None, limit: int | None = None
+    task: Benchmark, path: str, names: Mapping[str, str] | None = None, limit: int | None = None
 ) -> Sequence[Doc]:
-    """Read the questions of a local JSONL file in the data set's shape. `names` maps its field names.
+    """Read at most `limit` questions of a local JSONL file in the data set's shape.
 
-    Raises `ConfigError`, which names the first bad line and its field.
+    `names` are the file's names of fields by the data set's. Raises `ConfigError`, which names the first bad line and
+    its field.
     """
-    return [own.format.read(line) for line in read_lines(path, names, limit)]
+    return [task.format.read(line) for line in read_lines(path, names, limit)]
 
 
-def read_shots(own: Benchmark, path: str, names: Mapping[str, str] | None, shots: int) -> Sequence[Doc]:
+def read_shots(task: Benchmark, path: str, names: Mapping[str, str] | None, shots: int) -> Sequence[Doc]:
     """Read the first `shots` records of a local JSONL file as worked examples.
 
-    Raises `ConfigError` as `read_docs` does, and where there are fewer.
+    Raises `ConfigError` as `read_docs` does, and where the file holds fewer.
     """
-    docs = read_docs(own, path, names, shots)
+    docs = read_docs(task, path, names, shots)
     if len(docs) < shots:
         raise ConfigError(f"--shots {shots} needs as many records in {path}, which holds {len(docs)}; lower --shots")
     return docs
@@ -123,7 +124,7 @@ _Loader.add_constructor("!function", lambda loader, node: loader.construct_scala
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a config. Its fields override those of the config that it includes."""
+    """Read a config file, with the fields of the config that it includes and does not override."""
     config: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     base = config.pop("include", None)
     return config if base is None else {**_read(path.parent / base), **config}

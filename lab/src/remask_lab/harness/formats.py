@@ -19,16 +19,19 @@ from remask_lab.records.jsonl import Line
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """One question, as the user's turn, its right answer, and a `solution` in the form that the task asks for."""
+    """One question, its right answer, and a `solution` in the form that the task's rules demand.
+
+    `asked` is the user's turn. The names of the fields are those that lm-eval's configs use.
+    """
 
     asked: str
     right: str
     solution: str = ""
 
 
-def _answered(asked: str, right: str, worked: str = "") -> Doc:
-    """A question whose answer is matched. `worked` leads to the answer."""
-    return Doc(asked, right, solution=f"{worked.strip()}\n{SEPARATOR} {right}".lstrip())
+def _doc(question: str, answer: str, reasoning: str = "") -> Doc:
+    """A question whose solution is `reasoning`, then the separator and the answer."""
+    return Doc(question, answer, solution=f"{reasoning.strip()}\n{SEPARATOR} {answer}".lstrip())
 
 
 _CALCULATOR = re.compile(r"<<.*?>>")  # GSM8K's annotations
@@ -45,15 +48,15 @@ class Format:
 
 
 def _gsm8k(line: Line) -> Doc:
-    question, worked = line.exchange() if line.has("messages") else (line.text("question"), line.text("answer"))
-    if "####" not in worked:
-        raise line.error(f"field 'answer' has no '####' before its final number: {worked[-60:]!r}")
-    return _answered(question, final_number(worked), _CALCULATOR.sub("", worked.partition("####")[0]))
+    question, reasoning = line.exchange() if line.has("messages") else (line.text("question"), line.text("answer"))
+    if "####" not in reasoning:
+        raise line.error(f"field 'answer' has no '####' before its final number: {reasoning[-60:]!r}")
+    return _doc(question, final_number(reasoning), _CALCULATOR.sub("", reasoning.partition("####")[0]))
 
 
 def _math500(line: Line) -> Doc:
-    worked = line.text("solution") if line.has("solution") else ""
-    return _answered(line.text("problem"), line.text("answer").strip(), worked)
+    reasoning = line.text("solution") if line.has("solution") else ""
+    return _doc(line.text("problem"), line.text("answer").strip(), reasoning)
 
 
 def _arc(line: Line) -> Doc:
@@ -94,12 +97,13 @@ def _mmlu_pro(line: Line) -> Doc:
 
 
 def _bbh(line: Line) -> Doc:
-    return _answered(line.text("input"), line.text("target").strip())
+    return _doc(line.text("input"), line.text("target").strip())
 
 
-def _choice(question: str, choices: Sequence[str], right: int) -> Doc:
-    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
-    return _answered(f"{question.strip()}\n\n{listed}", LETTERS[right])
+def _choice(question: str, choices: Sequence[str], answer: int) -> Doc:
+    """A question with lettered choices, whose answer is the letter of choice number `answer`, counted from 0."""
+    choice_lines = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+    return _doc(f"{question.strip()}\n\n{choice_lines}", LETTERS[answer])
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(

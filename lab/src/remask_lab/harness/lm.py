@@ -1,4 +1,4 @@
-"""The engine as a model of lm-eval in the same process, and tasks that are run so, one row of results a task."""
+"""The engine as a model of lm-eval in the same process, and lm-eval's tasks run with it."""
 
 import logging
 import socket
@@ -41,8 +41,8 @@ class RemaskLM(LM):
     Args:
         sampling: sampling parameters, which override those of a task.
         seed: request i of a task has the seed `seed` + i, unless `sampling` has one.
-        estimator: estimates likelihoods. None refuses tasks that need them.
-        examples: earlier turns that every chat gets before its last message, and shares.
+        estimator: estimates likelihoods; with None, tasks that need them raise `ConfigError`.
+        examples: worked examples before the last message of every chat, as part of the shared prefix.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RemaskLM(LM):
     def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
         """Render the chat, with the examples, by the model's template.
 
-        Without a generation prompt its last message is continued.
+        Without a generation prompt the text ends with the last message, which the model continues.
         """
         chat_history = [*chat_history[:-1], *self._examples, chat_history[-1]]
         if add_generation_prompt:
@@ -82,68 +82,73 @@ class RemaskLM(LM):
         return text
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Returns one response a request, up to the first of its stop texts."""
-        work = [self._request(str(number), *request.args) for number, request in enumerate(requests)]
-        self.generation = generate(self._llm, work, self._policy, self._seed, self._llm.session.progress)
+        """Generate one response per request, which ends before the first of its stop texts."""
+        queue = [self._request(str(number), *request.args) for number, request in enumerate(requests)]
+        self.generation = generate(self._llm, queue, self._policy, self._seed, self._llm.session.progress)
         return [output.text or "" for output in self.generation.outputs]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Returns the estimated log-likelihood of each continuation, and whether greedy decoding would give it.
+        """Estimate the log-likelihood of each continuation in nats, and tell whether greedy decoding would give it.
 
         Continuations of one document get the same masks.
         """
         estimator = self._likelihoods()
         pairs = [self._pair(*request.args) for request in requests]
         groups = [request.doc_id or 0 for request in requests]
-        found = estimator.score(pairs, groups, self._llm.session.progress)
-        self.standard_errors = [each.standard_error for each in found]
+        likelihoods = estimator.score(pairs, groups, self._llm.session.progress)
+        self.standard_errors = [likelihood.standard_error for likelihood in likelihoods]
         greedy = estimator.are_greedy(pairs)
-        return [(each.log_likelihood, same) for each, same in zip(found, greedy, strict=True)]
+        return [(result.log_likelihood, flag) for result, flag in zip(likelihoods, greedy, strict=True)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Returns the estimated log-likelihood of whole texts.
+        """Estimate the log-likelihoods of whole texts in nats.
 
-        A text that is longer than the model's limit is cut into parts of half the limit. Each is scored after the part
+        A text that exceeds the model's positions is cut into parts of half as many tokens, each scored after the part
         before it.
         """
-        estimator, half = self._likelihoods(), self._llm.model.config.max_length // 2
-        pairs, owner = [], []
+        estimator = self._likelihoods()
+        half = self._llm.model.config.max_length // 2
+        pairs, owners = [], []  # parts of texts, and the number of each part's text
         for number, request in enumerate(requests):
             tokens = self._tokenizer.encode(request.args[0], add_special_tokens=False)
-            cuts = [0, *range(half, len(tokens), half)] if len(tokens) > 2 * half else [0]
-            for at in cuts:
-                stop = at + half if len(cuts) > 1 else len(tokens)
-                pairs.append(Pair(tokens[max(0, at - half) : at], tokens[at:stop]))
-                owner.append(number)
+            starts = [0, *range(half, len(tokens), half)] if len(tokens) > 2 * half else [0]
+            for start in starts:
+                stop = start + half if len(starts) > 1 else len(tokens)
+                pairs.append(Pair(tokens[max(0, start - half) : start], tokens[start:stop]))
+                owners.append(number)
         sums = [0.0] * len(requests)
-        for number, found in zip(
-            owner, estimator.score(pairs, range(len(pairs)), self._llm.session.progress), strict=True
+        for number, likelihood in zip(
+            owners, estimator.score(pairs, range(len(pairs)), self._llm.session.progress), strict=True
         ):
-            sums[number] += found.log_likelihood
+            sums[number] += likelihood.log_likelihood
         return sums
 
-    def _request(self, identity: str, context: str, asked: Mapping[str, Any]) -> Request:
-        for name in asked:
+    def _request(self, identity: str, context: str, options: Mapping[str, Any]) -> Request:
+        """The request of a prompt with lm-eval's generation `options`. Raises `UnknownNameError` on other options."""
+        for name in options:
             check_choice("generation parameter", name, _GENERATION)
-        until = asked.get("until") or ()
+        until = options.get("until") or ()
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        own: dict[str, Any] = {}
-        if asked.get("do_sample") or asked.get("temperature"):
-            own = {name: asked[name] for name in ("temperature", "top_p", "top_k") if asked.get(name) is not None}
-        length = asked.get("max_gen_toks") or asked.get("max_tokens") or _MAX_TOKENS
-        params = sampling_of(self._llm, merge_sampling(own, self._sampling), length, stop)
+        task_sampling: dict[str, Any] = {}
+        if options.get("do_sample") or options.get("temperature"):
+            names = ("temperature", "top_p", "top_k")
+            task_sampling = {name: options[name] for name in names if options.get(name) is not None}
+        length = options.get("max_gen_toks") or options.get("max_tokens") or _MAX_TOKENS
+        params = sampling_of(self._llm, merge_sampling(task_sampling, self._sampling), length, stop)
         # A chat template writes the special tokens itself.
-        shared = self._shared.get(context)
-        tokens = self._tokenizer.encode(context, add_special_tokens=shared is None)
-        return Request(identity, tokens, params, shared or 0)
+        shared_tokens = self._shared.get(context)
+        tokens = self._tokenizer.encode(context, add_special_tokens=shared_tokens is None)
+        return Request(identity, tokens, params, shared_tokens or 0)
 
     def _pair(self, context: str, continuation: str) -> Pair:
+        """The token ids of both; those of a rendered chat get no special tokens."""
         if context in self._shared:
             encode = self._tokenizer.encode
             return Pair(encode(context, add_special_tokens=False), encode(continuation, add_special_tokens=False))
         return encode_pair(self._llm, context, continuation)
 
     def _likelihoods(self) -> MaskLikelihoods:
+        """The estimator. Raises `ConfigError` without one."""
         if self._estimator is None:
             raise ConfigError(
                 f"the task needs log-likelihoods, which are estimated for masked models; "
@@ -153,14 +158,14 @@ class RemaskLM(LM):
 
 
 class Harness:
-    """lm-eval with our own tasks beside its own. The index of its tasks is read once."""
+    """lm-eval with our own tasks beside its own, whose index is read once."""
 
     def __init__(self, *, own_only: bool, folders: Sequence[str] = ()) -> None:
-        """`folders` hold further configs. `own_only` leaves out lm-eval's own tasks."""
+        """`own_only` leaves out lm-eval's tasks; `folders` hold further configs."""
         self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
 
     def check(self, tasks: Sequence[str]) -> None:
-        """Raise `ConfigError` on a task that lm-eval does not know, and on a tag. Then look for the network."""
+        """Raise `ConfigError` on unknown tasks and on tags, and then call `go_offline_without_network`."""
         known = self._manager.all_tasks
         for task in tasks:
             if task not in known:
@@ -181,20 +186,21 @@ class Harness:
         seed: int = 0,
         shots: int | None = None,
     ) -> dict[str, Any]:
-        """Return one row: metrics, samples, and the costs of generation. `task` is a name, or a config that has one.
+        """Run a task, a name or a config, and return one row: its metrics, samples, and the costs of generation.
 
         Args:
             role: the first part of the system prompt. None leaves the task's own prompt alone.
             chat: whether the chat template renders the prompts.
             limit: documents of a task. None takes all.
             run_code: whether tasks that execute generated code may run.
-            seed, shots: of few-shot examples, and their number; None leaves a task's own.
+            seed: of the choice of few-shot examples.
+            shots: number of few-shot examples; None takes the task's own.
 
         Raises `ConfigError` where lm-eval cannot run the task: its data are missing, or it would run code and may not.
         """
         logging.getLogger("lm_eval").setLevel(logging.WARNING)
         try:
-            found = simple_evaluate(
+            output = simple_evaluate(
                 model=lm,
                 tasks=[task if isinstance(task, str) else dict(task)],
                 limit=limit,
@@ -213,19 +219,20 @@ class Harness:
         except (OSError, ValueError, ImportError) as error:
             if isinstance(error, ConfigError):
                 raise
-            way_out = ". The hub cannot be reached: give local data by --data" if constants.HF_HUB_OFFLINE else ""
-            raise ConfigError(f"lm-eval cannot run {task!r}: {type(error).__name__}: {error}{way_out}") from error
-        assert found is not None
+            advice = ". The hub cannot be reached: give local data by --data" if constants.HF_HUB_OFFLINE else ""
+            raise ConfigError(f"lm-eval cannot run {task!r}: {type(error).__name__}: {error}{advice}") from error
+        assert output is not None
         name = task if isinstance(task, str) else task["task"]
         row: dict[str, Any] = {} if lm.generation is None else lm.generation.costs()
         if is_own(name):
-            samples = _own_samples(found["samples"][name], lm)
+            samples = _own_samples(output["samples"][name], lm)
             return {**row, "metrics": shares(samples), "samples": samples}
-        samples = _samples(found["samples"])
-        return {**row, "metrics": _metrics(found["results"][name], samples), "samples": samples}
+        samples = _samples(output["samples"])
+        return {**row, "metrics": _metrics(output["results"][name], samples), "samples": samples}
 
 
 def _own_samples(samples: Sequence[Mapping[str, Any]], lm: RemaskLM) -> list[dict[str, Any]]:
+    """The samples of one of our tasks: response, right answer and metrics, in the order of the documents."""
     assert lm.generation is not None
     rows = []
     ordered = sorted(samples, key=lambda sample: int(sample["doc_id"]))
@@ -238,7 +245,7 @@ def _own_samples(samples: Sequence[Mapping[str, Any]], lm: RemaskLM) -> list[dic
 
 
 def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Metrics by document. Metrics that are no single number, such as perplexities, are left out."""
+    """The metrics of each document that are numbers. Others, such as parts of perplexities, are left out."""
     return [
         {
             "task": task,
@@ -246,22 +253,23 @@ def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
             "filter": sample["filter"],
             **{name: sample[name] for name in sample["metrics"] if isinstance(sample[name], int | float)},
         }
-        for task, each in samples.items()
-        for sample in each
+        for task, task_samples in samples.items()
+        for sample in task_samples
     ]
 
 
 def _metrics(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """lm-eval's numbers ("metric,filter"), with Wilson's interval where a number is the share of right documents."""
-    found = {}
+    """lm-eval's results by "metric,filter", with Wilson's interval where a result is a share of documents."""
+    metrics = {}
     for key, value in results.items():
-        metric, separator, chosen = key.partition(",")
-        if not separator or metric.endswith("_stderr") or not isinstance(value, int | float):
+        name, separator, filter_name = key.partition(",")
+        if not separator or name.endswith("_stderr") or not isinstance(value, int | float):
             continue
-        each = [sample[metric] for sample in samples if sample["filter"] == chosen and metric in sample]
-        share = each and all(one in (0, 1) for one in each) and abs(sum(each) / len(each) - value) < 1e-9
-        found[key] = {"value": float(value), "interval": list(wilson(int(sum(each)), len(each))) if share else None}
-    return found
+        values = [sample[name] for sample in samples if sample["filter"] == filter_name and name in sample]
+        is_share = values and all(item in (0, 1) for item in values) and abs(sum(values) / len(values) - value) < 1e-9
+        interval = list(wilson(int(sum(values)), len(values))) if is_share else None
+        metrics[key] = {"value": float(value), "interval": interval}
+    return metrics
 
 
 log = logging.getLogger(__name__)
@@ -270,7 +278,7 @@ SECONDS = 4.0
 
 
 def go_offline_without_network() -> None:
-    """Where the hub cannot be reached, have data sets come from its cache on this machine, or fail at once."""
+    """Let data sets come from the hub's cache on this machine alone where the hub cannot be reached."""
     if constants.HF_HUB_OFFLINE or getproxies().get("https") or reachable(constants.ENDPOINT):
         return
     log.warning("%s cannot be reached: data sets come from the cache on this machine", constants.ENDPOINT)
@@ -279,18 +287,19 @@ def go_offline_without_network() -> None:
 
 
 def reachable(url: str) -> bool:
-    """Whether the host of `url` takes a connection within `SECONDS`, the look-up of its name included."""
-    parts, found = urlsplit(url), threading.Event()
+    """Whether the host of `url` accepts a connection within `SECONDS`, the look-up of its name included."""
+    parts = urlsplit(url)
+    connected = threading.Event()
 
     def connect() -> None:
         try:
             socket.create_connection((parts.hostname or "", parts.port or 443), SECONDS).close()
         except OSError:
             return
-        found.set()
+        connected.set()
 
-    # The look-up of a name knows no limit of time, so a thread that is not waited for makes it.
+    # The look-up of a name has no time limit of its own, so it runs in a thread that is given up after `SECONDS`.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    return found.is_set()
+    return connected.is_set()

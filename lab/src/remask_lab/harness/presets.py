@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).parent / "presets"
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How one task is run: sampling parameters, worked examples before each question, and caches' settings by name."""
+    """How one task is run: sampling parameters, number of worked examples, and settings of caches by their names."""
 
     sampling: Mapping[str, Any]
     shots: int = 0

@@ -17,37 +17,37 @@ HEADER = ("task", "cache", "score (95 % interval)", "up to notation", "agreement
 
 
 def table(rows: Sequence[EvalRow]) -> str:
-    """Returns one line a row. Agreement is the mean share of positions with the same token as under the first cache.
+    """A table with one line per row. Agreement is with the responses under the first cache of the row's task.
 
-    Rows of one task with losses are told `by_agreement`.
+    Rows with losses in place of scores go to `loss_table`.
     """
     if "loss" in rows[0]["result"]:
-        return by_agreement(rows)
-    first: dict[str, EvalRow] = {}
+        return loss_table(rows)
+    baselines: dict[str, EvalRow] = {}
     for row in rows:
-        first.setdefault(row["task"], row)
-    return markdown_table(HEADER, [_cells(row, first[row["task"]]) for row in rows], aligned=True)
+        baselines.setdefault(row["task"], row)
+    return markdown_table(HEADER, [_cells(row, baselines[row["task"]]) for row in rows], aligned=True)
 
 
-def by_agreement(rows: Sequence[EvalRow]) -> str:
-    """Returns one line a row of results with a loss, and why a row has none. The first row is the baseline.
+def loss_table(rows: Sequence[EvalRow]) -> str:
+    """A table of rows with losses, and the reasons why others have none. The first row is the baseline.
 
-    "work saved" is the ratio of row-layers, prefix-only passes included, and "speed" that of time.
+    "work saved" is the ratio of row-layers, prefix-only passes included, and "speed" that of seconds.
     """
-    lines, base = [], rows[0]["result"]
+    cells, baseline = [], rows[0]["result"]
     for row in rows:
         result = row["result"]
         loss = shown(".3f", result["loss"])
-        work, speed = base["row_layers"] / result["row_layers"], base["seconds"] / result["seconds"]
-        lines.append(
-            [row["cache"], _agreement(result, base), loss, f"{work:.2f}x", f"{speed:.2f}x", str(result["prefix_hits"])]
-        )
+        work, speed = baseline["row_layers"] / result["row_layers"], baseline["seconds"] / result["seconds"]
+        ratios = [f"{work:.2f}x", f"{speed:.2f}x"]
+        cells.append([row["cache"], _agreement(result, baseline), loss, *ratios, str(result["prefix_hits"])])
     header = ("cache", "agreement", "loss (nats a token)", "work saved", "speed", "prefix hits")
-    unread = [f"{row['cache']} has no loss: {row['result']['no_loss']}" for row in rows if row["result"]["no_loss"]]
-    return "\n\n".join([markdown_table(header, lines, aligned=True), *unread])
+    reasons = [f"{row['cache']} has no loss: {row['result']['no_loss']}" for row in rows if row["result"]["no_loss"]]
+    return "\n\n".join([markdown_table(header, cells, aligned=True), *reasons])
 
 
 def _cells(row: EvalRow, baseline: EvalRow) -> list[str]:
+    """The cells under `HEADER`; those of generation are "-" for tasks without it."""
     result = row["result"]
     cells = [row["task"], row["cache"], _score(result["metrics"]), _share(result["metrics"].get("same_answer"))]
     if "seconds" not in result:
@@ -62,13 +62,15 @@ def _cells(row: EvalRow, baseline: EvalRow) -> list[str]:
 
 
 def _score(metrics: Mapping[str, Any]) -> str:
-    own = next((metrics[name] for name in METRICS if name in metrics), None)
-    if own is not None:
-        return _share(own)
+    """The score of one of our tasks, or all metrics of another one."""
+    score = next((metrics[name] for name in METRICS if name in metrics), None)
+    if score is not None:
+        return _share(score)
     return "; ".join(f"{name} {_share(metric)}" for name, metric in metrics.items()) or "-"
 
 
 def _share(metric: Mapping[str, Any] | None) -> str:
+    """A metric's value, in percent with its interval where it has one."""
     if metric is None:
         return NONE
     if metric["interval"] is None:
@@ -77,6 +79,7 @@ def _share(metric: Mapping[str, Any] | None) -> str:
 
 
 def _agreement(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """The mean share of positions with the same token as in the baseline's responses, in percent."""
     pairs = zip(result["samples"], baseline["samples"], strict=True)
-    shares = [token_agreement(one["token_ids"], other["token_ids"]) for one, other in pairs if "token_ids" in one]
+    shares = [token_agreement(ours["token_ids"], base["token_ids"]) for ours, base in pairs if "token_ids" in ours]
     return percent(float(np.mean(shares))) if shares else NONE

@@ -23,11 +23,13 @@ from remask_lab.harness.score import judge, shares
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Responses in the order of their requests, and what all of them cost together.
+    """Responses in the order of their requests, and the cost of all together.
 
     Attributes:
-        prefix_ratio: mean share of the canvas that the shared prefix takes.
+        prefix_ratio: share of the canvas that the shared prefix takes, the mean over requests.
+        seconds: from the first request to the last response.
         row_layers: rows computed times layers, prefix-only passes included.
+        prefix_hits: requests that found their prefix in the store.
     """
 
     outputs: Sequence[Output]
@@ -37,7 +39,7 @@ class Generation:
     prefix_hits: int
 
     def costs(self) -> dict[str, Any]:
-        """As a row of results holds them; a response counts up to its end token."""
+        """The costs as a row of results holds them. A response counts up to its end token."""
         tokens = sum(output.usage.completion_tokens for output in self.outputs)
         return {
             "seconds": self.seconds,
@@ -53,38 +55,38 @@ class Generation:
 def generate(
     llm: LLM, requests: Sequence[Request], policy: CachePolicy, seed: int, progress: bool = False
 ) -> Generation:
-    """Run all `requests` under `policy`, on an engine and a store of their own, so that every prefix is computed once.
+    """Run all `requests` under `policy` on a new engine with an empty store, so that every prefix is computed once.
 
     Request i gets the id i, and the seed `seed` + i where its parameters have none. Raises `ConfigError`, before
     anything runs, on a request that cannot run, and where one fails.
     """
-    work = []
+    queue = []
     for number, request in enumerate(requests):
-        work.append(replace(seeded(request, seed + number), id=str(number), policy=policy))
-        llm.engine.check(work[-1])
+        queue.append(replace(seeded(request, seed + number), id=str(number), policy=policy))
+        llm.engine.check(queue[-1])
     # The first pass of a process is slower. That time belongs to no policy.
-    for _ in llm.session.run(work[:1], progress=False):
+    for _ in llm.session.run(queue[:1], progress=False):
         pass
     engine = llm.session.new_engine()
     start = time.perf_counter()
-    outputs = {output.id: output for output in llm.session.run(work, engine=engine, progress=progress)}
+    outputs = {output.id: output for output in llm.session.run(queue, engine=engine, progress=progress)}
     seconds = time.perf_counter() - start
     for output in outputs.values():
         if output.error is not None:
             raise ConfigError(f"question {output.id} failed: {output.error}")
-    ratios = [item.prefix_length / (len(item.prompt_token_ids) + item.params.max_tokens) for item in work]
-    ordered = [outputs[item.id] for item in work]
+    ratios = [item.prefix_length / (len(item.prompt_token_ids) + item.params.max_tokens) for item in queue]
+    ordered_outputs = [outputs[item.id] for item in queue]
     return Generation(
-        outputs=ordered,
+        outputs=ordered_outputs,
         prefix_ratio=float(np.mean(ratios)),
         seconds=seconds,
-        row_layers=sum(output.usage.row_layers for output in ordered) + engine.stats.prefix_row_layers,
+        row_layers=sum(output.usage.row_layers for output in ordered_outputs) + engine.stats.prefix_row_layers,
         prefix_hits=engine.store.stats.hits,
     )
 
 
 def sampling_of(llm: LLM, sampling: Mapping[str, Any], max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
-    """Returns a task's sampling parameters, which `sampling` overrides and the model's own defaults complete.
+    """A task's sampling parameters: those of `sampling`, then the task's own, then the model's defaults.
 
     Raises `ConfigError` on invalid ones.
     """
@@ -92,7 +94,7 @@ def sampling_of(llm: LLM, sampling: Mapping[str, Any], max_tokens: int, stop: Se
 
 
 def chat_tokenizer(llm: LLM, task: str) -> Tokenizer:
-    """Returns the tokenizer that renders the chats of `task`. Raises `ConfigError` where it has no chat template."""
+    """The tokenizer that renders the chats of `task`. Raises `ConfigError` where the model has no chat template."""
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(
             f"{task} is asked as a chat under a system prompt, and this model has no chat template; put one "
@@ -103,7 +105,7 @@ def chat_tokenizer(llm: LLM, task: str) -> Tokenizer:
 
 def run_local(
     llm: LLM,
-    own: Benchmark,
+    task: Benchmark,
     docs: Sequence[Doc],
     role: str,
     policy: CachePolicy,
@@ -115,24 +117,24 @@ def run_local(
 ) -> dict[str, Any]:
     """Ask all of `docs` under the shared system prompt, score the responses, and return one row of results.
 
-    `shots` are worked examples before every question, and shared too. With `losses` the loss of the solutions is
+    `shots` are worked examples before every question, and shared too. With `losses` the loss of `docs`' solutions is
     measured in place of scores. Raises `ConfigError`, before anything runs, where the model has no chat template, and
     where a question is too long.
     """
-    tokenizer = chat_tokenizer(llm, own.task)
-    params = sampling_of(llm, sampling, own.max_tokens)
+    tokenizer = chat_tokenizer(llm, task.task)
+    params = sampling_of(llm, sampling, task.max_tokens)
     requests = []
     for number, doc in enumerate(docs):
-        messages = own.messages(role, doc, shots)
+        messages = task.messages(role, doc, shots)
         tokens = tokenizer.apply_chat(messages)
         requests.append(Request(str(number), tokens, params, tokenizer.shared_prefix(messages)))
     generation = generate(llm, requests, policy, seed, llm.session.progress)
     samples: list[dict[str, Any]]
     samples = [{"text": output.text, "token_ids": list(output.token_ids)} for output in generation.outputs]
     if losses:
-        known = [Reference(request, doc.solution) for request, doc in zip(requests, docs, strict=True)]
-        read, reason = measured_loss(llm, known, policy, seed)
-        return {**generation.costs(), **mean_loss(read), "no_loss": reason, "samples": samples}
+        references = [Reference(request, doc.solution) for request, doc in zip(requests, docs, strict=True)]
+        losses_read, reason = measured_loss(llm, references, policy, seed)
+        return {**generation.costs(), **mean_loss(losses_read), "no_loss": reason, "samples": samples}
     for doc, sample in zip(docs, samples, strict=True):
         verdict = judge(sample["text"] or "", doc.right)
         sample |= {"right": doc.right, "answer": verdict.answer, **verdict.metrics}
@@ -141,20 +143,20 @@ def run_local(
 
 def check_first(
     llm: LLM,
-    own: Benchmark,
+    task: Benchmark,
     docs: Sequence[Doc],
     role: str,
     sampling: Mapping[str, Any],
     seed: int,
     shots: Sequence[Doc] = (),
 ) -> None:
-    """Ask the first questions without a cache. Raises `ConfigError` where none of `FIRST` is answered right.
+    """Ask the first `FIRST` questions without a cache. Raises `ConfigError` where none is answered right.
 
-    No more questions than that pass, as they are measured as soon.
+    `FIRST` questions or fewer are not asked, as the measurement itself takes no longer.
     """
     if len(docs) <= FIRST:
         return
-    found = run_local(llm, own, docs[:FIRST], role, llm.session.policy("none"), sampling, seed, shots)["metrics"]
-    if not any(metric["value"] for metric in found.values()):
-        told = f" (the first {FIRST} of {len(docs)} were asked)"
-        check_answers("none", 0.0, sampling_of(llm, sampling, own.max_tokens), told)
+    metrics = run_local(llm, task, docs[:FIRST], role, llm.session.policy("none"), sampling, seed, shots)["metrics"]
+    if not any(metric["value"] for metric in metrics.values()):
+        note = f" (the first {FIRST} of {len(docs)} were asked)"
+        check_answers("none", 0.0, sampling_of(llm, sampling, task.max_tokens), note)

@@ -23,14 +23,14 @@ METRICS = ("strict_match", "same_answer")  # each 0 or 1; a task's score is the 
 
 
 def shares(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of every metric over `samples`, with Wilson's 95 % interval."""
-    found = {}
+    """The mean of every metric that `samples` have, with Wilson's 95 % interval."""
+    metrics = {}
     for name in METRICS:
         values = [sample[name] for sample in samples if name in sample]
         if values:
-            right = int(sum(values))
-            found[name] = {"value": right / len(values), "interval": list(wilson(right, len(values)))}
-    return found
+            correct = int(sum(values))
+            metrics[name] = {"value": correct / len(values), "interval": list(wilson(correct, len(values)))}
+    return metrics
 
 
 _WRAPPED = re.compile(
@@ -52,7 +52,13 @@ _UNIT = re.compile(r"\s+[^\W\d_][^\d]*")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a response compares with the right answer. `answer` is its final answer, None without a `##`."""
+    """A response compared with the right answer.
+
+    Attributes:
+        answer: its final answer; None without a `##`.
+        strict: whether that equals the right answer.
+        same: whether the two are equal up to notation.
+    """
 
     answer: str | None
     strict: bool
@@ -65,64 +71,66 @@ class Verdict:
 
 
 def judge(text: str, answer: str) -> Verdict:
-    """Compares the response `text` with the right `answer`."""
-    given = final_answer(text)
-    if given is None:
+    """Compare the response `text` with the right `answer`."""
+    final = final_answer(text)
+    if final is None:
         return Verdict(None, strict=False, same=False)
-    strict = given == answer.strip()
-    return Verdict(given, strict, same=strict or same_answer(given, answer))
+    strict = final == answer.strip()
+    return Verdict(final, strict, same=strict or same_answer(final, answer))
 
 
-def same_answer(given: str, answer: str) -> bool:
+def same_answer(candidate: str, answer: str) -> bool:
     """Whether two final answers are equal up to notation. Numbers are compared as fractions, so "0.50" is "1/2".
 
-    Units are dropped from `given` only, and only where `answer` is a number: "3 x" is not "3 y".
+    A unit is dropped from `candidate` alone, and only where `answer` is a number: "3 x" is not "3 y".
     """
-    ours, right = _plain(given), _plain(answer)
-    number = _number(right)
+    ours, reference = _plain(candidate), _plain(answer)
+    number = _number(reference)
     if number is not None:
-        found = _number(ours)
-        return (found if found is not None else _measured(ours)) == number
-    return _squeezed(ours) == _squeezed(right) != ""
+        value = _number(ours)
+        return (value if value is not None else _number_before_unit(ours)) == number
+    return _squeezed(ours) == _squeezed(reference) != ""
 
 
 def _plain(text: str) -> str:
-    """`text` without wrapping, spacing commands and a final full stop. Spaces stay."""
+    """`text` without wrapping, spacing commands and a final full stop, and with one form of fractions."""
     text = unicodedata.normalize("NFKC", text).translate({0x2212: "-", 0x2013: "-"}).strip()
-    before = None
-    while text != before:
-        before = text
+    previous = None
+    while text != previous:
+        previous = text
         text = text.removesuffix(".").strip()
-        if (found := _WRAPPED.fullmatch(text)) is not None and found.lastgroup is not None:
-            text = found[found.lastgroup].strip()
+        if (wrapped := _WRAPPED.fullmatch(text)) is not None and wrapped.lastgroup is not None:
+            text = wrapped[wrapped.lastgroup].strip()
     text = _FRACTION.sub(r"\\frac", _SPACING.sub("", text.replace("{,}", ",")))
     return _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text).strip()
 
 
 def _number(text: str) -> Fraction | None:
-    found = _NUMBER.fullmatch(text)
-    return None if found is None else _value(found)
+    """The number that all of `text` is; None where it is none."""
+    match = _NUMBER.fullmatch(text)
+    return None if match is None else _value(match)
 
 
-def _measured(text: str) -> Fraction | None:
-    """The number at the beginning of `text`, where only a unit follows it."""
-    found = _NUMBER.match(text)
-    if found is None or _UNIT.fullmatch(text[found.end() :]) is None:
+def _number_before_unit(text: str) -> Fraction | None:
+    """The number that `text` begins with, if a unit alone follows it."""
+    match = _NUMBER.match(text)
+    if match is None or _UNIT.fullmatch(text[match.end() :]) is None:
         return None
-    return _value(found)
+    return _value(match)
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    if found["top"] is not None:
-        over, under = int(found["top"]), int(found["bottom"])
-        value = Fraction(over, under) if under else None
-    elif found["point"] is not None:
-        value = Fraction("0" + found["point"])
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The value of a match of `_NUMBER`; None where it divides by zero."""
+    if match["top"] is not None:
+        numerator, denominator = int(match["top"]), int(match["bottom"])
+        value = Fraction(numerator, denominator) if denominator else None
+    elif match["point"] is not None:
+        value = Fraction("0" + match["point"])
     else:
-        whole = Fraction(found["whole"].replace(",", "") + (found["decimals"] or ""))
-        under = int(found["under"] or 1)
-        value = whole / under if under else None
-    return None if value is None else -value if found["sign"] == "-" else value
+        whole = Fraction(match["whole"].replace(",", "") + (match["decimals"] or ""))
+        denominator = int(match["under"] or 1)
+        value = whole / denominator if denominator else None
+    return None if value is None else -value if match["sign"] == "-" else value
 
 
 def _squeezed(text: str) -> str:

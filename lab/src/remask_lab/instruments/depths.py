@@ -1,4 +1,4 @@
-"""What studies of depth ask beyond what serving needs: tasks to profile, other definitions, and rows one by one."""
+"""Measurements for studies of depth: tasks to profile, K/V of prefixes, and predictions at each depth."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -42,10 +42,10 @@ def run_depth(similarity: Sequence[float], tau: float) -> int:
 
 
 def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
-    """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
+    """The tasks on which `model` can be profiled, by name, those of its default prompts first.
 
-    Arithmetic (GSM8K) for a tokenizer that reads it; the kinds of questions or hops of a bundled model's task; random
-    token ids for every model.
+    They are arithmetic (GSM8K) for a tokenizer of English, the kinds of questions or numbers of hops of a bundled
+    model's task, and random token ids for every model.
     """
     sets: dict[str, PromptSet] = {}
     tokenizer, default = model.tokenizer, default_prompts(model)
@@ -53,8 +53,8 @@ def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
         if default.task == "tariff":
             sets = {kind: tariff_prompts(tokenizer, kind) for kind in tariff.KINDS}
         elif default.task == "transit":
-            hops = range(1, transit.MAX_HOPS + 1)
-            sets = {f"{n} hop{'s' * (n > 1)}": transit_prompts(tokenizer, n) for n in hops}
+            counts = range(1, transit.MAX_HOPS + 1)
+            sets = {f"{count} hop{'s' * (count > 1)}": transit_prompts(tokenizer, count) for count in counts}
         else:
             sets = {default.task: default}
     elif tokenizer is not None and isinstance(default, ChatPrompts):
@@ -64,9 +64,10 @@ def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
 
 @torch.inference_mode()
 def states(probe: PrefixProbe, tokens: Sequence[int], count: int | None = None) -> KV:
-    """Copies of K and V of the first `count` positions (default: of all) of a canvas of `tokens`, without a cache.
+    """Copies of K and V of the first `count` positions of `tokens`, computed without a cache; None takes all.
 
-    The tokens may be a prefix, or a canvas at any step. Raises `ConfigError` where they exceed the probe's.
+    The tokens may be a prefix, or a canvas at any step. Raises `ConfigError` where they exceed the probe's
+    `max_tokens`.
     """
     probe.check_length(len(tokens))
     probe.model.forward(pack_uncached(probe.model, [Canvas(tokens, (), 0)]), probe.pool)
@@ -74,43 +75,43 @@ def states(probe: PrefixProbe, tokens: Sequence[int], count: int | None = None) 
     return tuple(k.clone() for k in keys), tuple(v.clone() for v in values)
 
 
-def row_cosines(these: KV, those: KV, share: float) -> NDArray[np.float64]:
-    """The cosine below which a `share` of a prefix's rows are, of K and V layer by layer: [2, layers]."""
-    found = [
+def row_cosines(kv: KV, other_kv: KV, share: float) -> NDArray[np.float64]:
+    """The quantile `share` of the cosines of a prefix's rows, of K and V layer by layer, float64 [2, layers]."""
+    cosines = [
         torch.cosine_similarity(a.float().flatten(1), b.float().flatten(1)).quantile(share)
         for side in range(2)
-        for a, b in zip(these[side], those[side], strict=True)
+        for a, b in zip(kv[side], other_kv[side], strict=True)
     ]
-    return torch.stack(found).view(2, -1).cpu().numpy().astype(np.float64)
+    return torch.stack(cosines).view(2, -1).cpu().numpy().astype(np.float64)
 
 
 @torch.inference_mode()
 def first_predictions(
     passes: AuditPasses, canvas: Canvas, prefix: int, depths: Iterable[int], adapter: str | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """What a pass over `canvas` predicts at each of `depths`, as audits compute it.
+    """Yield each of `depths`, and what a pass over `canvas` predicts at it, as audits compute that.
 
-    Yields a depth and log-probabilities, float32 [noisy positions, vocabulary]. At depth 0 that is `none`, and at all
-    layers `reuse`. Raises `ConfigError` where memory has no room.
+    Predictions are log-probabilities, float32 [noisy positions, V]. Depth 0 is `none`, and the depth of all layers
+    `reuse`. Raises `ConfigError` where the engine's memory has no room for the canvas.
     """
     model = passes.model
     pass_input = PassInput(canvas, np.flatnonzero(canvas.noisy), None, model.config.shift, adapter)
     for depth in depths:
-        rows = passes.run_reusing(pass_input, prefix, depth)
-        if rows is None:
+        hidden = passes.run_reusing(pass_input, prefix, depth)
+        if hidden is None:
             raise ConfigError(f"a canvas of {len(canvas)} tokens finds no room in the engine's memory")
-        yield depth, model.head(rows).float().log_softmax(-1)
+        yield depth, model.head(hidden).float().log_softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How far predictions at one depth are from those at depth 0. Intervals are 95 % over prefixes.
+    """How far predictions at one depth are from those at depth 0. Intervals are 95 % intervals over prefixes.
 
     Attributes:
         depth: leading layers that read the prefix from the store.
-        nats: KL divergence of the position that moves most, from depth 0 to this one; mean over requests.
-        mean_nats: the same of the mean over a request's positions.
-        same: share of positions whose most probable token is the same.
+        nats: KL divergence from depth 0 to this one at the position where it is largest; mean over requests.
+        mean_nats: KL divergence averaged over a request's positions; mean over requests.
+        same: share of positions with the same most probable token.
     """
 
     depth: int
@@ -127,46 +128,45 @@ def measure_predictions(
     requests: Sequence[Request],
     clusters: Sequence[Hashable],
     depths: Sequence[int],
-    seen: Callable[[KV, KV], None] | None = None,
+    on_states: Callable[[KV, KV], None] | None = None,
 ) -> tuple[Shift, ...]:
     """Compare what the first step of each of `requests` predicts at `depths` with what it predicts without a cache.
 
-    Requests of one of `clusters` share a prefix. The canvas is the one with which the engine begins; all of its noisy
-    positions are compared. `seen` is given K and V of each request's prefix, alone and on the canvas. Raises
-    `ConfigError`, before anything runs, where `Passes` refuses a request or the model does not have a depth.
+    Requests with equal `clusters` share a prefix. All noisy positions of the first canvas are compared. `on_states` is
+    called with K and V of each request's prefix, alone and on the canvas. Raises `ConfigError`, before anything runs,
+    where `Passes` refuses a request or the model does not have a depth.
     """
-    depths, passes = sorted(set(depths)), Passes(llm, requests)
+    depths = sorted(set(depths))
+    passes = Passes(llm, requests)
     for depth in depths:
         passes.check(requests, llm.session.policy("bicache", {"depth": depth}))
     probe = PrefixProbe(llm.model, passes.max_tokens)
-    moved: list[list[tuple[float, float, float]]] = []  # [requests][depths]
+    differences: list[list[tuple[float, float, float]]] = []  # [requests][depths]
     for request in requests:
-        canvas, count = passes.canvas(request), passes.prefix(request)
-        (_, none), *others = first_predictions(passes.audits, canvas, count, (0, *depths), request.adapter)
-        moved.append([_moved(none, rows) for _, rows in others])
-        if seen is not None:
-            seen(
-                states(probe, request.prompt_token_ids[:count]),
-                states(probe, canvas.tokens.tolist(), count),
-            )
+        canvas, prefix = passes.canvas(request), passes.prefix(request)
+        (_, exact), *reused = first_predictions(passes.audits, canvas, prefix, (0, *depths), request.adapter)
+        differences.append([_difference(exact, log_probs) for _, log_probs in reused])
+        if on_states is not None:
+            alone = states(probe, request.prompt_token_ids[:prefix])
+            on_states(alone, states(probe, canvas.tokens.tolist(), prefix))
     shifts = []
-    for depth, rows in zip(depths, zip(*moved, strict=True), strict=True):
-        nats, mean_nats, same = zip(*rows, strict=True)
-        means = _mean(nats, clusters), _mean(mean_nats, clusters), _mean(same, clusters, most=1.0)
+    for depth, of_requests in zip(depths, zip(*differences, strict=True), strict=True):
+        nats, mean_nats, same = zip(*of_requests, strict=True)
+        means = _mean(nats, clusters), _mean(mean_nats, clusters), _mean(same, clusters, largest=1.0)
         shifts.append(Shift(depth, *means[0], *means[1], *means[2]))
     return tuple(shifts)
 
 
-def _moved(none: Tensor, rows: Tensor) -> tuple[float, float, float]:
-    """Greatest and mean KL divergence of rows [N, V] of log-probabilities, and how many keep their best token."""
-    nats = (none.exp() * (none - rows)).sum(-1).clamp(min=0)  # rounding makes it negative
-    same = none.argmax(-1) == rows.argmax(-1)
+def _difference(exact: Tensor, reused: Tensor) -> tuple[float, float, float]:
+    """Largest and mean KL divergence of rows of log-probabilities [N, V] in nats, and the share with equal argmax."""
+    nats = (exact.exp() * (exact - reused)).sum(-1).clamp(min=0)  # rounding makes it negative
+    same = exact.argmax(-1) == reused.argmax(-1)
     return float(nats.max()), float(nats.mean()), float(same.float().mean())
 
 
 def _mean(
-    values: Sequence[float], clusters: Sequence[Hashable], most: float = math.inf
+    values: Sequence[float], clusters: Sequence[Hashable], largest: float = math.inf
 ) -> tuple[float, tuple[float, float]]:
-    """The mean of `values` from 0 to `most`, and its interval, as far as it lies there."""
-    low, high = np.clip(mean_interval(values, clusters), 0.0, most).tolist()
+    """The mean of `values`, which lie between 0 and `largest`, and its interval, clipped to these bounds."""
+    low, high = np.clip(mean_interval(values, clusters), 0.0, largest).tolist()
     return float(np.mean(values)), (low, high)

@@ -14,14 +14,14 @@ from remask_lab.observe import ObservedPass, observe_passes
 from remask_lab.similarity.probe import KV
 
 Observe = Callable[[ObservedPass], None]
-"""Is called after a pass has run, before its tokens change."""
+"""Called after a pass has run, before its tokens change."""
 T = TypeVar("T")
 
 
 class Watcher:
-    """An engine of its own over the weights of `llm`, whose own engine is not touched.
+    """Runs requests one at a time on a new engine with the weights of `llm`, whose own engine is not used.
 
-    `limits` are those of the engine, beside one request at a time.
+    `limits` are settings of its `EngineConfig`.
     """
 
     def __init__(self, llm: LLM, **limits: Any) -> None:
@@ -29,39 +29,38 @@ class Watcher:
             replace(llm.session.engine_config, **{"max_num_seqs": 1, "max_row_layers": None, **limits})
         )
 
-    def run(self, item: Request, observe: Observe) -> None:
-        """Run a request to its end, and call `observe` before the tokens of a pass change.
+    def run(self, request: Request, observe: Observe) -> None:
+        """Run a request to its end, and call `observe` after each pass, before its tokens change.
 
         Raises `ConfigError` where it cannot run, or its canvas grows, and `RemaskError` where it ends before its
         response is complete.
         """
-        if self.engine.check(item).decoding.can_grow:
+        if self.engine.check(request).decoding.can_grow:
             raise ConfigError(
                 "growing_canvas: what is measured pass by pass is that of a canvas of one length, and this one grows "
                 'with each block; say {"blocks": {"growing_canvas": false}} in --sampling'
             )
 
         def observer(passes: Sequence[ObservedPass]) -> None:
-            for each in passes:
-                observe(each)
+            for observed in passes:
+                observe(observed)
 
-        attached = observe_passes(self.engine, observer)
+        attachment = observe_passes(self.engine, observer)
         try:
-            self.engine.add(item)
+            self.engine.add(request)
             while self.engine.busy:
                 for event in self.engine.step():
                     if event.result is not None and event.result.finish_reason not in ("stop", "length"):
                         reason = event.result.error or event.result.finish_reason
                         raise RemaskError(f"the request ended early: {reason}")
         finally:
-            self.engine.detach(attached)
+            self.engine.detach(attachment)
 
 
 class Passes:
-    """A watcher of requests with a shared prefix; the prefix store holds one prefix.
+    """Watches requests with a shared prefix on an engine whose prefix store holds one prefix.
 
-    Raises `ConfigError` where the model is not a masked one, there is no request, or one has no shared prefix or asks
-    for guidance.
+    Raises `ConfigError` where the model is not masked, there is no request, or one has no shared prefix or is guided.
     """
 
     def __init__(self, llm: LLM, requests: Sequence[Request]) -> None:
@@ -86,30 +85,30 @@ class Passes:
             self._watcher.engine.check(request.with_policy(policy))
 
     def run(self, request: Request, policy: CachePolicy, measure: Callable[[ObservedPass], T]) -> list[T]:
-        """Run a request to its end; returns what `measure` returns for each pass, which it gets before tokens change.
+        """Run a request to its end, and return what `measure` returns for each pass; it is called before tokens change.
 
         Raises `ConfigError` where the request cannot run.
         """
-        found: list[T] = []
-        self._watcher.run(request.with_policy(policy), lambda observed: found.append(measure(observed)))
-        return found
+        results: list[T] = []
+        self._watcher.run(request.with_policy(policy), lambda observed: results.append(measure(observed)))
+        return results
 
     @property
     def audits(self) -> AuditPasses:
-        """Passes over whole canvases, exact ones and ones that reuse a prefix."""
+        """The engine's passes over whole canvases, exact ones and ones that reuse a prefix."""
         return self._watcher.engine.auditor.passes
 
     def canvas(self, request: Request) -> Canvas:
-        """The canvas with which a request begins. Raises `ConfigError` where the request cannot run."""
+        """The first canvas of a request. Raises `ConfigError` where the request cannot run."""
         return self._watcher.engine.check(request).decoding.canvas()
 
     def prefix(self, request: Request) -> int:
-        """Tokens of a request's shared prefix that can be leased: rows which predict the response must stay live."""
+        """Tokens of a request's shared prefix that can be leased. Rows that predict the response must be computed."""
         return min(request.prefix_length, len(request.prompt_token_ids) - self._watcher.engine.model.config.shift)
 
 
 def leading_kv(observed: ObservedPass, count: int) -> KV:
-    """K and V that a pass read at the first `count` positions; copies."""
+    """Copies of K and V that a pass attended to at the first `count` positions."""
     keys, values = zip(*observed.kv(slice(count)), strict=True)
     return keys, values
 

@@ -23,7 +23,7 @@ from remask.plan.spans import Mask
 from remask_lab.likelihood import MAX_ROWS
 from remask_lab.likelihood.passes import Job, Pair, UncachedPasses
 
-TOGETHER = 64  # pairs whose masks are in memory at a time
+TOGETHER = 64  # pairs whose masks are in memory at the same time
 
 Floats = NDArray[np.float64]
 MaskedPair = tuple[Pair, Mask]
@@ -32,12 +32,13 @@ MaskedPair = tuple[Pair, Mask]
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The estimate for one response.
+    """The estimated log-likelihood of one response.
 
     Attributes:
-        log_likelihood: in nats, summed over the response's `tokens`. Its expectation is a lower bound.
-        standard_error: of the estimate, over its draws. 0 where nothing was drawn.
-        draws: number of draws. 0 where the expectation itself was computed.
+        log_likelihood: in nats, summed over the response's tokens. Its expectation is a lower bound.
+        standard_error: of the estimate, in nats; 0 where nothing was drawn.
+        tokens: length of the response.
+        draws: number of draws; 0 where the expectation itself was computed.
     """
 
     log_likelihood: float
@@ -48,13 +49,14 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class MaskDraws:
-    """How many sets of masks are drawn for a response, and how they are spread.
+    """How many sets of masks are drawn for a response, and how.
 
     Attributes:
-        samples: draws for a response: a multiple of `strata`, and at least twice as many.
-        strata: draws whose numbers of masks are spread evenly; each by itself is still uniform. 1: independent draws.
-        seed: the draws depend on it, on the response's length and on the pair's group, and on nothing else.
-        exact: compute all sets of masks where that takes no more passes than `samples`.
+        samples: draws for a response, a multiple of `strata` and at least twice as many.
+        strata: size of a group of draws whose numbers of masks are evenly spaced, each still uniform by itself; 1 draws
+            independently.
+        seed: determines the draws, together with the response's length and the pair's group.
+        exact: whether all sets of masks are computed where these are at most `samples`.
     """
 
     samples: int = 128
@@ -73,13 +75,13 @@ class MaskDraws:
             )
 
     def points(self, rng: np.random.Generator) -> Floats:
-        """Draw numbers uniform in [0, 1), float64 [samples], stratum by stratum."""
+        """Draw numbers that are uniform in [0, 1), float64 [samples], stratum by stratum."""
         # One uniform number shifts the evenly spaced points of a stratum round the circle, so each point is uniform.
         starts = rng.random(self.samples // self.strata).repeat(self.strata)
         return (starts + np.tile(np.arange(self.strata) / self.strata, self.samples // self.strata)) % 1.0
 
     def estimate(self, strata: Floats, tokens: int) -> Likelihood:
-        """The estimate for a response of `tokens` tokens from the mean of each of its strata, float64."""
+        """The estimate for a response of `tokens` tokens from the means of its strata in nats, float64 [strata]."""
         error = float(strata.std(ddof=1) / np.sqrt(len(strata)))
         return Likelihood(float(strata.mean()), error, tokens, self.samples)
 
@@ -98,9 +100,9 @@ class MaskLikelihoods:
     def score(
         self, pairs: Sequence[Pair], groups: Sequence[int] | None = None, progress: bool = False
     ) -> list[Likelihood]:
-        """Return the log-likelihood of every response after its prompt.
+        """Estimate the log-likelihood of every response after its prompt.
 
-        Pairs of one group, by default all, share what is drawn where their responses are equally long, which takes
+        Pairs of one group, by default all, get the same masks where their responses are equally long, which takes
         noise out of their comparison. A result does not depend on the other pairs. Raises `ConfigError`, before
         anything runs, on a pair that cannot run.
         """
@@ -111,59 +113,64 @@ class MaskLikelihoods:
     def _score(self, pairs: Sequence[Pair], groups: Sequence[int], progress: bool) -> list[Likelihood]:
         scored = []
         with tqdm(total=len(pairs), desc="likelihood", unit="resp", disable=not progress) as bar:
-            for at in range(0, len(pairs), TOGETHER):
-                drawn = [self._draw(*item) for item in zip(pairs[at : at + TOGETHER], groups[at:], strict=False)]
-                found = self._passes.log_probabilities([masked for own in drawn for masked in own.masked])
-                parts = np.split(found, np.cumsum([len(own.masked) for own in drawn])[:-1])
-                scored += [own.estimate(part, self.draws) for own, part in zip(drawn, parts, strict=True)]
-                bar.update(len(drawn))
+            for start in range(0, len(pairs), TOGETHER):
+                mask_sets = list(map(self._draw, pairs[start : start + TOGETHER], groups[start : start + TOGETHER]))
+                log_probs = self._passes.log_probabilities([masked for masks in mask_sets for masked in masks.masked])
+                parts = np.split(log_probs, np.cumsum([len(masks.masked) for masks in mask_sets])[:-1])
+                scored += [masks.estimate(part, self.draws) for masks, part in zip(mask_sets, parts, strict=True)]
+                bar.update(len(mask_sets))
         return scored
 
     def are_greedy(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Return whether greedy decoding, the most confident token a step, would give each response.
+        """Whether greedy decoding, the most confident token a step, would give each response.
 
-        A pair ends at the first token that differs.
+        A pair is decoded until its first token that differs.
         """
         for pair in pairs:
             self.check(pair)
         masks = [np.ones(len(pair.response), dtype=np.bool_) for pair in pairs]
-        open_ones = list(range(len(pairs)))
-        while open_ones:
-            found = self._passes.most_confident([(pairs[number], masks[number]) for number in open_ones])
-            for number, (place, token) in zip(open_ones, found, strict=True):
-                masks[number][place] = token != pairs[number].response[place]
-            alike = [number for number, (place, _) in zip(open_ones, found, strict=True) if not masks[number][place]]
-            open_ones = [number for number in alike if masks[number].any()]
+        pending = list(range(len(pairs)))
+        while pending:
+            steps = self._passes.most_confident([(pairs[number], masks[number]) for number in pending])
+            for number, (position, token) in zip(pending, steps, strict=True):
+                masks[number][position] = token != pairs[number].response[position]
+            equal = [number for number, step in zip(pending, steps, strict=True) if not masks[number][step[0]]]
+            pending = [number for number in equal if masks[number].any()]
         return [not mask.any() for mask in masks]
 
-    def _draw(self, pair: Pair, group: int) -> "_Drawn":
+    def _draw(self, pair: Pair, group: int) -> "_MaskSets":
+        """All sets of masks of a pair where these are few enough, and drawn ones otherwise."""
         draws, length = self.draws, len(pair.response)
         # The first comparison keeps 2 ** length small.
         if draws.exact and length < 63 and 2**length - 1 <= draws.samples:
             masks, weights = every_mask(length)
-            return _Drawn([(pair, mask) for mask in masks], weights, None)
+            return _MaskSets([(pair, mask) for mask in masks], weights, None)
         masks = draw_masks(length, draws, group)
         # A set that is drawn twice is computed once.
-        distinct, which = np.unique(masks, axis=0, return_inverse=True)
-        return _Drawn([(pair, mask) for mask in distinct], length / distinct.sum(axis=1), which.reshape(-1))
+        distinct, set_of_draw = np.unique(masks, axis=0, return_inverse=True)
+        return _MaskSets([(pair, mask) for mask in distinct], length / distinct.sum(axis=1), set_of_draw.reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The different sets of masks of one pair, and the factor of each set's log-probability.
+class _MaskSets:
+    """The different sets of masks of one pair.
 
-    `which` is the set of each draw; None where all sets are computed.
+    Attributes:
+        weights: the factor of each set's log-probability.
+        set_of_draw: index of the set of each draw; None where all sets are computed.
     """
 
     masked: list[MaskedPair]
     weights: Floats
-    which: NDArray[np.intp] | None
+    set_of_draw: NDArray[np.intp] | None
 
-    def estimate(self, found: Floats, draws: MaskDraws) -> Likelihood:
-        length, weighted = len(self.masked[0][0].response), found * self.weights
-        if self.which is None:
+    def estimate(self, log_probs: Floats, draws: MaskDraws) -> Likelihood:
+        """The estimate from the summed log-probability of each set's masked tokens, in nats."""
+        length = len(self.masked[0][0].response)
+        weighted = log_probs * self.weights
+        if self.set_of_draw is None:
             return Likelihood(float(weighted.sum()), 0.0, length, 0)
-        return draws.estimate(weighted[self.which].reshape(-1, draws.strata).mean(axis=1), length)
+        return draws.estimate(weighted[self.set_of_draw].reshape(-1, draws.strata).mean(axis=1), length)
 
 
 def draw_masks(length: int, draws: MaskDraws, group: int = 0) -> Mask:
@@ -177,11 +184,11 @@ def draw_masks(length: int, draws: MaskDraws, group: int = 0) -> Mask:
 
 
 def every_mask(length: int) -> tuple[Mask, Floats]:
-    """All sets of masks but the empty one, bool [2 ** length - 1, length], and their factors in the expectation."""
+    """All non-empty sets of masks, bool [2 ** length - 1, length], and their factors in the expectation, float64."""
     numbers = np.arange(1, 2**length)
     masks = (numbers[:, None] >> np.arange(length)) % 2 == 1
-    # The probability of the number of masks is 1 / length, that of the set among those of its size 1 / comb. The
-    # product of both with length / masks is the factor.
+    # A number of masks has the probability 1 / length, and a set of that size 1 / comb. The factor is the product of
+    # both with length / masks.
     weights = np.array([1 / (count * comb(length, count)) for count in masks.sum(axis=1).tolist()])
     return masks, weights
 
@@ -198,7 +205,7 @@ class MaskedPasses(UncachedPasses):
             )
 
     def log_probabilities(self, masked: Sequence[MaskedPair]) -> NDArray[np.float64]:
-        """Return the summed log-probability of each pair's masked tokens, given all others: nats, [pairs].
+        """Sum the log-probabilities of each pair's masked tokens, given all others: nats, float64 [pairs].
 
         Probabilities are over the whole vocabulary, the mask token included, as confidences are.
         """
@@ -206,18 +213,19 @@ class MaskedPasses(UncachedPasses):
         for chunk, hidden in self._run(masked):
             targets = np.concatenate([np.asarray(pair.response)[mask] for pair, mask in chunk])
             owner = np.repeat(np.arange(len(chunk)), [int(mask.sum()) for _, mask in chunk])
-            wanted, to = self.send(targets), self.send(owner)
+            device_targets = self.send(targets)
+            device_owner = self.send(owner)
             total = torch.zeros(len(chunk), dtype=torch.float64, device=hidden.device)
             for rows, logits in self.logits(hidden):
-                of_target = logits.gather(1, wanted[rows, None])[:, 0] - logits.logsumexp(dim=-1)
-                total.index_add_(0, to[rows], of_target.double())
+                log_probs = logits.gather(1, device_targets[rows, None])[:, 0] - logits.logsumexp(dim=-1)
+                total.index_add_(0, device_owner[rows], log_probs.double())
             sums.append(total.cpu().numpy())
         return np.concatenate(sums)
 
     @torch.inference_mode()
     def most_confident(self, masked: Sequence[MaskedPair]) -> list[tuple[int, int]]:
-        """Return, for each pair, the masked position that a greedy step transfers, and the token that it writes."""
-        found = []
+        """The position in each pair's response that a greedy step transfers, and the token that it writes."""
+        steps = []
         for chunk, hidden in self._run(masked):
             tokens, confidence = [], []
             for _, logits in self.logits(hidden):
@@ -228,18 +236,18 @@ class MaskedPasses(UncachedPasses):
                 confidence.append(best - total)
             both = torch.stack((torch.cat(tokens).double(), torch.cat(confidence).double())).cpu().numpy()
             edges = np.cumsum([int(mask.sum()) for _, mask in chunk])[:-1]
-            for (_, mask), (own, sure) in zip(chunk, np.split(both, edges, axis=1), strict=True):
-                place = int(sure.argmax())
-                found.append((int(np.flatnonzero(mask)[place]), int(own[place])))
-        return found
+            for (_, mask), (pair_tokens, pair_confidence) in zip(chunk, np.split(both, edges, axis=1), strict=True):
+                best_index = int(pair_confidence.argmax())
+                steps.append((int(np.flatnonzero(mask)[best_index]), int(pair_tokens[best_index])))
+        return steps
 
     def _run(self, masked: Sequence[MaskedPair]) -> Iterator[tuple[Sequence[MaskedPair], Tensor]]:
         """Yield chunks of `masked`, and the final hidden states of their masked positions, [M, D]."""
-        for own in self.chunks([len(pair) for pair, _ in masked]):
-            yield masked[own], self.hidden([self._job(pair, mask) for pair, mask in masked[own]])
+        for chunk in self.chunks([len(pair) for pair, _ in masked]):
+            yield masked[chunk], self.hidden([self._job(pair, mask) for pair, mask in masked[chunk]])
 
     def _job(self, pair: Pair, mask: Mask) -> Job:
-        """The canvas of `pair`, with `mask` applied to its response."""
+        """The canvas of `pair` with its response masked by `mask`, whose masked positions are predicted."""
         canvas = Canvas(pair.prompt, pair.response, len(pair.response))
         canvas.tokens[len(pair.prompt) :][mask] = self.config.mask_id
         return Job(canvas, np.concatenate([np.zeros(len(pair.prompt), dtype=np.bool_), mask]))

@@ -33,9 +33,9 @@ class Pair:
 
 
 def encode_pair(llm: LLM, prompt: str, response: str) -> Pair:
-    """Encode two texts apart, so that no token spans both. Raises `ConfigError` without a tokenizer.
+    """Encode two texts separately, so that no token spans both. Raises `ConfigError` without a tokenizer.
 
-    White space at the end of the prompt goes to the response, whose tokens mostly begin with it.
+    White space at the end of the prompt is moved to the response, as most tokens begin with their space.
     """
     if llm.tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, so there are no texts to score; give a model with one")
@@ -45,20 +45,20 @@ def encode_pair(llm: LLM, prompt: str, response: str) -> Pair:
 
 
 def encode_open(llm: LLM, tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode a text that goes on: an end token that the tokenizer puts behind it is dropped."""
+    """Encode a text that will be continued, without an end token that the tokenizer adds."""
     ids = tokenizer.encode(text)
     return ids[:-1] if ids and ids[-1] in llm.loaded.config.stop_ids else ids
 
 
 def encode_reply(llm: LLM, prompt: str, response: str) -> Pair:
-    """Encode a user's turn by the chat template, and the assistant's answer.
+    """Encode a user's turn `prompt` by the chat template, and the assistant's answer `response`.
 
     Raises `ConfigError` without a tokenizer or a chat template.
     """
     if llm.tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, so there are no texts to score; give a model with one")
-    asked = llm.tokenizer.apply_chat([{"role": "user", "content": prompt}])
-    return Pair(asked, llm.tokenizer.encode(response, add_special_tokens=False))
+    chat = llm.tokenizer.apply_chat([{"role": "user", "content": prompt}])
+    return Pair(chat, llm.tokenizer.encode(response, add_special_tokens=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,8 @@ class Job:
     """One canvas to be run once.
 
     Attributes:
-        canvas: its tokens.
-        predict: positions whose logits are wanted, bool [T].
-        sees: how many leading positions each row attends to, int64 [T]; None: all.
+        predict: positions that are predicted, bool [T].
+        sees: number of leading positions that each row attends to, int64 [T]; None stands for all.
     """
 
     canvas: Canvas
@@ -77,7 +76,7 @@ class Job:
 
 
 class UncachedPasses:
-    """Runs canvases once each, all rows in all layers, as many at a time as `max_rows` allows.
+    """Runs whole canvases once each without a cache, as many in a pass as `max_rows` rows allow.
 
     It owns K/V memory for one layer of such a pass, separate from any engine's.
     """
@@ -88,7 +87,7 @@ class UncachedPasses:
         self._pool: Pool | None = None
 
     def check(self, pair: Pair) -> None:
-        """Raise `ConfigError` on a pair that cannot run."""
+        """Raise `ConfigError` on an empty response, too many tokens, or ids outside of the vocabulary."""
         if not len(pair.response):
             raise ConfigError("the response has no tokens, so there is nothing to score")
         if len(pair) > self.config.max_length:
@@ -102,19 +101,19 @@ class UncachedPasses:
             )
 
     def chunks(self, lengths: Sequence[int]) -> Iterator[slice]:
-        """Yield runs of canvases of these `lengths` that fit into one pass, or single ones that are longer."""
-        at = 0
-        while at < len(lengths):
-            rows, stop = lengths[at], at + 1
+        """Divide canvases of these `lengths` into passes: slices of `max_rows` rows or fewer, or of one canvas."""
+        start = 0
+        while start < len(lengths):
+            rows, stop = lengths[start], start + 1
             while stop < len(lengths) and rows + lengths[stop] <= self._max_rows:
                 rows += lengths[stop]
                 stop += 1
-            yield slice(at, stop)
-            at = stop
+            yield slice(start, stop)
+            start = stop
 
     @torch.inference_mode()
     def hidden(self, jobs: Sequence[Job]) -> Tensor:
-        """Run `jobs` in one pass; returns the final hidden states of what they predict, [M, D]."""
+        """Run `jobs` in one pass, and return the final hidden states of all predicted rows, [M, D]."""
         rows = sum(len(job.canvas) for job in jobs)
         if self._pool is None or self._pool.pages < rows:
             slots = max(rows, self._max_rows)
@@ -128,11 +127,11 @@ class UncachedPasses:
         return self._model.forward(batch, self._pool)
 
     def logits(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield logits [n, V] of `hidden` [M, D], a few rows at a time, and which rows they are."""
-        for at in range(0, len(hidden), HEAD_ROWS):
-            rows = slice(at, at + HEAD_ROWS)
+        """Yield slices of `HEAD_ROWS` rows, and the float32 logits [rows, V] of these rows of `hidden` [M, D]."""
+        for start in range(0, len(hidden), HEAD_ROWS):
+            rows = slice(start, start + HEAD_ROWS)
             yield rows, self._model.head(hidden[rows]).float()
 
     def send(self, index: NDArray[np.int64]) -> Tensor:
-        """`index` on the model's device."""
+        """Copy `index` to the model's device, without waiting."""
         return torch.from_numpy(index.astype(np.int64)).to(self._model.device, non_blocking=True)

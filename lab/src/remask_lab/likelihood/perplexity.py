@@ -1,4 +1,4 @@
-"""Generative perplexity: how likely an external causal language model, the judge, finds what a model generates."""
+"""Generative perplexity: the perplexity of generated responses under a causal language model, the judge."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,29 +52,29 @@ class Judge:
 
     @torch.inference_mode()
     def score(self, prompt: str, response: str) -> tuple[float, int]:
-        """Returns the negative log-likelihood of `response` after `prompt` in nats, and the number of scored tokens.
+        """The negative log-likelihood of `response` after `prompt` in nats, and the number of scored tokens.
 
-        Both are encoded apart, so that no token spans them, behind the judge's begin token, where it has one. The first
-        token of a response is scored only where a token stands before it. Raises `ConfigError` where both together
-        exceed the judge's positions.
+        Both are encoded separately, so that no token spans them, after the judge's begin token if it has one. Without
+        a begin token and a prompt, the first token of the response is not scored. Raises `ConfigError` where both
+        together exceed the judge's positions.
         """
         begin = self._tokenizer.bos_token_id
-        before = ([] if begin is None else [begin]) + self._encode(prompt)
-        own = self._encode(response)
-        ids = before + own
+        prompt_ids = ([] if begin is None else [begin]) + self._encode(prompt)
+        response_ids = self._encode(response)
+        ids = prompt_ids + response_ids
         if self._limit is not None and len(ids) > self._limit:
             raise ConfigError(
                 f"prompt and response have {len(ids)} tokens of the judge {self.name!r}, which reads {self._limit}; "
                 "use shorter prompts or responses, or another judge"
             )
-        first = max(1, len(before))
+        first = max(1, len(prompt_ids))
         if len(ids) <= first:
             return 0.0, 0
         tokens = torch.tensor([ids], device=self._model.device)
         logits: Tensor = self._model(input_ids=tokens).logits[0, first - 1 : -1]
         targets, total = tokens[0, first:], 0.0
-        for at in range(0, len(targets), ROWS):
-            rows = slice(at, at + ROWS)
+        for start in range(0, len(targets), ROWS):
+            rows = slice(start, start + ROWS)
             total += float(F.cross_entropy(logits[rows].float(), targets[rows], reduction="sum"))
         return total, len(targets)
 
@@ -83,33 +83,36 @@ class Judge:
         return ids
 
 
-def load_causal_model(what: str, name: str, dtype: torch.dtype | str) -> Any:
-    """Load a causal language model from a folder or the hub. `what` names it in errors. Code in its folder never runs.
+def load_causal_model(description: str, name: str, dtype: torch.dtype | str) -> Any:
+    """Load a causal language model from a folder or the hub, without running code in it; errors name `description`.
 
     Raises `CheckpointError` where it cannot be loaded.
     """
-    with _loading(what, name):
+    with _loading(description, name):
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
     return model
 
 
 @contextmanager
-def _loading(what: str, name: str) -> Iterator[None]:
+def _loading(description: str, name: str) -> Iterator[None]:
+    """Turn all errors into a `CheckpointError` that names the model."""
     try:
         yield
     # A missing name, a missing file and a foreign architecture surface as OSError, ValueError, KeyError and others.
     except Exception as error:
         raise CheckpointError(
-            f"{what} {name!r} cannot be loaded: {error}\nGive the folder or the hub id of a causal language model that "
-            "transformers knows, with its tokenizer."
+            f"{description} {name!r} cannot be loaded: {error}\nGive the folder or the hub id of a causal "
+            "language model that transformers knows, with its tokenizer."
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedResponse:
-    """One response and its score: negative log-likelihood in nats, summed over the judge's `tokens`.
+    """One response and its score.
 
-    `dropped` counts generated tokens that are no text, such as PAD and other special tokens.
+    Attributes:
+        nll: negative log-likelihood in nats, summed over the response's `tokens` of the judge.
+        dropped: generated tokens that are no text, such as PAD and other special tokens.
     """
 
     nll: float
@@ -142,7 +145,7 @@ class Policy:
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
-    """Yields the texts of a file: the lines that are not blank, or each object's `text` or `prompt` in a JSONL file.
+    """Yield the texts of a file: its lines that are not blank, or the `text` or `prompt` of each line of JSONL.
 
     Raises `ConfigError` where the file or a line of it cannot be read.
     """
@@ -157,9 +160,9 @@ def read_texts(path: str | Path) -> Iterator[str]:
 
 
 def cut_prompts(llm: LLM, texts: Iterator[str], tokens: int, count: int) -> list[list[int]]:
-    """Returns the first `tokens` token ids of the first `count` texts that have as many, without a final end token.
+    """The first `tokens` token ids of each of the first `count` texts that have as many.
 
-    Raises `ConfigError` without a tokenizer, and where there are fewer such texts.
+    Raises `ConfigError` without a tokenizer, and where fewer texts are long enough.
     """
     if llm.tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, and a judge reads text; give a model with one")
@@ -189,7 +192,7 @@ def measure(
     seed: int = 0,
     progress: bool = False,
 ) -> list[Perplexity]:
-    """Generate from all prompts under every policy, and have the judge score the responses.
+    """Generate a response to each prompt under every policy, and let the judge score the responses.
 
     Request i has the seed `seed` + i under every policy, so that all begin with the same noise. The intervals are
     bootstrapped over responses, with the same `seed`. The judge reads responses without the model's special tokens.
@@ -198,16 +201,16 @@ def measure(
     any text.
     """
     seeded = [replace(params, seed=seed + number) for number in range(len(prompts))]
-    parsed = [llm.session.policy(policy.name, policy.settings) for policy in policies]
-    work = [llm.session.requests(list(prompts), seeded, policy=policy) for policy in parsed]
-    for item in (item for items in work for item in items):
-        llm.engine.check(item)
+    cache_policies = [llm.session.policy(policy.name, policy.settings) for policy in policies]
+    requests = [llm.session.requests(list(prompts), seeded, policy=policy) for policy in cache_policies]
+    for request in (request for policy_requests in requests for request in policy_requests):
+        llm.engine.check(request)
     rows = []
-    for policy, items in zip(policies, work, strict=True):
-        outputs = sorted(llm.session.run(items), key=lambda output: int(output.id))
+    for policy, policy_requests in zip(policies, requests, strict=True):
+        outputs = sorted(llm.session.run(policy_requests), key=lambda output: int(output.id))
         pairs = zip(prompts, outputs, strict=True)
-        shown = tqdm(pairs, total=len(outputs), desc=f"judging {policy.name}", unit="resp", disable=not progress)
-        scores = tuple(_score(llm, judge, prompt, output) for prompt, output in shown)
+        bar = tqdm(pairs, total=len(outputs), desc=f"judging {policy.name}", unit="resp", disable=not progress)
+        scores = tuple(_score(llm, judge, prompt, output) for prompt, output in bar)
         rows.append(_summary(policy, scores, seed))
     return rows
 
@@ -220,13 +223,14 @@ def bootstrap(
     sums, counts = np.asarray(nll, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
     means = []
     for _ in range(resamples):
-        chosen = rng.integers(0, len(sums), len(sums))
-        means.append(sums[chosen].sum() / counts[chosen].sum())
+        sample = rng.integers(0, len(sums), len(sums))
+        means.append(sums[sample].sum() / counts[sample].sum())
     low, high = np.exp(np.percentile(means, [2.5, 97.5])).tolist()
     return low, high
 
 
 def _text(line: Line) -> str:
+    """The text of a line. Raises `ConfigError` unless it has exactly one of `FIELDS`, a text."""
     names = [name for name in FIELDS if line.has(name)]
     text = line.get(names[0]) if len(names) == 1 else None
     if not isinstance(text, str):
@@ -236,21 +240,23 @@ def _text(line: Line) -> str:
 
 
 def _score(llm: LLM, judge: Judge, prompt: Sequence[int], output: Output) -> JudgedResponse:
+    """Judge one response. Raises `ConfigError` where its request failed."""
     assert llm.tokenizer is not None
     if output.error is not None:
         raise ConfigError(f"request {output.id} failed: {output.error}")
-    kept = [token for token in output.token_ids if token not in llm.tokenizer.special_ids]
-    text = llm.tokenizer.decode(kept)
+    ids = [token for token in output.token_ids if token not in llm.tokenizer.special_ids]
+    text = llm.tokenizer.decode(ids)
     nll, tokens = judge.score(llm.tokenizer.decode(prompt), text)
-    return JudgedResponse(nll, tokens, text, len(output.token_ids) - len(kept))
+    return JudgedResponse(nll, tokens, text, len(output.token_ids) - len(ids))
 
 
 def _summary(policy: Policy, scores: tuple[JudgedResponse, ...], seed: int) -> Perplexity:
-    full = [score for score in scores if score.tokens]
-    if not full:
+    """The perplexity over all responses. Raises `ConfigError` where none has a token."""
+    judged = [score for score in scores if score.tokens]
+    if not judged:
         raise ConfigError(f"no response under {policy.name!r} has any text to judge")
-    total, tokens = sum(score.nll for score in full), sum(score.tokens for score in full)
-    low, high = bootstrap([score.nll for score in full], [score.tokens for score in full], seed)
+    total, tokens = sum(score.nll for score in judged), sum(score.tokens for score in judged)
+    low, high = bootstrap([score.nll for score in judged], [score.tokens for score in judged], seed)
     mean = total / tokens
-    empty = len(scores) - len(full)
+    empty = len(scores) - len(judged)
     return Perplexity(policy.name, policy.settings, math.exp(mean), low, high, mean, tokens, empty, scores)

@@ -18,13 +18,12 @@ OPERATIONS = (*SECTIONS, REST)
 class Clock:
     """Divides the time from `start` to `stop` among operations. Every moment belongs to exactly one of them.
 
-    On CUDA the marks are events of the current stream. They wait for nothing, and the times are the device's: an
-    operation gets the time until its kernels are done, idle time of the device included. Elsewhere the times are the
-    host's.
+    On CUDA it records events of the current stream, without waiting, and times are the device's: an operation lasts
+    until its kernels are done, idle time of the device included. Elsewhere times are the host's.
     """
 
     def __init__(self, device: torch.device, rest: str) -> None:
-        """`rest` is the name of the time in which no operation runs."""
+        """`rest` is the name under which the time outside of all operations is counted."""
         self._rest = rest
         cuda = device.type == "cuda"
         self._now: Callable[[], Any] = _event if cuda else time.perf_counter
@@ -33,12 +32,12 @@ class Clock:
         self._marks: list[tuple[Any, str]] = []  # a time, and the operation that runs from then on
 
     def start(self) -> None:
-        """Begin a measurement. Time belongs to the rest until an operation begins."""
+        """Begin a measurement, outside of all operations."""
         self._stack, self._marks = [], []
         self._mark(self._rest)
 
     def stop(self) -> Mapping[str, float]:
-        """End the measurement and return its seconds by operation. They add up to the whole. Waits for the device."""
+        """End the measurement, wait for the device, and return each operation's seconds, without those inside it."""
         self._mark(self._rest)
         seconds: dict[str, float] = {}
         for (begin, name), (end, _) in pairwise(self._marks):
@@ -46,7 +45,7 @@ class Clock:
         return seconds
 
     def running(self, name: str) -> "_Running":
-        """A context in which time belongs to the operation `name`, except while another one runs inside it."""
+        """A context manager that counts time for the operation `name`, except while another one runs inside it."""
         return _Running(self, name)
 
     def enter(self, name: str) -> None:
@@ -64,7 +63,7 @@ class Clock:
 
 
 class _Running:
-    """The context of `Clock.running`. It is a class because a generator would cost more than what it measures."""
+    """The context manager of `Clock.running`, a class because a generator would take longer than some operations."""
 
     __slots__ = ("_clock", "_name")
 
@@ -81,14 +80,14 @@ class _Running:
 
 
 def time_operations(engine: Engine) -> Clock:
-    """Time the operations of `engine` from now on, and return its clock. Other engines run no line of this."""
+    """Let a clock time the operations of `engine` from now on, and return the clock."""
     clock = Clock(engine.model.device, REST)
     run_in_sections(engine, clock.running)
     return clock
 
 
 def time_call(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+    """Seconds of one call, until `device` has done its work."""
     start = time.perf_counter()
     call()
     if device.type == "cuda":
@@ -103,6 +102,7 @@ def _event() -> Any:
 
 
 def _elapsed(begin: Any, end: Any) -> float:
+    """Seconds between two CUDA events; waits for the second."""
     end.synchronize()
     seconds: float = begin.elapsed_time(end) / 1e3
     return seconds

@@ -1,4 +1,4 @@
-"""FLOPs of passes, as PyTorch counts them and as the plans ask for them, and the padding between the two."""
+"""FLOPs of passes: as PyTorch counts them, as plans require them, and as the machine executes them with padding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,24 +14,24 @@ from remask_lab.observe import CostMeter, observe_costs, replace_attention
 
 
 def flop_counter() -> FlopCounterMode:
-    """A context that counts the FLOPs of matrix products (`get_total_flops`), and runs many times slower."""
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return FlopCounterMode(display=False, custom_mapping={fused: _fused})
+    """A context manager that counts FLOPs of matrix products (`get_total_flops`) and slows them down many times."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return FlopCounterMode(display=False, custom_mapping={attention: _attention_flops})
 
 
-def _fused(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Fused attention on CPUs, which PyTorch's counter does not know, from its inputs' shapes."""
-    batch, heads, rows, width = query
-    return 2 * batch * heads * rows * key[2] * (width + value[3])
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """FLOPs of fused attention on CPUs, which PyTorch's counter lacks, by the shapes of its inputs [B, H, N, Dh]."""
+    batch, heads, rows, head_dim = query
+    return 2 * batch * heads * rows * key[2] * (head_dim + value[3])
 
 
 class PairCount:
-    """Counts the pairs of a row and a key that an attention computes. The attention itself stays the same.
+    """An attention that counts the pairs of a row and a key which `inner` computes.
 
     Attributes:
-        pairs: pairs computed so far, in all layers. Rows that see different keys may be masked together, so there can
-            be more pairs than the plans ask for.
-        flops: FLOPs of their products, each pair with the queries of its own layer.
+        pairs: pairs computed so far, in all layers. Rows that see different keys may be computed together under a mask,
+            so these can be more pairs than plans require.
+        flops: FLOPs of their products.
     """
 
     def __init__(self, inner: Attention) -> None:
@@ -40,7 +40,7 @@ class PairCount:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         self.pairs += work.pairs
-        # A pair is two products, of query and key and of weight and value. The sink's value is added elementwise.
+        # A pair has two products, query by key and weight by value. The sink has the first only.
         self.flops += 2 * q.shape[1] * q.shape[2] * (2 * work.pairs + len(q) * (sink is not None))
         return self.inner(q, k, v, work, sink)
 
@@ -49,7 +49,7 @@ class Executed:
     """Counts the FLOPs of an engine's passes from its construction on.
 
     Attributes:
-        meter: the FLOPs that the plans ask for.
+        meter: the cost that plans require.
         pairs: the pairs that attention computes.
     """
 
@@ -62,6 +62,6 @@ class Executed:
 
     @property
     def flops(self) -> int:
-        """FLOPs that the machine ran in all passes, padding and repeated projections included."""
+        """FLOPs that the machine executed in all passes, padding and repeated projections included."""
         cost = self.meter.total
         return cost.total.flops - cost.operations["attention"].flops + self.pairs.flops + cost.repeated

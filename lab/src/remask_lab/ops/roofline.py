@@ -1,4 +1,4 @@
-"""The machine's roofline, measured by a matrix product and a copy, and the picture of a profile under it."""
+"""The machine's roofline, measured with a matrix product and a copy, and the picture of a profile below it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TRIES = 5
-# Rows of the matrices that are multiplied, and bytes that are copied: more than any cache holds.
+# Rows of the square matrices that are multiplied, and bytes that are copied, more than any cache holds.
 SIZES = {"cpu": (1536, 1 << 28), "cuda": (8192, 1 << 30)}
 _COLORS = {
     "projections": "#1f77b4",
@@ -45,37 +45,37 @@ class Peaks:
 
     @property
     def ridge(self) -> float:
-        """FLOPs a byte above which the product, not the copy, is the limit."""
+        """FLOPs a byte above which the FLOPs, and below which the bytes, are the limit."""
         return self.flops_s / self.bytes_s
 
     def roof(self, intensity: float) -> float:
-        """FLOPs a second that are attainable at `intensity` FLOPs a byte (the roofline model)."""
+        """Attainable FLOPs a second at `intensity` FLOPs a byte, by the roofline model."""
         return min(self.flops_s, intensity * self.bytes_s)
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """Time a few square matrix products and a few copies larger than any cache, and keep the best. Takes a second.
+    """Time a few square matrix products and a few copies larger than any cache, and take the fastest of each.
 
-    A copy of n bytes reads n and writes n. Both are probes, not limits: other shapes may do a little better.
+    A copy of n bytes counts as 2 n, as it reads and writes them. Other shapes may be a little faster than these peaks.
     """
-    size, copied = SIZES["cuda" if device.type == "cuda" else "cpu"]
-    a, b = (torch.randn(size, size, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
-    product = torch.empty_like(a)
-    source = torch.ones(copied, dtype=torch.uint8, device=device)
+    size, copy_bytes = SIZES["cuda" if device.type == "cuda" else "cpu"]
+    left, right = (torch.randn(size, size, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    source = torch.ones(copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    multiply = _best(lambda: torch.mm(a, b, out=product), device)
+    multiply = _best(lambda: torch.mm(left, right, out=product), device)
     copy = _best(lambda: target.copy_(source), device)
-    return Peaks(flops_s=2 * size**3 / multiply, bytes_s=2 * copied / copy)
+    return Peaks(flops_s=2 * size**3 / multiply, bytes_s=2 * copy_bytes / copy)
 
 
 def _best(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of `TRIES` calls, after one that warms up."""
+    """Seconds of the fastest of `TRIES` calls, after a call that warms up."""
     time_call(call, device)
     return min(time_call(call, device) for _ in range(TRIES))
 
 
 def plot_roofline(profile: Profile, peaks: Peaks, title: str, path: str | Path) -> None:
-    """Draw `profile` into the PNG file `path`, under the roofline of a machine with these `peaks`.
+    """Draw `profile` into the PNG file `path`, below the roofline of a machine with these `peaks`.
 
     Raises `ConfigError` where the file cannot be written.
     """
@@ -89,10 +89,11 @@ def plot_roofline(profile: Profile, peaks: Peaks, title: str, path: str | Path) 
 
 
 def _roofline(axes: Axes, profile: Profile, peaks: Peaks) -> None:
-    operations = {name: each for name, each in profile.operations.items() if each.flops and each.seconds}
+    """Draw steps and operations as points of intensity and FLOPs a second, below the roofline."""
+    operations = {name: item for name, item in profile.operations.items() if item.flops and item.seconds}
     points: list[StepProfile | OperationProfile] = [*profile.steps, *operations.values()]
-    known = [*(each.intensity for each in points if each.intensity), peaks.ridge]
-    low, high = min(known) / 3, max(known) * 3
+    point_intensities = [*(operation.intensity for operation in points if operation.intensity), peaks.ridge]
+    low, high = min(point_intensities) / 3, max(point_intensities) * 3
     intensities = np.geomspace(low, high, 200)
     roof = [peaks.roof(float(intensity)) / _GIGA for intensity in intensities]
     axes.plot(intensities, roof, color="black", linewidth=1.6, label="roofline (measured)")
@@ -100,18 +101,20 @@ def _roofline(axes: Axes, profile: Profile, peaks: Peaks) -> None:
     steps = [step for step in profile.steps if step.flops_s]
     x, y = [step.intensity for step in steps], [step.flops_s / _GIGA for step in steps]
     axes.scatter(x, y, s=22, color="black", alpha=0.35, linewidths=0, label="steps")
-    for name, each in operations.items():
-        axes.plot(each.intensity, each.flops_s / _GIGA, "D", color=_COLORS[name], markersize=8, label=name)
-    reached = [*(each.flops_s / _GIGA for each in points if each.flops_s), *roof]
+    for name, operation in operations.items():
+        axes.plot(operation.intensity, operation.flops_s / _GIGA, "D", color=_COLORS[name], markersize=8, label=name)
+    rates = [*(operation.flops_s / _GIGA for operation in points if operation.flops_s), *roof]
     label(axes, "roofline", "arithmetic intensity (FLOP a byte)", "GFLOP/s", grid="both")
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(reached) / 2, max(reached) * 2))
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 2, max(rates) * 2))
 
 
 def _times(axes: Axes, profile: Profile) -> None:
-    spent = {name: each for name, each in profile.operations.items() if each.seconds}
-    milliseconds = [1e3 * each.seconds / len(profile.steps) for each in spent.values()]
-    bars = axes.barh(list(spent), milliseconds, color=[_COLORS[name] for name in spent])
-    axes.bar_label(bars, [f"{100 * each.share:.1f} %" for each in spent.values()], padding=3, fontsize="small")
+    """Draw each operation's milliseconds a step and its share as bars."""
+    operations = {name: operation for name, operation in profile.operations.items() if operation.seconds}
+    milliseconds = [1e3 * operation.seconds / len(profile.steps) for operation in operations.values()]
+    bars = axes.barh(list(operations), milliseconds, color=[_COLORS[name] for name in operations])
+    shares = [f"{100 * operation.share:.1f} %" for operation in operations.values()]
+    axes.bar_label(bars, shares, padding=3, fontsize="small")
     axes.invert_yaxis()
     axes.set_xlim(0, 1.2 * max(milliseconds))
     label(axes, f"time (instruments add {100 * profile.overhead:.1f} %)", "ms a step", grid="x")

@@ -164,7 +164,7 @@ def _first_steps(llm: LLM, workload: Workload, depths: Sequence[int]) -> dict[st
         curves["rule_by_rows"].append(row_cosines(alone, within, ROWS).mean(axis=0))
 
     requests = [each.request for each in workload.tasks]
-    shifts = measure_predictions(llm, requests, workload.clusters, depths, seen=compare)
+    shifts = measure_predictions(llm, requests, workload.clusters, depths, on_states=compare)
     tau = ProfileSettings().tau
     return {
         "model": llm.loaded.name,

@@ -20,7 +20,7 @@ from remask.checkpoint.settings import LoadSettings
 from remask.cli.flags import add_flags
 from remask.cli.options import check_folder
 from remask.errors import ConfigError, RemaskError
-from remask_lab.asked import check_least
+from remask_lab.arguments import check_least
 from remask_lab.likelihood.perplexity import Judge
 from remask_lab.papers import profile
 from remask_lab.papers.definition import SCALES, WORKLOADS, PaperTable, load_table, table_names
@@ -97,23 +97,24 @@ def _run(args: argparse.Namespace) -> None:
     if args.published:
         print("\n\n".join(f"## {table.name}: {table.title}\n\n{published(table)}" for table in tables))
         return
-    _check(args, len(tables))
-    failed = []
+    _check_options(args, len(tables))
+    failed_names = []
     for table in tables:
         try:
-            _table(table, args)
+            _measure_table(table, args)
         except ConfigError as error:
             if not args.all:
                 raise
-            failed.append(table.name)
+            failed_names.append(table.name)
             print(f"{table.name}: stopped: {error}\n", file=sys.stderr, flush=True)
-    if failed:
-        raise ConfigError(f"{', '.join(failed)} stopped, for the reasons above; all other tables are measured")
+    if failed_names:
+        raise ConfigError(f"{', '.join(failed_names)} stopped, for the reasons above; all other tables are measured")
 
 
-def _check(args: argparse.Namespace, tables: int) -> None:
+def _check_options(args: argparse.Namespace, table_count: int) -> None:
+    """Raise `ConfigError` on numbers, files and folders that cannot be used, before a model is opened."""
     check_least(args, requests=1, rounds=1)
-    if args.json is not None and (tables > 1 or args.out is not None):
+    if args.json is not None and (table_count > 1 or args.out is not None):
         raise ConfigError("--json is the result file of a single table; --out FOLDER takes those of many")
     check_folder("--json", args.json)
     if args.out is not None and not Path(args.out).is_dir():
@@ -122,14 +123,15 @@ def _check(args: argparse.Namespace, tables: int) -> None:
         raise ConfigError("--judge scores responses to texts: give a file of them with --prompts")
 
 
-def _table(table: PaperTable, args: argparse.Namespace) -> None:
-    own = table.scales[args.scale]
+def _measure_table(table: PaperTable, args: argparse.Namespace) -> None:
+    """Open a model, measure a table and print it. With `--all`, a table for another kind of model is skipped."""
+    table_scale = table.scales[args.scale]
     workload = "texts" if args.prompts is not None and args.workload is None else args.workload
-    scale = own.overridden(args.requests, args.rounds, workload)
-    load_format = args.load_format or (own.load_format if args.model is None else "auto")
+    scale = table_scale.overridden(args.requests, args.rounds, workload)
+    load_format = args.load_format or (table_scale.load_format if args.model is None else "auto")
     llm = LLM(
-        args.model or own.model,
-        dtype=args.dtype or (own.dtype if args.model is None else "auto"),
+        args.model or table_scale.model,
+        dtype=args.dtype or (table_scale.dtype if args.model is None else "auto"),
         device=args.device,
         load_format=load_format,
         check_weights=args.check_weights,
@@ -144,8 +146,9 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
             print(f"left out: {error}\n")
             return
     judge = None if args.judge is None else Judge(args.judge, "auto", llm.model.device)
-    path = args.similarities
-    similarities = None if path is None else SimilarityTable.load(path, llm.loaded.fingerprint)
+    similarities = None
+    if args.similarities is not None:
+        similarities = SimilarityTable.load(args.similarities, llm.loaded.fingerprint)
     measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model, scale.divided, similarities)
     model = llm.loaded.name
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)

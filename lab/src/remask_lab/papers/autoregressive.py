@@ -35,51 +35,54 @@ class Autoregressive:
 
     @property
     def parameters(self) -> int:
-        """The number of weights. Tied ones count once."""
+        """The number of weights; tied ones count once."""
         return sum(weight.numel() for weight in self._model.parameters())
 
     @torch.inference_mode()
     def seconds(self, workload: Workload, lengths: Sequence[int], batch: int) -> float:
         """Seconds to generate an answer of `lengths[i]` tokens, at least 1, to each request i, `batch` at a time.
 
-        A batch runs until its longest answer is there. All prompts of a batch are cut to its shortest. Token ids are
-        taken modulo the vocabulary.
+        A batch runs until its longest answer is complete. The prompts of a batch are cut to the length of its shortest
+        one, and token ids are taken modulo the vocabulary.
         """
-        vocab, device = self._model.config.vocab_size, self._model.device
+        vocab = self._model.config.vocab_size
+        device = self._model.device
         prompts = [task.request.prompt_token_ids for task in workload.tasks]
         start = time.perf_counter()
         for first in range(0, len(prompts), batch):
-            some, new = prompts[first : first + batch], max(lengths[first : first + batch])
-            shortest = min(map(len, some))
-            ids = torch.tensor([[token % vocab for token in prompt[:shortest]] for prompt in some], device=device)
+            batched = prompts[first : first + batch]
+            length = max(lengths[first : first + batch])
+            shortest = min(map(len, batched))
+            ids = torch.tensor([[token % vocab for token in prompt[:shortest]] for prompt in batched], device=device)
             mask = torch.ones_like(ids)
-            done = self._model.generate(
-                ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True
+            output = self._model.generate(
+                ids, attention_mask=mask, max_new_tokens=length, min_new_tokens=length, do_sample=False, use_cache=True
             )
-            assert done.shape[1] == shortest + new
+            assert output.shape[1] == shortest + length
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
 
 def _same_shape(llm: LLM) -> Any:
-    c = llm.loaded.config
-    if c.mixture is not None:
+    """A Llama of random weights with the shape of `llm`. Raises `ConfigError` where `llm` has experts."""
+    shape = llm.loaded.config
+    if shape.mixture is not None:
         raise ConfigError(
             "a causal model of the same shape is made for dense models, and this one has experts; name a causal model "
             "with --ar-model"
         )
     config = LlamaConfig(
-        vocab_size=c.vocab,
-        hidden_size=c.hidden,
-        intermediate_size=c.intermediate,
-        num_hidden_layers=c.layers,
-        num_attention_heads=c.heads,
-        num_key_value_heads=c.kv_heads,
-        head_dim=c.head_dim,
-        max_position_embeddings=c.max_length,
-        rms_norm_eps=c.norm_eps,
-        tie_word_embeddings=c.tied,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_length,
+        rms_norm_eps=shape.norm_eps,
+        tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,

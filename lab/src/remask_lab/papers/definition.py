@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from remask.checkpoint.settings import LoadFormat
 from remask.checks.values import check_choice
@@ -24,10 +24,12 @@ SCALES = ("bundled", "paper")
 KINDS = ("masked", "uniform")
 WORKLOADS = ("questions", "texts", "random")
 
+T = TypeVar("T", "Metric", "Scale", "PaperRow", "PaperTable")
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a published cell. `show` is the format of its text; by default the unit follows the number."""
+    """One number of a published cell. `show` is the format of its text; None prints the number and its unit."""
 
     name: str
     unit: str
@@ -67,12 +69,13 @@ class Scale:
         return self.load_format == "dummy"
 
     def overridden(self, requests: int | None, rounds: int | None, workload: str | None) -> "Scale":
-        """This scale with the command's overrides. Rounds that share fewer requests than there are rounds are fewer.
+        """This scale with the command's overrides, of which None leaves a setting as it is.
 
-        Raises `ConfigError` where more rounds are asked for than can share the prefixes.
+        Without an override, rounds that share the requests are at most as many as these. Raises `ConfigError` where
+        `rounds` exceeds the number of prefixes that the rounds share.
         """
-        own = {"requests": requests, "name": workload}
-        changed = {name: value for name, value in own.items() if value is not None}
+        overrides = {"requests": requests, "name": workload}
+        workload_changes = {name: value for name, value in overrides.items() if value is not None}
         if rounds is None:
             rounds = min(self.rounds, requests) if self.divided and requests is not None else self.rounds
         prefixes = min(self.workload.get("prefixes", 0), requests or self.workload["requests"])
@@ -81,7 +84,7 @@ class Scale:
                 f"--rounds: {rounds} rounds cannot share {prefixes} prefixes, as each asks one at least; give at most "
                 f"{prefixes}, or more --requests"
             )
-        return replace(self, workload={**self.workload, **changed}, rounds=rounds)
+        return replace(self, workload={**self.workload, **workload_changes}, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +94,16 @@ class PaperRow:
     Attributes:
         name: as published, made unique where published rows and columns are swapped.
         published: numbers by column, in the order of the table's metrics. None where none was published.
-        missing: why we measure nothing for it. None where we do.
+        missing: why we do not measure the row; None where we do.
         measure: "bench", "detailed" (with FLOPs), "autoregressive", or "operations" (of which `operation` is one).
         cache, settings: our policy.
         sampling, workload: overrides of the scale's. `without` names sampling parameters to leave out.
         steps: share of the scale's steps.
         concurrency: requests that run at a time, in place of the scale's. A row and its baseline have the same.
-        tau: depths are those of the paper's rule at this threshold. None takes those of the depth table.
+        tau: threshold of the paper's rule, from which depths follow; None takes the depths of the model's table.
         baseline: name of the row to compare with. None takes the table's first row. Operations are compared with
             those of "none".
-        at: further `sampling` and `workload` by scale.
+        at: `sampling` and `workload` that hold at one scale only, by the scale's name.
     """
 
     name: str
@@ -122,10 +125,13 @@ class PaperRow:
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """One published table: where its numbers stand, under which `setting` they were measured, and its rows.
+    """One published table: the source of its numbers, how they were measured, and its rows.
 
-    `metrics` are the numbers of a cell, in order; `setting` is None without published numbers; `notes` are facts that a
-    reader needs for the comparison.
+    Attributes:
+        paper, source: the paper, and the table or section in it.
+        setting: how the published numbers were measured; None without such numbers.
+        metrics: the numbers of a cell, in order.
+        notes: facts that a reader needs for the comparison.
     """
 
     name: str
@@ -152,18 +158,18 @@ class PaperTable:
 
     @property
     def identity(self) -> str:
-        """A hash of the measurement: of the scales and our part of the rows, without what is compared with them."""
-        ours = [{name: value for name, value in _plain(row).items() if name != "published"} for row in self.rows]
+        """A hash of everything that our results depend on: the scales and the rows, without the published numbers."""
+        rows = [{name: value for name, value in _fields_of(row).items() if name != "published"} for row in self.rows]
         scales = {
-            name: {key: value for key, value in _plain(scale).items() if key != "counterparts"}
+            name: {key: value for key, value in _fields_of(scale).items() if key != "counterparts"}
             for name, scale in self.scales.items()
         }
-        text = json.dumps({"rows": ours, "scales": scales}, sort_keys=True)
+        text = json.dumps({"rows": rows, "scales": scales}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def table_names() -> list[str]:
-    """The names of all tables, sorted, with numbers in them by value."""
+    """The names of all tables, sorted, numbers in them by their value."""
 
     def order(name: str) -> list[tuple[int, str]]:
         return [(int(part) if part.isdigit() else 1000, part) for part in name.split("-")]
@@ -182,40 +188,42 @@ def read_table(path: Path) -> PaperTable:
     try:
         return _table(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"{path.name}: {said}") from error
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path.name}: {problem}") from error
 
 
-def _table(name: str, raw: dict[str, Any]) -> PaperTable:
-    published = raw.pop("published", None)
+def _table(name: str, content: dict[str, Any]) -> PaperTable:
+    """Make a table of a TOML file's content, which is consumed. Raises as `read_table` catches it."""
+    published = content.pop("published", None)
     if published is None:
         published = {"setting": None, "metrics": (), "columns": ()}
-        raw["rows"] = [{"published": {}} | row for row in raw["rows"]]
-    metrics = tuple(_made(Metric, "metric", metric) for metric in published.pop("metrics"))
+        content["rows"] = [{"published": {}} | row for row in content["rows"]]
+    metrics = tuple(_build(Metric, "metric", metric) for metric in published.pop("metrics"))
     columns = tuple(published.pop("columns"))
-    rows = tuple(_row(row, columns, len(metrics)) for row in raw.pop("rows"))
-    scales = {key: _made(Scale, f"scale {key}", value) for key, value in raw.pop("scales").items()}
-    raw |= {"name": name, "setting": published.pop("setting"), "metrics": metrics, "columns": columns, "rows": rows}
-    raw |= {"scales": scales, "notes": tuple(raw.get("notes", ()))}
+    rows = tuple(_row(row, columns, len(metrics)) for row in content.pop("rows"))
+    scales = {key: _build(Scale, f"scale {key}", settings) for key, settings in content.pop("scales").items()}
+    content |= {"name": name, "setting": published.pop("setting"), "metrics": metrics, "columns": columns, "rows": rows}
+    content |= {"scales": scales, "notes": tuple(content.get("notes", ()))}
     if published:
         raise ConfigError(f"published: unknown {', '.join(published)}")
-    table: PaperTable = _made(PaperTable, "table", raw)
+    table = _build(PaperTable, "table", content)
     _check(table)
     return table
 
 
-def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRow:
+def _row(content: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRow:
+    """Make a row with published numbers in some of `columns`, at most `metrics` in each. NaN stands for no number."""
     cells = {}
-    for column, values in raw["published"].items():
-        check_choice(f"column in row {raw['name']!r}", column, columns)
+    for column, values in content["published"].items():
+        check_choice(f"column in row {content['name']!r}", column, columns)
         if len(values) > metrics:
-            raise ConfigError(f"row {raw['name']!r}: {column} has {len(values)} numbers for {metrics} metrics")
+            raise ConfigError(f"row {content['name']!r}: {column} has {len(values)} numbers for {metrics} metrics")
         cells[column] = tuple(None if math.isnan(value) else value for value in values)
-    row: PaperRow = _made(PaperRow, f"row {raw['name']!r}", raw | {"published": cells})
-    return row
+    return _build(PaperRow, f"row {content['name']!r}", content | {"published": cells})
 
 
 def _check(table: PaperTable) -> None:
+    """Raise `ConfigError` or `UnknownNameError` where values of a table do not fit together."""
     check_choice("kind", table.kind, KINDS)
     if set(table.scales) != set(SCALES):
         raise ConfigError(f"scales are {', '.join(table.scales)}; a table has {' and '.join(SCALES)}")
@@ -226,42 +234,48 @@ def _check(table: PaperTable) -> None:
     if len({row.name for row in table.rows}) != len(table.rows):
         raise ConfigError("two rows have one name")
     for row in table.rows:
-        check_choice(f"measure of row {row.name!r}", row.measure, MEASURES)
-        if (row.operation is None) is (row.measure == "operations"):
-            raise ConfigError(f"row {row.name!r}: operation goes with the measure 'operations', and only with that")
-        for name, scale in table.scales.items():
-            if scale.divided and (row.workload or "workload" in (row.at or {}).get(name, {})):
-                raise ConfigError(f"row {row.name!r}: has a workload of its own, which rounds cannot share with others")
-        for scale_name, own in (row.at or {}).items():
-            if scale_name not in SCALES or not set(own) <= {"sampling", "workload"}:
-                raise ConfigError(f"row {row.name!r}: at takes {', '.join(SCALES)}, each with sampling and workload")
-        baseline = table.baseline(row)
-        if baseline.missing is not None:
-            raise ConfigError(f"row {row.name!r}: its baseline {baseline.name!r} has nothing of ours")
-        if baseline.concurrency != row.concurrency:
-            raise ConfigError(f"row {row.name!r}: concurrency is not that of its baseline {baseline.name!r}")
-        if row.concurrency is not None and (row.concurrency < 1 or row.measure not in ("bench", "detailed")):
-            raise ConfigError(f"row {row.name!r}: concurrency takes numbers from 1, with the measures of a bench alone")
+        _check_row(table, row)
 
 
-def _made(kind: Any, what: str, raw: Mapping[str, Any]) -> Any:
-    """Make a dataclass from a TOML table. Unknown keys are errors."""
-    known = [field.name for field in fields(kind)]
-    for key in raw:
-        check_choice(f"key of {what}", key, known)
-    return kind(**raw)
+def _check_row(table: PaperTable, row: PaperRow) -> None:
+    """Raise `ConfigError` where a row contradicts itself, its table's scales or its baseline."""
+    check_choice(f"measure of row {row.name!r}", row.measure, MEASURES)
+    if (row.operation is None) is (row.measure == "operations"):
+        raise ConfigError(f"row {row.name!r}: operation goes with the measure 'operations', and only with that")
+    for name, scale in table.scales.items():
+        if scale.divided and (row.workload or "workload" in (row.at or {}).get(name, {})):
+            raise ConfigError(f"row {row.name!r}: has a workload of its own, which rounds cannot share with others")
+    for scale_name, overrides in (row.at or {}).items():
+        if scale_name not in SCALES or not set(overrides) <= {"sampling", "workload"}:
+            raise ConfigError(f"row {row.name!r}: at takes {', '.join(SCALES)}, each with sampling and workload")
+    baseline = table.baseline(row)
+    if baseline.missing is not None:
+        raise ConfigError(f"row {row.name!r}: its baseline {baseline.name!r} has nothing of ours")
+    if baseline.concurrency != row.concurrency:
+        raise ConfigError(f"row {row.name!r}: concurrency is not that of its baseline {baseline.name!r}")
+    if row.concurrency is not None and (row.concurrency < 1 or row.measure not in ("bench", "detailed")):
+        raise ConfigError(f"row {row.name!r}: concurrency takes numbers from 1, with the measures of a bench alone")
 
 
-def _plain(item: Any) -> dict[str, Any]:
+def _build(cls: type[T], description: str, content: Mapping[str, Any]) -> T:
+    """Make a dataclass of a TOML table. Raises `UnknownNameError`, which names `description`, on an unknown key."""
+    names = [field.name for field in fields(cls)]
+    for key in content:
+        check_choice(f"key of {description}", key, names)
+    return cls(**content)
+
+
+def _fields_of(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, not converted."""
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRow:
-    """A row at a scale: one measurement, complete, and the point of a sweep. Equal ones of several rows are measured
-    once.
+    """A row at a scale: everything that one measurement depends on, and the point of a sweep.
 
-    `sampling` and `workload` include the scale's; `baseline` is the measurement to compare with, None for a baseline.
+    Rows whose `ResolvedRow`s are equal are measured once. `sampling` and `workload` include the scale's; `baseline` is
+    the measurement to compare with, None for a baseline.
     """
 
     measure: str
@@ -279,29 +293,31 @@ class ResolvedRow:
 
 
 def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
-    """Returns the measurement of `row`. `scale` is the table's own, with the command's overrides.
+    """The measurement of `row` at `scale`, which is the table's scale `scale_name` with the command's overrides.
 
-    Raises `ConfigError` on invalid sampling parameters.
+    Operations are compared with those of `none` at the same settings. Raises `ConfigError` on invalid sampling
+    parameters.
     """
-    own, baseline = _resolved(row, scale_name, scale), table.baseline(row)
+    resolved = _resolved(row, scale_name, scale)
+    baseline = table.baseline(row)
     if row.measure == "operations":
-        return replace(own, baseline=replace(own, measure="bench", cache="none", settings={}))
-    return own if baseline is row else replace(own, baseline=_resolved(baseline, scale_name, scale))
+        return replace(resolved, baseline=replace(resolved, measure="bench", cache="none", settings={}))
+    return resolved if baseline is row else replace(resolved, baseline=_resolved(baseline, scale_name, scale))
 
 
 def _resolved(row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
-    own = (row.at or {}).get(scale_name, {})
-    kept = {name: value for name, value in scale.sampling.items() if name not in row.without}
+    overrides = (row.at or {}).get(scale_name, {})
+    scale_sampling = {name: value for name, value in scale.sampling.items() if name not in row.without}
     try:
-        sampling = merge_sampling(kept, row.sampling or {}, own.get("sampling", {}))
-    except UnknownNameError:  # a rule of a package that is not installed: what is kept of the row can still be shown
-        sampling = {**kept, **(row.sampling or {}), **own.get("sampling", {})}
+        sampling = merge_sampling(scale_sampling, row.sampling or {}, overrides.get("sampling", {}))
+    except UnknownNameError:  # a rule of a package that is not installed: results on file can still be shown
+        sampling = {**scale_sampling, **(row.sampling or {}), **overrides.get("sampling", {})}
     if row.steps is not None:
-        full = SamplingParams.from_mapping(sampling)
-        assert full.steps is not None
-        shorter = with_steps(full, row.steps * full.steps)
+        params = SamplingParams.from_mapping(sampling)
+        assert params.steps is not None
+        shorter = with_steps(params, row.steps * params.steps)
         sampling |= {"steps": shorter.steps, "block_length": shorter.block_length}
     # The command's workload has priority. A row changes its lengths only.
-    workload = {**scale.workload, **(row.workload or {}), **own.get("workload", {})}
+    workload = {**scale.workload, **(row.workload or {}), **overrides.get("workload", {})}
     concurrency = scale.concurrency if row.concurrency is None else row.concurrency
     return ResolvedRow(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, concurrency, None)

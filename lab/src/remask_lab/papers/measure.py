@@ -80,7 +80,7 @@ class Measurer:
     similarities: SimilarityTable | None = None
 
     def measure(self, row: ResolvedRow) -> dict[str, Any]:
-        """Returns the result of `row`. "left_out" is the reason where its policy cannot run.
+        """The result of `row`. Where its policy cannot run, its only key is "left_out", with the reason.
 
         Raises `ConfigError` where the baseline cannot run.
         """
@@ -94,7 +94,7 @@ class Measurer:
         if row.measure == "operations":
             return self._operations(baseline, ours)
         contenders = [baseline] if ours is baseline else [baseline, ours]
-        detail = row.measure == "detailed"
+        detailed = row.measure == "detailed"
         config = replace(self.llm.session.engine_config, max_num_seqs=row.concurrency)
         record = run_bench(
             self.llm,
@@ -103,18 +103,19 @@ class Measurer:
             self.rounds,
             config,
             progress=False,
-            detail=detail,
+            detail=detailed,
             answers=False,  # poor samples may be a table's subject; `run_table` judges the best row without a cache
             divided=self.divided,
         )
         result = record.data["results"][-1]
-        names = (*KEPT, *DETAILS) if detail else KEPT
-        own = _workload(ours)
-        kept = {name: result[name] for name in names} | {"prefix_ratio": own.prefix_ratio}
-        sampling = {"sampling": sampling_of([task.request.params for task in own.tasks])}
-        return kept | sampling | {"busy": record.data["conditions"]["busy"]} | self._judged(row, own)
+        names = (*KEPT, *DETAILS) if detailed else KEPT
+        our_workload = _workload(ours)
+        figures = {name: result[name] for name in names} | {"prefix_ratio": our_workload.prefix_ratio}
+        sampling = {"sampling": sampling_of([task.request.params for task in our_workload.tasks])}
+        return figures | sampling | {"busy": record.data["conditions"]["busy"]} | self._perplexity(row, our_workload)
 
     def _contender(self, row: ResolvedRow, name: str) -> Contender:
+        """The policy and the requests of `row`. Raises `ConfigError` where they cannot run."""
         workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)
         if row.tau is None:
             policy = self.llm.session.policy(row.cache, self._settings(row))
@@ -126,33 +127,37 @@ class Measurer:
         return Contender(name, policy, workload, baseline=BASELINE)
 
     def _settings(self, row: ResolvedRow) -> Mapping[str, Any]:
-        """The settings of a row. BiCache reads the depth of the model's table, as it does in its paper.
+        """The settings of a row, in which `bicache` without a depth reads that of the model's table, if there is one.
 
-        A depth that is earned would have audits among the passes that are timed. Without a table it is earned.
+        The paper does so too. A depth that is earned by audits would add their passes to those that are timed.
         """
-        fixed = row.cache.split("+")[0] != "bicache" or "depth" in row.settings or self.llm.depth_table is None
-        return row.settings if fixed else {**row.settings, "depth": "table"}
+        reads_table = row.cache.split("+")[0] == "bicache" and "depth" not in row.settings
+        return {**row.settings, "depth": "table"} if reads_table and self.llm.depth_table is not None else row.settings
 
-    def _judged(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
+    def _perplexity(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
+        """The perplexity of the row's responses under the judge, with its 95 % interval; nothing without a judge."""
         if self.judge is None:
             return {}
         prompts = [task.request.prompt_token_ids for task in workload.tasks]
         policies = [Policy(row.cache, row.settings)]
-        judged = perplexity(self.llm, self.judge, prompts, policies, row.params, self.seed)[0]
-        interval = [judged.low, judged.high]
-        return {"perplexity": judged.perplexity, "perplexity_interval": interval, "judge": self.judge.name}
+        scored = perplexity(self.llm, self.judge, prompts, policies, row.params, self.seed)[0]
+        interval = [scored.low, scored.high]
+        return {"perplexity": scored.perplexity, "perplexity_interval": interval, "judge": self.judge.name}
 
     def _operations(self, baseline: Contender, ours: Contender) -> dict[str, Any]:
         return {
-            f"{each.name}_ms": operation_times(self.llm, _workload(each), each.policy, self.rounds)
-            for each in (baseline, ours)
+            f"{contender.name}_ms": operation_times(self.llm, _workload(contender), contender.policy, self.rounds)
+            for contender in (baseline, ours)
         }
 
     def _autoregressive(self, baseline: Contender) -> dict[str, Any]:
-        model, config = Autoregressive(self.llm, self.ar_model), self.llm.session.engine_config
-        workload, batch = _workload(baseline), config.max_num_seqs
+        """Tokens/s of the autoregressive model, which takes turns with `baseline`, and the ratio to its tokens/s."""
+        model = Autoregressive(self.llm, self.ar_model)
+        config = self.llm.session.engine_config
+        workload = _workload(baseline)
+        batch = config.max_num_seqs
         lengths = self._answer_lengths(workload, baseline.policy)
-        model.seconds(workload, lengths, batch)
+        model.seconds(workload, lengths, batch)  # the first run warms up
         speeds, ratios = [], []
         for _ in range(self.rounds):
             speeds.append(sum(lengths) / model.seconds(workload, lengths, batch))
@@ -167,11 +172,11 @@ class Measurer:
         }
 
     def _answer_lengths(self, workload: Workload, policy: CachePolicy) -> list[int]:
-        """Tokens of each answer, up to its end token, which is what a speed in tokens/s counts of every row."""
-        work = [task.request.with_policy(policy) for task in workload.tasks]
+        """Tokens of each answer up to its end token, which are those that a speed in tokens/s counts."""
+        requests = [task.request.with_policy(policy) for task in workload.tasks]
         answers = {
             output.id: output
-            for output in self.llm.session.run(work, engine=self.llm.session.new_engine(), progress=False)
+            for output in self.llm.session.run(requests, engine=self.llm.session.new_engine(), progress=False)
         }
         return [max(1, answers[task.request.id].usage.completion_tokens) for task in workload.tasks]
 
@@ -181,26 +186,25 @@ def _workload(contender: Contender) -> Workload:
     return contender.workload
 
 
-def draw(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
-    """Draw the requests that `spec` (the `workload` of a scale) describes. The same seed gives the same requests.
+def draw(llm: LLM, workload: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
+    """Draw the requests that the `workload` of a scale describes. The same seed gives the same requests.
 
-    Every request has its own seed, so that every policy begins with the same noise.
-
-    Raises `ConfigError` where the model has no questions, or texts are wanted and `prompts` names no file of them.
+    Every request has its own seed, so that every policy begins with the same noise. Raises `ConfigError` where the
+    model has no questions, or texts are wanted and `prompts` is None.
     """
-    count, prefixes = spec["requests"], spec.get("prefixes", 0)
-    if spec["name"] == "random":
+    count, prefixes = workload["requests"], workload.get("prefixes", 0)
+    if workload["name"] == "random":
         # Random tokens have no meaning, so an end token among them must not shorten the response.
-        endless = replace(sampling, ignore_eos=True)
-        lengths = spec["prefix_tokens"], spec["prompt_tokens"]
-        return random_workload(llm, count, prefixes, seed, endless, *lengths).seeded
-    if spec["name"] == "texts":
+        params_without_end = replace(sampling, ignore_eos=True)
+        lengths = workload["prefix_tokens"], workload["prompt_tokens"]
+        return random_workload(llm, count, prefixes, seed, params_without_end, *lengths).seeded
+    if workload["name"] == "texts":
         if prompts is None:
             raise ConfigError(
-                f"this table reads texts of {spec['prompt_tokens']} tokens: give a file of them with --prompts, or "
+                f"this table reads texts of {workload['prompt_tokens']} tokens: give a file of them with --prompts, or "
                 "--workload random for speed on random tokens"
             )
-        tokens = cut_prompts(llm, read_texts(prompts), spec["prompt_tokens"], count)
+        tokens = cut_prompts(llm, read_texts(prompts), workload["prompt_tokens"], count)
         tasks = tuple(Task(Request(str(number), ids, sampling)) for number, ids in enumerate(tokens))
         return Workload("texts", seed, tasks, 0).seeded
     if has_own_task(llm) or reads_chats(llm):
@@ -216,11 +220,11 @@ def operation_times(llm: LLM, workload: Workload, policy: CachePolicy, rounds: i
 
     "overhead" is the share of time that the instruments add.
     """
-    work = [task.request.with_policy(policy) for task in workload.tasks]
-    profile = profile_operations(llm, work, rounds=rounds)
-    spent = {name: 1e3 * operation.seconds for name, operation in profile.operations.items()}
-    times = {name: spent.pop(name) for name in NAMED}
-    times["rest"] = sum(spent.values())
+    requests = [task.request.with_policy(policy) for task in workload.tasks]
+    profile = profile_operations(llm, requests, rounds=rounds)
+    milliseconds = {name: 1e3 * operation.seconds for name, operation in profile.operations.items()}
+    times = {name: milliseconds.pop(name) for name in NAMED}
+    times["rest"] = sum(milliseconds.values())
     return {**times, "total": sum(times.values()), "overhead": profile.overhead}
 
 
@@ -228,10 +232,10 @@ def check_kind(table: PaperTable, llm: LLM) -> None:
     """Raise `ConfigError` where `table` is for another kind of model."""
     kind = llm.loaded.config.kind
     if kind != table.kind:
-        usual = table.scales["bundled"].model
+        default_model = table.scales["bundled"].model
         raise ConfigError(
             f"table {table.name} is about {table.kind} models, and {llm.loaded.name!r} is {kind.replace('_', '-')}; "
-            f"give a {table.kind} one with --model, such as {usual!r}"
+            f"give a {table.kind} one with --model, such as {default_model!r}"
         )
 
 
@@ -273,14 +277,14 @@ def run_table(
     sweep = Sweep(path, SUBJECT, about(measurer.llm, seed=measurer.seed, settings=settings))
     rows = [row for row in table.rows if row.missing is None]
     uncached = [row for row in rows if row.cache == "none"] or rows[:1]
-    answered: list[tuple[float, ResolvedRow, str]] = []  # of those without a cache
+    accuracies: list[tuple[float, ResolvedRow, str]] = []  # of those without a cache
     for row in tqdm(rows, desc=table.name, unit="row", disable=not progress):
         resolved = resolve(table, row, scale_name, scale)
         result = sweep.row(asdict(resolved), lambda resolved=resolved: measurer.measure(resolved))  # type: ignore[misc]
         if row in uncached and result.get("accuracy") is not None:
-            answered.append((result["accuracy"], resolved, row.name))
+            accuracies.append((result["accuracy"], resolved, row.name))
         # Some of them may be poor, as few steps are; where all are, the table says nothing of caches.
-        if row is uncached[-1] and answered:
-            accuracy, best, name = max(answered, key=lambda each: each[0])
+        if row is uncached[-1] and accuracies:
+            accuracy, best, name = max(accuracies, key=lambda entry: entry[0])
             check_answers(name, accuracy, best.params)
     return sweep.record

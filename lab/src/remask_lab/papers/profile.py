@@ -12,7 +12,7 @@ from remask.cli.logs import DEFAULTS
 from remask.cli.options import check_folder
 from remask.cli.parser import Parser
 from remask.cli.shared_options import add_model_options
-from remask_lab.asked import open_without_pool
+from remask_lab.arguments import open_without_pool
 from remask_lab.similarity.options import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
 from remask_lab.similarity.plot import depth_picture
 from remask_lab.similarity.profile import profile

@@ -51,25 +51,26 @@ NO_LOSS: Final = "No row loses answers by the 95 % interval: the table shows wor
 
 
 def published(table: PaperTable) -> str:
+    """The published numbers of `table` in Markdown, with their source and the table's notes."""
     grid = narrow_tables([row.name for row in table.rows], {"row": _columns(table, table.columns)})
     return "\n\n".join([grid, *_sources(table), *table.notes, *_missing(table)])
 
 
-def beside(table: PaperTable, record: Record, known: Collection[str] = ()) -> str:
-    """Returns the published numbers with the `record`'s beside them, and notes on how both were measured.
+def beside(table: PaperTable, record: Record, omitted: Collection[str] = ()) -> str:
+    """The published numbers in Markdown with the `record`'s beside them, and notes on how both were measured.
 
-    Of these, those `known` are left out: `notes` that stand elsewhere. Raises `RecordError` where the record belongs to
-    another version of the table, or lacks a row.
+    Notes among `omitted` are left out, as they are printed elsewhere (see `notes`). Raises `RecordError` where the
+    record belongs to another version of the table, or lacks a row.
     """
     results = results_of(table, record)
-    ours = [(header, [_shown(header, results.get(row.name, {})) for row in table.rows]) for header in OURS]
-    ratios = set(dict(ours)[PREFIX]) - {NONE}
-    kept = [(header, cells) for header, cells in ours if set(cells) != {NONE} and (header != PREFIX or len(ratios) > 1)]
-    headers, marked = _compared(table, record.about["settings"]["scale"])
-    grids = narrow_tables([row.name for row in table.rows], {"published": _columns(table, headers), "ours": kept})
-    paragraphs = [*marked, *_sources(table), *_texts(table, record), *_missing(table)]
-    paragraphs += _conditions(table, record, results, ratios, known)
-    return "\n\n".join([grids, *(text for text in paragraphs if text not in known)])
+    columns = [(header, [_our_cell(header, results.get(row.name, {})) for row in table.rows]) for header in OURS]
+    ratios = set(dict(columns)[PREFIX]) - {NONE}
+    ours = [(name, cells) for name, cells in columns if set(cells) != {NONE} and (name != PREFIX or len(ratios) > 1)]
+    headers, remarks = _marked_headers(table, record.about["settings"]["scale"])
+    grids = narrow_tables([row.name for row in table.rows], {"published": _columns(table, headers), "ours": ours})
+    paragraphs = [*remarks, *_sources(table), *_remarks(table, record), *_missing(table)]
+    paragraphs += _conditions(table, record, results, ratios, omitted)
+    return "\n\n".join([grids, *(text for text in paragraphs if text not in omitted)])
 
 
 def notes(table: PaperTable, record: Record) -> list[str]:
@@ -78,50 +79,55 @@ def notes(table: PaperTable, record: Record) -> list[str]:
     Raises `RecordError` as `beside` does.
     """
     failures = _failures(table, results_of(table, record))
-    return [*_texts(table, record), *_machine(record), COLUMNS, *([NO_LOSS] if failures == NO_LOSS else [])]
+    return [*_remarks(table, record), *_machine(record), COLUMNS, *([NO_LOSS] if failures == NO_LOSS else [])]
 
 
-def _texts(table: PaperTable, record: Record) -> list[str]:
-    run = table.scales[record.about["settings"]["scale"]].counterparts
-    return [*([UNRUN] if table.columns and not run else []), *table.notes]
+def _remarks(table: PaperTable, record: Record) -> list[str]:
+    """The table's notes, and whether no published column is measured at the record's scale."""
+    measured_columns = table.scales[record.about["settings"]["scale"]].counterparts
+    return [*([UNRUN] if table.columns and not measured_columns else []), *table.notes]
 
 
 def _machine(record: Record) -> list[str]:
-    about = record.about
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return [f"seed {about['seed']}", f"{number_format(about)} on {processor_text(about['machine'])}", versions]
+    """Seed, number format and processor, and versions, a text of each."""
+    facts = record.about
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return [f"seed {facts['seed']}", f"{number_format(facts)} on {processor_text(facts['machine'])}", versions]
 
 
-def _shown(header: str, result: Result) -> str:
+def _our_cell(header: str, result: Result) -> str:
+    """The cell of a result in one of our columns; `NONE` where the result has no such number."""
     key, cell = OURS[header]
     value = result.get(key)
     return NONE if value is None or (header in BLANK_AT_0 and not value) else cell(result)
 
 
 def _columns(table: PaperTable, headers: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The published columns under `headers`: a header and its cells, one a row."""
     return [
-        (header, [_published(table.metrics, row.published.get(column, ())) for row in table.rows])
+        (header, [_published_cell(table.metrics, row.published.get(column, ())) for row in table.rows])
         for header, column in zip(headers, table.columns, strict=True)
     ]
 
 
-def _published(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
+def _published_cell(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
+    """The published numbers of a cell as text, without those that are None."""
     texts = [metric.text(value) for metric, value in zip(metrics, values, strict=False) if value is not None]
     # A number in brackets belongs to the number before it.
     return ", ".join(texts).replace(", (", " (").replace(", [", " [").replace(" to, ", " to ") or NONE
 
 
-def _compared(table: PaperTable, scale: str) -> tuple[list[str], list[str]]:
-    """Headers of the published columns, those that `scale` does not run marked, and a sentence that says so."""
-    run = table.scales[scale].counterparts
-    if not run or set(run) == set(table.columns):
+def _marked_headers(table: PaperTable, scale: str) -> tuple[list[str], list[str]]:
+    """Headers of the published columns, a star at those that `scale` does not measure, and what the star says."""
+    measured_columns = table.scales[scale].counterparts
+    if not measured_columns or set(measured_columns) == set(table.columns):
         return list(table.columns), []
-    marked = [column if column in run else f"{column} *" for column in table.columns]
-    return marked, [f"* Not run at this scale: ours is beside {' and '.join(run)}."]
+    headers = [column if column in measured_columns else f"{column} *" for column in table.columns]
+    return headers, [f"* Not run at this scale: ours is beside {' and '.join(measured_columns)}."]
 
 
 def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
-    """Returns the record's result for each row that we measure, by the row's name.
+    """The record's result for each row that we measure, by the row's name.
 
     Raises `RecordError` where the record belongs to another table or another version of it, or lacks a row.
     """
@@ -132,30 +138,32 @@ def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
         raise RecordError(
             f"these results of table {table.name} were measured from another version of its definition; measure again"
         )
-    own = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
-    known = Scale(record.about["model"], **own)
+    overrides = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
+    scale = Scale(record.about["model"], **overrides)
     results: dict[str, Result] = {}
-    for row in _measured(table):
-        point = as_json(resolve(table, row, settings["scale"], known))
-        found = [item["result"] for item in record.data["rows"] if item["point"] == point]
-        if not found:
+    for row in _measured_rows(table):
+        point = as_json(resolve(table, row, settings["scale"], scale))
+        matches = [item["result"] for item in record.data["rows"] if item["point"] == point]
+        if not matches:
             raise RecordError(f"these results of table {table.name} lack {row.name!r}; run the same command again")
-        results[row.name] = found[0] if row.operation is None else _operation(found[0], row.operation)
+        results[row.name] = matches[0] if row.operation is None else _operation(matches[0], row.operation)
     return results
 
 
-def _measured(table: PaperTable) -> list[PaperRow]:
+def _measured_rows(table: PaperTable) -> list[PaperRow]:
     return [row for row in table.rows if row.missing is None]
 
 
 def _operation(result: Result, operation: str) -> Result:
+    """Milliseconds of one operation by contender, and the shares of time that the instruments add."""
     if "left_out" in result:
         return result
-    times = {name: spent[operation] for name, spent in result.items()}
-    return times | {"overhead": [spent["overhead"] for spent in result.values()]}
+    times = {name: operation_times[operation] for name, operation_times in result.items()}
+    return times | {"overhead": [operation_times["overhead"] for operation_times in result.values()]}
 
 
 def _sources(table: PaperTable) -> list[str]:
+    """Where the published numbers come from, in words; for a table without them what it belongs to."""
     if table.setting is None:
         return [f"Ours alone; it belongs to {table.paper}, {table.source}."]
     cells = ", ".join(metric.name for metric in table.metrics)
@@ -163,38 +171,50 @@ def _sources(table: PaperTable) -> list[str]:
 
 
 def _missing(table: PaperTable) -> list[str]:
+    """Why rows are not measured, a text of each."""
     return [f"{row.name}: nothing of ours. {row.missing}" for row in table.rows if row.missing is not None]
 
 
 def _conditions(
-    table: PaperTable, record: Record, results: Mapping[str, Result], ratios: set[str], known: Collection[str]
+    table: PaperTable, record: Record, results: Mapping[str, Result], ratios: set[str], omitted: Collection[str]
 ) -> list[str]:
-    about, settings = record.about, record.about["settings"]
-    work = settings["workload"]
+    """How our results were measured, in words: model, requests, machine, losses, and notes on rows.
+
+    `ratios` are the rows' prefix ratios as text; texts among `omitted` are left out.
+    """
+    facts, settings = record.about, record.about["settings"]
+    workload = settings["workload"]
     sampling = ", ".join(f"{name}={value}" for name, value in by_path(SamplingParams, settings["sampling"]).items())
-    shared = f", prefix ratio {next(iter(ratios))}" if len(ratios) == 1 else ""
+    ratio_text = f", prefix ratio {next(iter(ratios))}" if len(ratios) == 1 else ""
     # Texts share no prefix; tables of other workloads without one write one of no tokens.
-    prefixes = min(work["prefixes"], work["requests"]) if work.get("prefix_tokens") and work["name"] != "texts" else 0
-    over = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
+    shares_prefix = workload.get("prefix_tokens") and workload["name"] != "texts"
+    prefixes = min(workload["prefixes"], workload["requests"]) if shares_prefix else 0
+    prefix_text = f" over {prefixes} shared {'prefix' if prefixes == 1 else 'prefixes'}" if prefixes else ""
     rounds = f"rounds {settings['rounds']}{', a share of the requests each' if settings['divided'] else ''}"
-    commit = f"commit {about['commit'] or 'unknown'}, {about['date']}"
+    commit = f"commit {facts['commit'] or 'unknown'}, {facts['date']}"
     seed, processor, versions = _machine(record)
-    conditions = "; ".join(text for text in (seed, processor, commit, versions) if text not in known)
-    batches = {row.concurrency or settings["concurrency"] for row in _measured(table)}
-    busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
-    own = table.scales[settings["scale"]]
-    weights = ", random weights" if own.random_weights and own.model == about["model"] else ""
+    conditions = "; ".join(text for text in (seed, processor, commit, versions) if text not in omitted)
+    batches = {row.concurrency or settings["concurrency"] for row in _measured_rows(table)}
+    batch_text = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
+    table_scale = table.scales[settings["scale"]]
+    weights = ", random weights" if table_scale.random_weights and table_scale.model == facts["model"] else ""
     lines = [
-        f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
-        f"{work['requests']} requests, "
-        f"{REQUESTS[work['name']]}{over}{shared}, {busy}; {sampling}; {rounds}; {conditions}."
-        f"{'' if COLUMNS in known else f' {COLUMNS}'}",
+        f"Ours: `{facts['model']}` ({facts['parameters'] / 1e6:,.2f} M parameters{weights}), "
+        f"{workload['requests']} requests, "
+        f"{REQUESTS[workload['name']]}{prefix_text}{ratio_text}, {batch_text}; {sampling}; {rounds}; {conditions}."
+        f"{'' if COLUMNS in omitted else f' {COLUMNS}'}",
         _failures(table, results),
     ]
-    while_busy = [name for name, result in results.items() if result.get("busy")]
-    if while_busy:
+    return lines + _row_notes(table, results)
+
+
+def _row_notes(table: PaperTable, results: Mapping[str, Result]) -> list[str]:
+    """What is special about single rows: a busy machine, rows left out, instruments, and other baselines."""
+    lines = []
+    disturbed = [name for name, result in results.items() if result.get("busy")]
+    if disturbed:
         lines.append(
-            f"The machine was busy with other work, so times and their ratios say little of: {', '.join(while_busy)}."
+            f"The machine was busy with other work, so times and their ratios say little of: {', '.join(disturbed)}."
         )
     for row in table.rows:
         result = results.get(row.name, {})
@@ -208,26 +228,26 @@ def _conditions(
                 f"{row.name}: {result['model']} ({result['parameters'] / 1e6:,.2f} M parameters), through transformers "
                 "with its KV cache, as many new tokens as the first row's answers have. Speed only."
             )
-    nearest = table.rows[0]
-    for row in _measured(table):
+    last_baseline = table.rows[0]
+    for row in _measured_rows(table):
         baseline = table.baseline(row)
         if baseline is row:
-            nearest = row
-        elif row.measure != "operations" and baseline is not nearest:
+            last_baseline = row
+        elif row.measure != "operations" and baseline is not last_baseline:
             lines.append(f"The baseline of {row.name!r} is {baseline.name!r}.")
     return lines
 
 
 def _failures(table: PaperTable, results: Mapping[str, Result]) -> str:
-    """Which rows lose answers by the 95 % interval, or that none does: then the table could not show a loss."""
-    answered = {name: result for name, result in results.items() if result.get("accuracy") is not None}
-    if not answered:
+    """Which rows have fewer right answers than their baseline by the 95 % interval, in words."""
+    judged_results = {name: result for name, result in results.items() if result.get("accuracy") is not None}
+    if not judged_results:
         return "No answers are judged here: the table shows work, time and agreement."
-    lost = [
+    losing_rows = [
         name
-        for name, result in answered.items()
-        if judged(result, answered[table.baseline(table.row(name)).name]).loses
+        for name, result in judged_results.items()
+        if judged(result, judged_results[table.baseline(table.row(name)).name]).loses
     ]
-    if not lost:
+    if not losing_rows:
         return NO_LOSS
-    return f"Fewer right answers than their baseline, by the 95 % interval of the difference: {', '.join(lost)}."
+    return f"Fewer right answers than their baseline, by the 95 % interval of the difference: {', '.join(losing_rows)}."

@@ -20,8 +20,8 @@ class Conversation:
     """A token sequence whose next turn is the assistant's.
 
     Attributes:
-        ends: the lengths at which a user's turn begins.
-        system: how many leading tokens are the system prompt of all conversations; None where each has its own.
+        ends: positions at which a user's turn begins, ascending.
+        system: length of the system prompt that all conversations share; None where each has its own.
     """
 
     tokens: Sequence[int]
@@ -30,7 +30,7 @@ class Conversation:
 
 
 class PromptSet(Protocol):
-    """Where the token sequences of a profile come from."""
+    """A source of conversations for a profile."""
 
     @property
     def source(self) -> str:
@@ -50,10 +50,10 @@ class PromptSet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompts:
-    """Long conversations made of single ones: the turns of several, then the question of one more.
+    """Long conversations that are joined from several: the turns of some, then the question of one more.
 
-    The system message of the last one comes first. A prompt without an answer is joined with the next prompt to one
-    message, because some chat templates require alternating roles.
+    The system message of the last one comes first. Messages of one role in a row become one message, because some chat
+    templates require alternating roles.
     """
 
     source: str
@@ -63,17 +63,17 @@ class ChatPrompts:
     response: int = 128
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return shuffled conversations, as many as give `length` tokens."""
-        order = rng.sample(self.conversations, len(self.conversations))
+        """Join shuffled conversations until they have `length` tokens."""
+        shuffled = rng.sample(self.conversations, len(self.conversations))
 
         def compose(turns: int) -> list[Message]:
-            own = _until_question(order[0])
-            others = [message for i in range(turns) for message in order[(i + 1) % len(order)]]
-            system = [message for message in own if message["role"] == "system"]
-            rest = [message for message in [*others, *own] if message["role"] != "system"]
-            return [*system, *_merged(rest)]
+            last = _until_question(shuffled[0])
+            earlier_turns = [message for turn in range(turns) for message in shuffled[(turn + 1) % len(shuffled)]]
+            system = [message for message in last if message["role"] == "system"]
+            messages = [message for message in [*earlier_turns, *last] if message["role"] != "system"]
+            return [*system, *_merge_roles(messages)]
 
-        return _grown_chat(self.tokenizer, compose, length)
+        return _grow_chat(self.tokenizer, compose, length)
 
 
 Questions: TypeAlias = Iterator[tuple[str, str]]
@@ -86,7 +86,7 @@ _Q = TypeVar("_Q", tariff.TariffQuestion, relay.RelayQuestion)
 class TaskPrompts:
     """A bundled model's task: a system prompt, then questions with their right answers.
 
-    `begin` draws a system prompt, and returns with it what asks a number of questions about it.
+    `begin` draws a system prompt, and returns it with a function that yields a number of questions about it.
     """
 
     task: str
@@ -97,7 +97,7 @@ class TaskPrompts:
     begin: Callable[[random.Random], tuple[str, Callable[[int], Questions]]]
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return a new system prompt, and as many questions as give `length` tokens."""
+        """Draw a system prompt, and add questions until there are `length` tokens."""
         system, ask = self.begin(rng)
 
         def compose(turns: int) -> list[Message]:
@@ -106,70 +106,70 @@ class TaskPrompts:
                 messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             return messages[:-1]
 
-        return _grown_chat(self.tokenizer, compose, length)
+        return _grow_chat(self.tokenizer, compose, length)
 
 
 def tariff_prompts(tokenizer: Tokenizer, kind: str = "plan") -> TaskPrompts:
-    """The task tariff, `kind` being the kind of every question.
+    """Prompts of the task tariff with questions of one `kind`.
 
-    A canvas of the usual length is the system prompt, one question, whole up to ratio 0.85, and one response.
+    A canvas of the default length holds the system prompt, one question, whole up to ratio 0.85, and one response.
     """
     settings = tariff.TariffSettings(orders=64)
 
     def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
         prompt = tariff.draw_prompt(rng, settings)
         draw = partial(tariff.draw_question, prompt=prompt, kind=kind)
-        return prompt.text, _asking(rng, draw, partial(tariff.reference_response, prompt))
+        return prompt.text, _question_source(rng, draw, partial(tariff.reference_response, prompt))
 
-    more = "" if kind == "plan" else f", {kind}"
-    source = f"the tariff task (remask.tasks.tariff), questions answered about the same orders{more}"
+    suffix = "" if kind == "plan" else f", {kind}"
+    source = f"the tariff task (remask.tasks.tariff), questions answered about the same orders{suffix}"
     return TaskPrompts("tariff", source, 200, 8, tokenizer, begin)
 
 
 def relay_prompts(tokenizer: Tokenizer) -> TaskPrompts:
-    """The task relay.
+    """Prompts of the task relay.
 
-    A canvas of the usual length is the system prompt and one question, which is whole up to ratio 0.8: beyond it the
-    season would stand nowhere behind the prefix.
+    A canvas of the default length holds the system prompt and one question, which is whole up to ratio 0.8. At larger
+    ratios the season of the question would be cut off.
     """
 
     def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
         prompt = relay.draw_prompt(rng, relay.RelaySettings())
         draw = partial(relay.draw_question, prompt=prompt)
-        return prompt.text, _asking(rng, draw, partial(relay.reference_response, prompt))
+        return prompt.text, _question_source(rng, draw, partial(relay.reference_response, prompt))
 
     source = "the relay task (remask.tasks.relay), questions answered about the same goods"
     return TaskPrompts("relay", source, 96, relay.HOPS, tokenizer, begin)
 
 
 def transit_prompts(tokenizer: Tokenizer, hops: int | None = None) -> TaskPrompts:
-    """The task transit, `hops` being those of every question; None: any number.
+    """Prompts of the task transit with questions of `hops` hops; None draws the number.
 
-    A canvas of the usual length is the system prompt, one question and one response. Tables have 16 to 64 rows, so that
-    system prompts end at many ratios.
+    A canvas of the default length holds the system prompt, one question and one response. Tables have 16 to 64 rows, so
+    that system prompts end at many ratios.
     """
 
     def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
         seed, rows = rng.getrandbits(32), rng.randint(16, 64)
-        line = transit.make_workload(1, 1, seed, rows)[0].prompt
+        prompt = transit.make_workload(1, 1, seed, rows)[0].prompt
 
         def ask(turns: int) -> Questions:
             for number, request in enumerate(transit.make_workload(turns, 1, seed, rows)):
                 question = request.question
                 if hops is not None:
-                    question = transit.draw_question(random.Random(seed + number), line, hops)
-                yield question.text, transit.reference_response(line, question)
+                    question = transit.draw_question(random.Random(seed + number), prompt, hops)
+                yield question.text, transit.reference_response(prompt, question)
 
-        return line.text, ask
+        return prompt.text, ask
 
-    more = "" if hops is None else f", {hops} hops"
-    source = f"the transit task (remask.tasks.transit), questions answered about one table{more}"
+    suffix = "" if hops is None else f", {hops} hops"
+    source = f"the transit task (remask.tasks.transit), questions answered about one table{suffix}"
     return TaskPrompts("transit", source, 288, 16, tokenizer, begin)
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPrompt:
-    """One system prompt before the conversations of `prompts` (BiCache section 5.1); `tokens` are those that it takes.
+    """One system prompt, of token ids `tokens`, before all conversations of `prompts` (BiCache section 5.1).
 
     The prefix of every canvas is the system prompt, or its head where the canvas is too short for all of it.
     """
@@ -180,7 +180,7 @@ class SystemPrompt:
 
     @property
     def source(self) -> str:
-        """The system prompt, and what stands behind it."""
+        """The system prompt and the prompts behind it, in words."""
         return f"the system prompt {self.name} of {len(self.tokens)} tokens, then {self.prompts.source}"
 
     @property
@@ -194,14 +194,14 @@ class SystemPrompt:
         return self.prompts.response
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return the system prompt and a conversation behind it."""
-        behind = self.prompts.draw(rng, length)
-        return Conversation((*self.tokens, *behind.tokens), system=len(self.tokens))
+        """Draw a conversation of `length` tokens, and put the system prompt before it."""
+        conversation = self.prompts.draw(rng, length)
+        return Conversation((*self.tokens, *conversation.tokens), system=len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompts:
-    """Prompts that are given as token ids, joined one after the other."""
+    """Prompts of token ids, which are joined to longer ones."""
 
     source: str
     prompts: tuple[tuple[int, ...], ...]
@@ -209,10 +209,12 @@ class TokenPrompts:
     response: int = 128
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return shuffled prompts, as many as give `length` tokens."""
-        order = rng.sample(self.prompts, len(self.prompts))
-        tokens = _grown(lambda count: [token for i in range(count) for token in order[i % len(order)]], length)
-        return Conversation(tokens, tuple(accumulate(len(prompt) for prompt in order)))
+        """Join shuffled prompts until they have `length` tokens."""
+        shuffled = rng.sample(self.prompts, len(self.prompts))
+        tokens = _grow(
+            lambda count: [token for index in range(count) for token in shuffled[index % len(shuffled)]], length
+        )
+        return Conversation(tokens, tuple(accumulate(len(prompt) for prompt in shuffled)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +227,16 @@ class RandomPrompts:
     response: int = 128
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return `length` tokens without the mask token."""
+        """Draw `length` token ids other than the mask token."""
         mask = self.config.mask_id
-        drawn = (rng.randrange(self.config.vocab - 1) for _ in range(length))
-        return Conversation([token + (token >= mask) for token in drawn])
+        ids = (rng.randrange(self.config.vocab - 1) for _ in range(length))
+        return Conversation([token + (token >= mask) for token in ids])
 
 
-def _asking(
+def _question_source(
     rng: random.Random, draw: Callable[[random.Random], _Q], answer: Callable[[_Q], str]
 ) -> Callable[[int], Questions]:
-    """What asks a number of questions that `draw` draws; the first ones are always the same."""
+    """A function that yields a number of questions of `draw`; more of them begin with the same ones."""
     seed = rng.getrandbits(32)
 
     def ask(turns: int) -> Questions:
@@ -247,24 +249,25 @@ def _asking(
 
 
 def _until_question(conversation: Sequence[Message]) -> list[Message]:
-    """Return the conversation up to its last user turn, without the answer."""
-    last = max(place for place, message in enumerate(conversation) if message["role"] == "user")
+    """The conversation up to its last user turn."""
+    last = max(index for index, message in enumerate(conversation) if message["role"] == "user")
     return list(conversation[: last + 1])
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
+def _merge_roles(messages: Sequence[Message]) -> list[Message]:
+    """Messages of one role in a row as one message, with blank lines between their texts."""
     groups = groupby(messages, key=lambda message: message["role"])
-    return [{"role": role, "content": "\n\n".join(m["content"] for m in group)} for role, group in groups]
+    return [{"role": role, "content": "\n\n".join(message["content"] for message in group)} for role, group in groups]
 
 
-def _grown_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], length: int) -> Conversation:
-    """Return the first of `compose(1)`, `compose(2)`, `compose(4)`, ... that has `length` tokens.
+def _grow_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], length: int) -> Conversation:
+    """Render the first of `compose(1)`, `compose(2)`, `compose(4)`, ... that has `length` tokens.
 
-    Without a chat template the texts are joined by blank lines, and no ends of turns are known.
+    Without a chat template the texts are joined by blank lines, and the conversation has no `ends`.
     """
     if not tokenizer.has_chat_template:
         return Conversation(
-            _grown(lambda turns: tokenizer.encode("\n\n".join(m["content"] for m in compose(turns))), length)
+            _grow(lambda turns: tokenizer.encode("\n\n".join(message["content"] for message in compose(turns))), length)
         )
     messages: list[Message] = []
 
@@ -272,18 +275,21 @@ def _grown_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], l
         messages[:] = compose(turns)
         return tokenizer.apply_chat(messages)
 
-    tokens = _grown(render, length)
+    tokens = _grow(render, length)
     ends = []
-    for place in [place for place, message in enumerate(messages) if message["role"] == "user" and place]:
-        end = tokenizer.shared_prefix(messages[: place + 1])
+    for index in [index for index, message in enumerate(messages) if message["role"] == "user" and index]:
+        end = tokenizer.shared_prefix(messages[: index + 1])
         if end > length:
             break
         ends.append(end)
     return Conversation(tokens, tuple(ends))
 
 
-def _grown(render: Callable[[int], list[int]], length: int) -> list[int]:
-    """Return the first of `render(1)`, `render(2)`, `render(4)`, ... that has `length` tokens."""
+def _grow(render: Callable[[int], list[int]], length: int) -> list[int]:
+    """The first of `render(1)`, `render(2)`, `render(4)`, ... that has `length` tokens.
+
+    Raises `ConfigError` where more turns give no more tokens.
+    """
     count, tokens = 1, render(1)
     while len(tokens) < length:
         count *= 2

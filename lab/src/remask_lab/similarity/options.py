@@ -1,4 +1,4 @@
-"""Options of what measures similarities. Nothing here imports PyTorch or NumPy."""
+"""Options of commands that measure similarities. Nothing here imports PyTorch or NumPy."""
 
 import argparse
 
@@ -16,10 +16,12 @@ def add_system_prompt_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_similarity_options(group: argparse._ActionsContainer) -> None:
-    """Add the definitions of similarity."""
-    either = group.add_mutually_exclusive_group()
-    either.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
-    either.add_argument(
+    """Add `--official` and `--joint`, the definitions of similarity besides the default."""
+    definitions = group.add_mutually_exclusive_group()
+    definitions.add_argument(
+        "--official", action="store_true", help="the authors' profiler: no masks, cosine per token"
+    )
+    definitions.add_argument(
         "--joint",
         action="store_true",
         help="one cosine over K and V as one vector, as the paper's equation 3 reads (default: the mean of two)",
@@ -27,8 +29,8 @@ def add_similarity_options(group: argparse._ActionsContainer) -> None:
 
 
 def add_rule_options(parser: argparse.ArgumentParser) -> None:
-    """Add the three parts of the rule."""
-    usual = DepthRule()
+    """Add `--over-layers`, `--over-requests` and `--at-boundary`, the three choices of a `DepthRule`."""
+    default_rule = DepthRule()
     group = parser.add_argument_group("how depths follow from similarities")
     parts = {
         "layers": (OVER_LAYERS, "layers that must exceed tau: all up to the depth, or the last alone"),
@@ -39,10 +41,10 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
         "boundary": (AT_BOUNDARY, "safe: the layer above the depth must exceed tau too"),
     }
     for name, (values, text) in parts.items():
-        flag, default = f"--{'at' if name == 'boundary' else 'over'}-{name}", getattr(usual, name)
+        flag, default = f"--{'at' if name == 'boundary' else 'over'}-{name}", getattr(default_rule, name)
         group.add_argument(flag, choices=values, default=default, help=f"{text} (default {default})")
 
 
 def rule_of(args: argparse.Namespace) -> DepthRule:
-    """The rule that these options name."""
+    """The rule that the options of `add_rule_options` name."""
     return DepthRule(args.over_layers, args.over_requests, args.at_boundary)

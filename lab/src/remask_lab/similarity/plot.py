@@ -20,7 +20,7 @@ CURVES = 6  # ratios whose similarities are drawn
 
 
 def check_target(path: str | Path) -> Path:
-    """The path of a picture. Raises `ConfigError` where its format or its folder is none that can be written."""
+    """The path of a picture. Raises `ConfigError` unless its suffix is one of `SUFFIXES` and its folder exists."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"a picture's name must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
@@ -30,19 +30,20 @@ def check_target(path: str | Path) -> Path:
 
 
 def depth_picture(path: str | Path) -> Callable[[SimilarityTable], None]:
-    """A function that draws a table into the file `path`. Raises `ConfigError`, now, where it could not."""
+    """A function that draws a table into the file `path`. Raises `ConfigError` at once where that cannot work."""
     check_drawing()
     return partial(plot_depth, path=check_target(path))
 
 
 def plot_depth(table: SimilarityTable, path: str | Path) -> None:
-    """Draw b over r, and mean similarity over layers where the table has its curves, into a PNG or SVG file.
+    """Draw depth b over prefix ratio r, and the table's mean similarities over layers if it has them, into a file.
 
     Raises `ConfigError` as `check_target` does.
     """
-    target, panels = check_target(path), 2 if table.curves else 1
-    facts = f"tau = {table.tau:g}, {table.samples} requests per ratio, {table.definition} similarity; {table.rule}"
-    title = f"Depths of {Path(table.model).name}{': ' if table.curves else chr(10)}{facts}"
+    target = check_target(path)
+    panels = 2 if table.curves else 1
+    conditions = f"tau = {table.tau:g}, {table.samples} requests per ratio, {table.definition} similarity; {table.rule}"
+    title = f"Depths of {Path(table.model).name}{': ' if table.curves else chr(10)}{conditions}"
     figure, axes = new_panels(title, panels, width=4.9 * panels)
     figure.suptitle(title, fontsize="medium")
     _depths(axes[0], table)
@@ -55,34 +56,34 @@ def plot_depth(table: SimilarityTable, path: str | Path) -> None:
 
 
 def _depths(axes: Axes, table: SimilarityTable) -> None:
-    """Steps of the lookup, with the mean of the depths of single requests beside them."""
+    """Draw the lookup as steps, and the mean depth of single requests as points."""
     from matplotlib.ticker import MaxNLocator
 
-    ratios, single = range(101), table.request_depths
+    ratios, means = range(101), table.request_depths
     depths = [table.lookup.depth(ratio, 100) for ratio in ratios]
     axes.step(ratios, depths, where="post", color=K_COLOR, linewidth=2, label="depth b")
-    if single:
-        axes.plot(
-            list(single), list(single.values()), "o", color=V_COLOR, markersize=4, label="mean of single requests"
-        )
-    x, y = "prefix ratio r (% of the canvas)", f"depth b (of {table.layers} layers)"
-    label(axes, "How deep a shared prefix is reused", x, y, grid="both")
+    if means:
+        x, y = list(means), list(means.values())
+        axes.plot(x, y, "o", color=V_COLOR, markersize=4, label="mean of single requests")
+    title, y_label = "How deep a shared prefix is reused", f"depth b (of {table.layers} layers)"
+    label(axes, title, "prefix ratio r (% of the canvas)", y_label, grid="both")
     axes.set_xlim(0, 100)
     # Room for the legend above the deepest entry.
     axes.set_ylim(0, table.layers * 1.22)
-    axes.set_yticks([t for t in MaxNLocator(8, integer=True).tick_values(0, table.layers) if t <= table.layers])
+    ticks = MaxNLocator(8, integer=True).tick_values(0, table.layers)
+    axes.set_yticks([tick for tick in ticks if tick <= table.layers])
     axes.legend(loc="upper left", ncols=2, fontsize="small", frameon=False)
 
 
 def _similarities(axes: Axes, table: SimilarityTable) -> None:
-    """Mean similarity over layers, one line per ratio, for a few ratios spread over those measured."""
+    """Draw mean similarity over layers, a line for each of `CURVES` ratios spread over those measured."""
     from matplotlib import colormaps
 
     ratios = sorted(table.curves)
-    few = min(CURVES, len(ratios))
-    shown = sorted({ratios[round(i * (len(ratios) - 1) / max(1, few - 1))] for i in range(few)})
-    for place, ratio in enumerate(shown):
-        color = colormaps["viridis"](0.9 * place / max(1, len(shown) - 1))
+    count = min(CURVES, len(ratios))
+    shown_ratios = sorted({ratios[round(step * (len(ratios) - 1) / max(1, count - 1))] for step in range(count)})
+    for index, ratio in enumerate(shown_ratios):
+        color = colormaps["viridis"](0.9 * index / max(1, len(shown_ratios) - 1))
         axes.plot(range(1, table.layers + 1), table.curves[ratio], ".-", color=color, label=f"r = {ratio} %")
     axes.axhline(table.tau, color=V_COLOR, linestyle="--", linewidth=1.2, label=f"tau = {table.tau:g}")
     title = "K/V of the prefix: alone against whole canvas"

@@ -24,7 +24,7 @@ SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A canvas: `prompt`, whose first `prefix` tokens are the shared prefix, followed by `masks` masks."""
+    """A canvas: `prompt`, whose first `prefix` tokens are the shared prefix, and `masks` masks behind it."""
 
     prompt: tuple[int, ...]
     prefix: int
@@ -32,34 +32,35 @@ class Cut:
 
 
 def reachable(ratios: Sequence[int] | None, canvas: int, system: int | None = None) -> tuple[int, ...]:
-    """Return the ratios to measure, ascending. None takes those of `RATIOS` that fit.
+    """Check the prefix ratios (percent) to measure, and return them ascending. None takes those of `RATIOS` that fit.
 
-    `system` is the length of the system prompt of all canvases. Raises `ConfigError` where a given ratio cannot be
-    reached exactly on a canvas of this length, or with so short a system prompt, or none fits.
+    `canvas` is the length of the longest canvas in tokens, and `system` that of the system prompt of all canvases, if
+    they share one. Raises `ConfigError` where no prefix has exactly such a ratio, or none of `RATIOS` fits.
     """
     if system is not None:
-        return _behind(system, ratios, canvas)
-    reached = {r for r in range(100) if percent(_longest(r, canvas), canvas) == r and _longest(r, canvas) < canvas}
+        return _reachable_behind(system, ratios, canvas)
+    prefixes = {ratio: _prefix_length(ratio, canvas) for ratio in range(100)}
+    exact = {ratio for ratio, prefix in prefixes.items() if percent(prefix, canvas) == ratio and prefix < canvas}
     if ratios is None:
-        chosen = [r for r in RATIOS if r in reached and canvas - _longest(r, canvas) >= SHORTEST_REST]
-        if not chosen:
+        fitting = [ratio for ratio in RATIOS if ratio in exact and canvas - prefixes[ratio] >= SHORTEST_REST]
+        if not fitting:
             raise ConfigError(f"a canvas of {canvas} tokens is too short to profile; choose a longer one")
-        return tuple(chosen)
+        return tuple(fitting)
     for ratio in ratios:
-        if ratio not in reached:
+        if ratio not in exact:
             raise ConfigError(
                 f"a canvas of {canvas} tokens cannot be cut at a prefix ratio of {ratio} %; choose a longer canvas"
             )
     return tuple(sorted(set(ratios)))
 
 
-def _behind(system: int, ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
-    """As `reachable`, behind a system prompt."""
-    found = {ratio: _behind_system(system, ratio, canvas) for ratio in (RATIOS if ratios is None else ratios)}
-    fitting = {ratio: lengths[1] - lengths[0] for ratio, lengths in found.items() if lengths is not None}
+def _reachable_behind(system: int, ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
+    """`reachable` for canvases that share a system prompt of `system` tokens."""
+    cuts = {ratio: _system_cut(system, ratio, canvas) for ratio in (RATIOS if ratios is None else ratios)}
+    rests = {ratio: cut[1] - cut[0] for ratio, cut in cuts.items() if cut is not None}
     if ratios is None:
-        ratios = [ratio for ratio, rest in fitting.items() if rest >= SHORTEST_REST]
-    missing = [ratio for ratio in ratios if ratio not in fitting]
+        ratios = [ratio for ratio, rest in rests.items() if rest >= SHORTEST_REST]
+    missing = [ratio for ratio in ratios if ratio not in rests]
     if missing or not ratios:
         raise ConfigError(
             f"behind a system prompt of {system} tokens no canvas of up to {canvas} has a prefix ratio of "
@@ -68,34 +69,35 @@ def _behind(system: int, ratios: Sequence[int] | None, canvas: int) -> tuple[int
     return tuple(sorted(set(ratios)))
 
 
-def _longest(ratio: int, canvas: int) -> int:
-    """Return the prefix length of the longest canvas at this ratio."""
+def _prefix_length(ratio: int, canvas: int) -> int:
+    """Length of the prefix at `ratio` percent of the longest canvas, in tokens."""
     return max(1, round(ratio * canvas / 100))
 
 
 def cut_at(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
     """Cut a canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
 
-    The prefix ends with a turn of `first` if that makes it long enough. Where all have one system prompt, it is as much
-    of that as fits, however short the canvas gets.
+    The prefix ends with a turn of `first` if one ends in the second half of what the longest canvas allows. Where all
+    share a system prompt, the prefix is as much of it as fits, and the canvas as long as the ratio asks. Masks are
+    `response`, or half of what follows the prefix if that is less.
     """
-    longest = _longest(ratio, canvas)
-    fitting = None if first.system is None else _behind_system(first.system, ratio, canvas)
-    if fitting is None:
+    longest = _prefix_length(ratio, canvas)
+    lengths = None if first.system is None else _system_cut(first.system, ratio, canvas)
+    if lengths is None:
         prefix = max((end for end in first.ends if longest <= 2 * end <= 2 * longest), default=longest)
         total = canvas if prefix == longest else round(100 * prefix / ratio)
         if total > canvas or percent(prefix, total) != ratio:
             prefix, total = longest, canvas
     else:
-        prefix, total = fitting
-    rest = total - prefix
-    masks = min(response, rest // 2)
-    return Cut((*first.tokens[:prefix], *last[len(last) - rest + masks :]), prefix, masks)
+        prefix, total = lengths
+    rest_tokens = total - prefix
+    masks = min(response, rest_tokens // 2)
+    return Cut((*first.tokens[:prefix], *last[len(last) - rest_tokens + masks :]), prefix, masks)
 
 
-def _behind_system(system: int, ratio: int, canvas: int) -> tuple[int, int] | None:
-    """Prefix and length of a canvas whose prefix is a system prompt of `system` tokens, or as much of it as fits."""
-    for prefix in range(min(system, _longest(ratio, canvas)), 0, -1):
+def _system_cut(system: int, ratio: int, canvas: int) -> tuple[int, int] | None:
+    """Tokens of prefix and canvas at `ratio`, the prefix being the head of a system prompt; None if none is exact."""
+    for prefix in range(min(system, _prefix_length(ratio, canvas)), 0, -1):
         total = min(canvas, round(100 * prefix / ratio)) if ratio else canvas
         if total > prefix and percent(prefix, total) == ratio:
             return prefix, total
@@ -109,9 +111,9 @@ STILL = 2  # doublings in a row that must leave the table unchanged
 class Cuts:
     """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
 
-    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
-    and for models that are not masked. `ratios` are in percent, ascending; `canvas` and `response` the tokens of the
-    longest canvas and the masks at its end.
+    `ratios` are in percent, ascending; `canvas` is the length of the longest canvas in tokens, and `response` counts
+    the masks at its end. Raises `ConfigError` as `reachable` does, where the canvas exceeds the model's positions, and
+    for models that are not masked.
     """
 
     def __init__(self, session: Session, prompts: PromptSet, settings: ProfileSettings) -> None:
@@ -138,32 +140,31 @@ class Cuts:
         head: Sequence[int] | None = None,
         layers: Sequence[int] | None = None,
     ) -> NDArray[np.float64]:
-        """Return the similarities of one request, of K and V: [ratios, layers]. Calls `tick` once per ratio.
+        """Mean similarity of K and V of one request, float64 [ratios, layers]. Calls `tick` once per ratio.
 
-        `layers` says how many leading ones are computed at each ratio; those above are NaN. None: all. With `head`
-        these tokens, a canvas long, are the prefix, cut to the same length wherever turns end, before the question of
-        request `number`.
+        `layers` has the number of leading layers to compute at each ratio, None computes all, and the others are NaN.
+        With `head`, tokens of a canvas' length, the prefix is cut from these in place of the request's own tokens.
         """
-        cuts, every = self.cut(number, head), self.probe.model.config.layers
-        found = np.full((len(cuts), every), np.nan)
-        for row, cut, count in zip(found, cuts, layers or [every] * len(cuts), strict=True):
+        cuts, layer_count = self.cut(number, head), self.probe.model.config.layers
+        similarities = np.full((len(cuts), layer_count), np.nan)
+        for row, cut, count in zip(similarities, cuts, layers or [layer_count] * len(cuts), strict=True):
             if count:
-                row[:count] = self.similarity(cut, None if count == every else count).mean(axis=0)
+                row[:count] = self.similarity(cut, None if count == layer_count else count).mean(axis=0)
             tick()
-        return found
+        return similarities
 
     def similarity(self, cut: Cut, layers: int | None) -> NDArray[np.float64]:
-        """Of K and V of the prefix of a canvas, [2, layers]; None: all layers."""
+        """Similarity of K and V of a canvas' prefix, [2, layers], in the first `layers` layers; None takes all."""
         return self.probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition, layers)
 
     def cut(self, number: int, head: Sequence[int] | None = None) -> list[Cut]:
-        """Return the canvases that `measure` compares, one per ratio."""
+        """The canvases that `measure` compares, one per ratio."""
         conversation = self.draw(number)
-        first = conversation if head is None else Conversation(head, system=conversation.system)
-        return [cut_at(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
+        head_source = conversation if head is None else Conversation(head, system=conversation.system)
+        return [cut_at(head_source, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
 
     def draw(self, number: int) -> Conversation:
-        """Return the conversation from which request `number` is cut. It is the same in every call."""
+        """The conversation from which request `number` is cut, the same in every call."""
         # Each request has its own random stream, so a larger N keeps the requests of a smaller one.
         return self._prompts.draw(random.Random(f"{self._seed}:{number}"), self.canvas)
 
@@ -185,23 +186,23 @@ def profile(
     cuts = Cuts(session, prompts, settings)
     measured: list[NDArray[np.float64]] = []  # [ratios, layers] each
     growth: list[Growth] = []
-    before: DepthLookup | None = None
+    last_lookup: DepthLookup | None = None
     with tqdm(desc="profiling", unit="canvas", disable=not progress) as bar:
         for size in _sizes(settings):
             bar.total = size * len(cuts.ratios)
             while len(measured) < size:
-                layers = _needed(settings, measured) if settings.needed_layers and measured else None
+                layers = _needed_layers(settings, measured) if settings.needed_layers and measured else None
                 measured.append(cuts.measure(len(measured), bar.update, layers=layers))
             limits = rule_limits(settings.rule, cuts.ratios, measured)
             entries = depth_entries(limits, settings.tau)
             lookup = DepthLookup(entries)
-            if before is not None:
-                growth.append(Growth(size, table_distance(before, lookup, cuts.ratios)))
+            if last_lookup is not None:
+                growth.append(Growth(size, table_distance(last_lookup, lookup, cuts.ratios)))
                 bar.set_postfix(samples=size, L1=growth[-1].distance)
-            before = lookup
-            last = growth[-STILL:]
-            still = len(last) == STILL and all(step.distance <= settings.tolerance for step in last)
-            if settings.samples is None and still:
+            last_lookup = lookup
+            last_steps = growth[-STILL:]
+            stable = len(last_steps) == STILL and all(step.distance <= settings.tolerance for step in last_steps)
+            if settings.samples is None and stable:
                 break
     return SimilarityTable(
         model=session.loaded.name,
@@ -231,10 +232,10 @@ def rule_limits(
 ) -> dict[int, tuple[float, ...]]:
     """Limits of the table that `rule` makes of these requests, to six digits; `measured` as in `mean_curves`.
 
-    They end where similarities were not computed (NaN) of some request.
+    They end at the first layer that was not computed (NaN) for some request.
     """
-    found = _by_ratio(ratios, table_limits(rule, np.array(measured)))
-    return {ratio: tuple(takewhile(math.isfinite, limits)) for ratio, limits in found.items()}
+    limits_by_ratio = _by_ratio(ratios, table_limits(rule, np.array(measured)))
+    return {ratio: tuple(takewhile(math.isfinite, limits)) for ratio, limits in limits_by_ratio.items()}
 
 
 def request_depths(
@@ -245,12 +246,12 @@ def request_depths(
     return dict(zip(ratios, np.mean(depths, axis=0).round(3).tolist(), strict=True))
 
 
-def _needed(settings: ProfileSettings, measured: Sequence[NDArray[np.float64]]) -> list[int]:
-    """How many leading layers may still lower the least depth at each ratio."""
-    layers, found = measured[0].shape[1], table_limits(settings.rule, np.array(measured))
-    depths = [depth_at(limits, settings.tau) for limits in found.tolist()]
-    above = settings.rule.boundary == "safe"  # the layer above the depth is looked at too
-    return [min(layers, depth + above) if depth else 0 for depth in depths]
+def _needed_layers(settings: ProfileSettings, measured: Sequence[NDArray[np.float64]]) -> list[int]:
+    """How many leading layers, at each ratio, can still lower the least depth of the requests so far."""
+    layers, limits = measured[0].shape[1], table_limits(settings.rule, np.array(measured))
+    depths = [depth_at(row, settings.tau) for row in limits.tolist()]
+    extra = settings.rule.boundary == "safe"  # the layer above the depth is looked at too
+    return [min(layers, depth + extra) if depth else 0 for depth in depths]
 
 
 def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, tuple[float, ...]]:
@@ -259,14 +260,14 @@ def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, t
 
 def table_distance(before: DepthLookup, after: DepthLookup, ratios: Sequence[int]) -> float:
     """L1 distance of two tables in layers, averaged over `ratios`."""
-    return sum(abs(before.depth(r, 100) - after.depth(r, 100)) for r in ratios) / len(ratios)
+    return sum(abs(before.depth(ratio, 100) - after.depth(ratio, 100)) for ratio in ratios) / len(ratios)
 
 
 def _sizes(settings: ProfileSettings) -> Iterator[int]:
-    """Numbers of requests per ratio after which the table is looked at."""
-    last = settings.samples or settings.max_samples
+    """Numbers of requests per ratio after which the table is computed."""
+    largest = settings.samples or settings.max_samples
     size = FIRST_SAMPLES
-    while size < last:
+    while size < largest:
         yield size
         size *= 2
-    yield last
+    yield largest

@@ -1,6 +1,6 @@
 """The prompts of a profile: GSM8K by default, a bundled model's own task for such a model, or a file of prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +23,33 @@ from remask_lab.similarity.conversations import (
 )
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
+_TASK_PROMPTS: Mapping[str, Callable[[Tokenizer], PromptSet]] = {
+    "tariff": tariff_prompts,
+    "relay": relay_prompts,
+    "transit": transit_prompts,
+}
 
 
 def default_prompts(model: LoadedModel) -> PromptSet:
-    """Return the prompts on which `model` is profiled if none are given.
+    """The prompts on which `model` is profiled by default.
 
-    GSM8K for a tokenizer that reads English, the task of a bundled model for its small vocabulary, else random token
-    ids.
+    That is GSM8K for a tokenizer of English, the task of a bundled model for its small vocabulary, and random token ids
+    for other tokenizers and without one.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
         return RandomPrompts(model.config)
-    match readable_task(tokenizer):
-        case "tariff":
-            return tariff_prompts(tokenizer)
-        case "relay":
-            return relay_prompts(tokenizer)
-        case "transit":
-            return transit_prompts(tokenizer)
-        case None:
-            return RandomPrompts(
-                model.config, "random token ids, as the model's tokenizer does not read the default texts"
-            )
-    return _gsm8k(tokenizer)
+    task = readable_task(tokenizer)
+    if task is None:
+        return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
+    return _TASK_PROMPTS.get(task, _gsm8k)(tokenizer)
 
 
 def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
-    """Read the prompts of a JSONL file. Each line is an object of `messages`, `prompt` (text) or `prompt_token_ids`.
+    """Read a JSONL file of prompts, each line an object of `messages`, `prompt` (text) or `prompt_token_ids`.
 
-    Raises `ConfigError`, with the number of the line, if a line cannot be used with `model`.
+    Raises `ConfigError` where the file cannot be read or is empty, mixes texts and token ids, or has a line, which the
+    message numbers, that `model` cannot be asked.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -77,7 +75,7 @@ def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
 
 
 def under_system_prompt(path: str | Path, prompts: PromptSet, model: LoadedModel) -> PromptSet:
-    """`prompts` behind the text of a file, which is the system prompt of all of them (BiCache section 5.1).
+    """`prompts` with the text of a file as the system prompt of all of them (BiCache section 5.1).
 
     Raises `ConfigError` where the file holds no text, or the model has no tokenizer.
     """
@@ -92,12 +90,13 @@ def under_system_prompt(path: str | Path, prompts: PromptSet, model: LoadedModel
 
 
 def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:
+    """The questions of GSM8K's test split that come with the package."""
     conversations = gsm8k.conversations()
     return ChatPrompts(f"{len(conversations)} questions of GSM8K's test split", conversations, tokenizer)
 
 
 def _line(text: str, model: LoadedModel) -> Any:
-    """Return the prompt of one line: a tuple of messages, or a tuple of token ids."""
+    """The prompt of one line: a tuple of messages, or of token ids. Raises `ConfigError` on an invalid line."""
     line = json_object("a line", text)
     for key in line:
         check_choice("key", key, KINDS)
@@ -116,15 +115,17 @@ def _line(text: str, model: LoadedModel) -> Any:
 
 
 def _tokens(value: Any, vocab: int) -> tuple[int, ...]:
-    fine = isinstance(value, list) and value and all(type(token) is int and 0 <= token < vocab for token in value)
-    if not fine:
+    valid = isinstance(value, list) and value and all(type(token) is int and 0 <= token < vocab for token in value)
+    if not valid:
         raise ConfigError(f"prompt_token_ids must be a list of token ids from 0 to {vocab - 1}, got {value!r}")
     return tuple(value)
 
 
 def _messages(value: Any) -> tuple[Message, ...]:
+    """Check a list of messages, one of a user among them. Raises `ConfigError`."""
     if not isinstance(value, list) or not all(
-        isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in value
+        isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+        for message in value
     ):
         raise ConfigError(f"messages must be a list of {{role, content}}, roles {', '.join(ROLES)}; got {value!r}")
     if not any(message["role"] == "user" for message in value):

@@ -17,18 +17,18 @@ AT_BOUNDARY: tuple[AtBoundary, ...] = ("safe", "paper")
 
 @dataclass(frozen=True, slots=True)
 class DepthRule:
-    """Three choices that BiCache's text (section 5.1) and the authors' code leave open or make differently.
+    """Three choices on which BiCache's text (section 5.1) and the authors' code differ or are silent.
 
-    A rule reads similarities as limits: for each depth b from 1 to the number of layers, the tau below which the depth
-    is at least b. So a table can be read at any tau.
+    A rule turns similarities into limits: for each depth b from 1 to the number of layers, the tau below which the
+    depth is at least b. So one table gives the depths at every tau.
 
     Attributes:
-        layers: which must exceed tau. "leading": all up to the depth. "largest": the layer at the depth alone, which is
-            the paper's sentence taken literally.
-        requests: what is made of many. "least-depth": the least of their depths. "mean-depth": the mean, fractions
-            floored (the paper). "mean-curve": the depth of their mean similarities (the authors' code).
-        boundary: "safe" asks it of the layer above the depth too, because with a stored boundary the K/V there are
-            those of the prefix alone; above the last layer there is none. "paper" does not.
+        layers: which layers must exceed tau. "leading": all up to the depth. "largest": the layer at the depth alone,
+            which is the paper's sentence taken literally.
+        requests: how several requests give one depth. "least-depth": the least of their depths. "mean-depth": the mean,
+            rounded down (the paper). "mean-curve": the depth of their mean similarities (the authors' code).
+        boundary: "safe": the layer above the depth, if there is one, must exceed tau too, because with a stored
+            boundary the K/V there are those of the prefix alone. "paper": it need not.
     """
 
     layers: OverLayers = "leading"
@@ -45,12 +45,12 @@ class DepthRule:
 
 
 def depth_at(limits: Sequence[float], tau: float) -> int:
-    """The depth that `limits` give at `tau`."""
+    """The depth that `limits`, one per depth from 1, give at `tau`."""
     return sum(limit > tau for limit in limits)
 
 
 def depth_entries(limits: Mapping[int, Sequence[float]], tau: float) -> dict[int, int]:
-    """Entries of a table with these limits by ratio: a ratio is added where it is deeper than all before it."""
+    """Depth by ratio of a table with these limits by ratio; only ratios deeper than all smaller ones have an entry."""
     entries: dict[int, int] = {}
     deepest = 0
     for ratio in sorted(limits):
@@ -68,13 +68,13 @@ def check_tau(tau: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """How to profile.
+    """The settings of a profile.
 
     Attributes:
         tau: similarity that a layer must exceed.
         rule: how depths follow from similarities.
-        ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
-        samples: requests per ratio; None doubles their number until the table stands still.
+        ratios: prefix ratios in percent; None takes those of 5, 10, ... 95 and 97 to 99 that fit.
+        samples: requests per ratio; None doubles their number until the table no longer changes.
         max_samples: most requests per ratio.
         tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
         official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
@@ -112,7 +112,7 @@ class ProfileSettings:
                 "the similarities of all layers; leave one of the two out"
             )
         check_real("tolerance", self.tolerance, low=0)
-        for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
-            check_whole(name, getattr(self, name), low=least, optional=True)
-        if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
+        for name, low in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
+            check_whole(name, getattr(self, name), low=low, optional=True)
+        if self.ratios is not None and (not self.ratios or any(not 0 <= ratio < 100 for ratio in self.ratios)):
             raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")

@@ -17,9 +17,9 @@ Definition: TypeAlias = Literal["flat", "joint", "official"]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One step of the convergence check: after `samples` requests per ratio, how far the table moved.
+    """One step of the convergence check: how far the table moved when it grew to `samples` requests per ratio.
 
-    `distance` is L1, in layers, averaged over the ratios.
+    `distance` is the L1 distance from the table before, in layers, averaged over the ratios.
     """
 
     samples: int
@@ -31,12 +31,14 @@ class SimilarityTable:
     """The result of profiling one model (BiCache section 5.1).
 
     Attributes:
-        tau: similarity that a layer must exceed; `definition` of it as in `PrefixProbe`.
-        samples: requests measured per ratio, of the prompts `source`.
+        tau: similarity that a layer must exceed.
+        definition: the definition of similarity, as in `layer_cosines`.
+        samples: requests measured per ratio.
+        source: the prompts, in words.
         rule: how depths follow from similarities.
         entries: prefix ratio in percent -> depth b in layers, increasing in both.
         limits: prefix ratio in percent -> for each depth from 1 to `layers` the tau below which the rule gives at least
-            that depth. They end before `layers` where only those that `tau` needs were computed.
+            that depth. Fewer than `layers` where only the layers that `tau` needs were computed.
         curves: prefix ratio in percent -> mean similarity per layer; empty where not all layers were computed.
         request_depths: prefix ratio in percent -> mean of the depths of single requests, in layers; empty likewise.
         growth: the convergence check.
@@ -57,11 +59,11 @@ class SimilarityTable:
 
     @property
     def lookup(self) -> DepthLookup:
-        """The table as policies use it."""
+        """The depths at `tau`, as policies look them up."""
         return DepthLookup(self.entries)
 
     def at(self, tau: float) -> DepthLookup:
-        """The table at another tau, by the same rule. Raises `ConfigError` where it lacks the similarities."""
+        """The depths at another tau, by the same rule. Raises `ConfigError` where they depend on unmeasured layers."""
         check_tau(tau)
         if tau < self.tau and any(len(limits) < self.layers for limits in self.limits.values()):
             raise ConfigError(
@@ -76,9 +78,9 @@ class SimilarityTable:
 
     @classmethod
     def load(cls, path: str | Path, fingerprint: str) -> "SimilarityTable":
-        """Read a table of the model with that fingerprint.
+        """Read the table of the model with that fingerprint.
 
-        Raises `RecordError` where the file holds none, or that of another model.
+        Raises `RecordError` where the file holds no table, or that of another model.
         """
         record = read_record(path, SUBJECT)
         if record.about.get("fingerprint") != fingerprint:
@@ -87,11 +89,13 @@ class SimilarityTable:
                 f"({record.about.get('fingerprint')}), and another one is loaded ({fingerprint}); measure that"
             )
         try:
-            raw = {each.name: record.data[each.name] for each in fields(cls)}
-            for name in ("entries", "request_depths", "limits", "curves"):
-                raw[name] = {int(r): tuple(v) if isinstance(v, list) else v for r, v in raw[name].items()}
-            raw["rule"] = DepthRule(**raw["rule"])
-            raw["growth"] = tuple(Growth(**step) for step in raw["growth"])
+            content = {field.name: record.data[field.name] for field in fields(cls)}
+            for name in ("entries", "request_depths"):
+                content[name] = {int(ratio): depth for ratio, depth in content[name].items()}
+            for name in ("limits", "curves"):
+                content[name] = {int(ratio): tuple(values) for ratio, values in content[name].items()}
+            content["rule"] = DepthRule(**content["rule"])
+            content["growth"] = tuple(Growth(**step) for step in content["growth"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecordError(f"{str(path)!r} holds no similarities: {error}; measure again") from error
-        return cls(**raw)
+        return cls(**content)

@@ -1,4 +1,4 @@
-"""What the measurements share: how they are declared, how they end, and times of calls that take turns."""
+"""The command line of the measurements, and times of calls that take turns."""
 
 import argparse
 import importlib
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 ON = "--dtype float32 --device auto"
 """The options that choose where a model runs."""
-_LEAST = {"questions": 0, "prefix": 0, "depths": 0}  # of numbers that may be smaller than 1
-_ANY = {"INT": int, "STR": str}
+_MINIMUMS = {"questions": 0, "prefix": 0, "depths": 0}  # of the options whose minimum is not 1
+_TYPES = {"INT": int, "STR": str}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Printout:
     """A result, and the text that is printed in place of its JSON."""
 
     data: "Mapping[str, Any] | Record"
@@ -36,9 +36,10 @@ class Shown:
 
 
 def run_named(command: str, doc: str | None, measurements: Mapping[str, tuple[str, str]]) -> int:
-    """Run the one of a command's `measurements` that the first word names. Returns the exit status.
+    """Run the measurement that the command line's first argument names. Returns the exit status.
 
-    Each is the module of a function of its name, and its options with their defaults. Only that module is imported.
+    `measurements` are, by name, the module with the function of that name, and options as `add_options` takes them.
+    Only that module is imported.
     """
     parser = command_parser(doc, command)
     parser.add_argument("name", choices=measurements)
@@ -46,30 +47,30 @@ def run_named(command: str, doc: str | None, measurements: Mapping[str, tuple[st
     return run_command(partial(run_measurement, command, name, *measurements[name], sys.argv[2:]))
 
 
-def run_measurement(command: str, name: str, module: str, usage: str, words: Sequence[str]) -> None:
-    """Parse `words` by `usage` and `--json`, run, print what was found, and write it where `--json` says.
+def run_measurement(command: str, name: str, module: str, usage: str, arguments: Sequence[str]) -> None:
+    """Parse `arguments` by `usage`, run the function `name` of `module`, and print its result.
 
-    The function's docstring is the help. A mapping gets the options beside its figures. Raises `ConfigError` on whole
-    numbers that are too small.
+    The function's docstring is the help. `--json` names a file for the result. A mapping is written with the options
+    beside it, a record as it is. Raises `ConfigError` on whole numbers that are too small.
     """
-    run = getattr(importlib.import_module(module), name)
-    parser = command_parser(inspect.getdoc(run), f"{command} {name}")
+    measurement = getattr(importlib.import_module(module), name)
+    parser = command_parser(inspect.getdoc(measurement), f"{command} {name}")
     add_options(parser, f"{usage} --json STR".strip())
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     for option, value in vars(args).items():
-        for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, int) and not isinstance(each, bool):
-                check_whole(f"--{option.replace('_', '-')}", each, low=_LEAST.get(option, 1))
-    found = run(args)
-    if found is None:
+        for number in value if isinstance(value, list) else (value,):
+            if isinstance(number, int) and not isinstance(number, bool):
+                check_whole(f"--{option.replace('_', '-')}", number, low=_MINIMUMS.get(option, 1))
+    result = measurement(args)
+    if result is None:
         return
-    data, text = (found.data, found.text) if isinstance(found, Shown) else (found, None)
+    data, text = (result.data, result.text) if isinstance(result, Printout) else (result, None)
     if isinstance(data, Mapping):
         options = {option: value for option, value in vars(args).items() if option != "json"}
-        result = json.dumps({**options, **data}, indent=2)
-        print(result if text is None else text)
+        json_text = json.dumps({**options, **data}, indent=2)
+        print(json_text if text is None else text)
         if args.json:
-            write_whole("the result", args.json, result + "\n")
+            write_whole("the result", args.json, json_text + "\n")
         return
     print(json.dumps(data.data, indent=2) if text is None else text)
     if args.json:
@@ -79,25 +80,27 @@ def run_measurement(command: str, name: str, module: str, usage: str, words: Seq
 
 
 def add_options(parser: argparse.ArgumentParser, usage: str) -> None:
-    """Add the options of a command line with its defaults: "--rounds 3 --caches none,reuse --depths 1 2 --threads INT".
+    """Add the options of `usage`, which is a command line of their defaults: "--rounds 3 --depths 1 2 --threads INT".
 
-    Several words make a list, and so do dots behind one; none a flag. INT and STR stand for what is None unless given.
+    An option without a value is a flag, one with several values or with "..." behind its only one a list, and one with
+    INT or STR has that type and the default None.
     """
     for option in usage.removeprefix("--").split(" --"):
         name, *words = option.split()
         if not words:
             parser.add_argument(f"--{name}", action="store_true")
-        elif words[0] in _ANY:
-            parser.add_argument(f"--{name}", type=_ANY[words[0]])
+        elif words[0] in _TYPES:
+            parser.add_argument(f"--{name}", type=_TYPES[words[0]])
         else:
-            several = len(words) > 1 or words[0].endswith("...")
-            values = [_typed(word.removesuffix("...")) for word in words]
-            many, default = ("*", values) if several else (None, values[0])
+            is_list = len(words) > 1 or words[0].endswith("...")
+            values = [_parse_value(word.removesuffix("...")) for word in words]
+            nargs, default = ("*", values) if is_list else (None, values[0])
             text = "default: %(default)s"
-            parser.add_argument(f"--{name}", nargs=many, type=type(values[0]), default=default, help=text)
+            parser.add_argument(f"--{name}", nargs=nargs, type=type(values[0]), default=default, help=text)
 
 
-def _typed(word: str) -> int | float | str:
+def _parse_value(word: str) -> int | float | str:
+    """`word` as a number, if it is one."""
     for kind in (int, float):
         try:
             return kind(word)
@@ -107,13 +110,13 @@ def _typed(word: str) -> int | float | str:
 
 
 def command_parser(doc: str | None, words: str | None = None) -> argparse.ArgumentParser:
-    """A parser whose help begins with a docstring; `words` name the command behind `python -m remask_lab`."""
+    """A parser with the docstring `doc` as its help; `words` are the command after `python -m remask_lab`."""
     prog = None if words is None else f"python -m remask_lab {words}"
     return argparse.ArgumentParser(prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a command. Returns 0, or 2 after printing an error that the user can mend."""
+    """Run `main`. Returns 0, or 2 after printing a `RemaskError`."""
     try:
         main()
     except RemaskError as error:
@@ -123,6 +126,7 @@ def run_command(main: Callable[[], None]) -> int:
 
 
 def report(llm: "LLM", **figures: Any) -> dict[str, Any]:
+    """`figures` with the machine and the commit."""
     return {"machine": machine(llm), "commit": commit(), **figures}
 
 
@@ -132,24 +136,24 @@ def in_turns(
     seconds: Callable[[Callable[[], object]], float],
     first: int = 1,
 ) -> dict[str, list[float]]:
-    """What `seconds` says of each call in every turn; the `first` turns, which make kernels, do not count."""
+    """`seconds(call)` of each call in every turn. `first` further turns, which compile kernels, come first."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns + first):
         for name, call in calls.items():
-            taken = seconds(call)
+            duration = seconds(call)
             if turn >= first:
-                times[name].append(taken)
+                times[name].append(duration)
     return times
 
 
 def ratio_and_range(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """The median ratio of two that took turns, and its range."""
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    """The median and the range of the ratios of two series that took turns."""
+    ratios = [our_value / their_value for our_value, their_value in zip(ours, theirs, strict=True)]
     return {"ratio": statistics.median(ratios), "ratio_range": [min(ratios), max(ratios)]}
 
 
-def cpu_seconds(act: Callable[[], object]) -> float:
-    """CPU time of this process in a call, that of all threads."""
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """CPU seconds of all threads of this process during a call."""
     start = time.process_time()
-    act()
+    call()
     return time.process_time() - start

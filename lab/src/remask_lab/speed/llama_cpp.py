@@ -31,7 +31,7 @@ from remask.model.config import ModelConfig
 from remask.model.pool import Pool
 from remask.model.weights import Weights
 from remask.plan.canvas import Canvas
-from remask_lab.asked import separated
+from remask_lab.arguments import split_names
 from remask_lab.speed.command import cpu_seconds, in_turns, report
 
 TYPES = ("f32", "q8_0", "q4_0")
@@ -44,16 +44,15 @@ Pass = Callable[[], NDArray[np.float32]]
 
 
 def llama_cpp(args: argparse.Namespace) -> dict[str, Any]:
-    """Forward passes and answers beside llama.cpp, on one model file: CPU time, and logits compared.
+    """Forward passes and answers beside llama.cpp, on one model file: CPU seconds, and the difference of logits.
 
     Needs the package `llama-cpp-python`, which is no dependency: pip install llama-cpp-python (it is compiled). For
-    each kind a file with random weights is written into a temporary folder, and both read it: we with `int8` where it
-    is `q8_0`, with `int4` where it is `q4_0`, and in float32. A pass is over the whole canvas, and reads the logits of
-    the response. Both have as many threads, and passes take turns. llama.cpp computes the whole canvas in every step of
-    a diffusion model, so an answer takes it the passes of as many steps; ours is an answer of the engine under each
-    policy.
+    each kind a file with random weights is written into a temporary folder. Both read it, remask with `int8` for
+    `q8_0`, with `int4` for `q4_0`, and in float32. A pass computes the whole canvas and the logits of the response.
+    Both use as many threads, and passes take turns. llama.cpp computes the whole canvas in every step of a diffusion
+    model, so its time for an answer is that of a pass times the steps; the engine answers under each policy.
     """
-    kinds = separated(args.kinds)
+    kinds = split_names(args.kinds)
     for kind in kinds:
         check_choice("--kinds", kind, TYPES)
     if find_spec(PACKAGE) is None:
@@ -62,15 +61,15 @@ def llama_cpp(args: argparse.Namespace) -> dict[str, Any]:
     weights = dummy_weights(config, torch.float32, torch.device("cpu"))
     rng = np.random.default_rng(0)
     canvas = Canvas.masked(rng.integers(0, 256, args.prompt).tolist(), args.response, config.mask_id)
-    results, exact = [], None
+    results, float32_logits = [], None
     with tempfile.TemporaryDirectory() as folder:
         for kind in kinds:
             path = Path(folder) / f"{kind}.gguf"
             write_gguf(path, config, weights, kind)
             llm = open_ours(path, OURS[kind], args)
-            found, own = compare(llm, path, kind, canvas, args, exact)
-            exact = own if kind == "f32" else exact
-            results.append({"kind": kind, "file_bytes": path.stat().st_size, **found})
+            row, logits = compare(llm, path, kind, canvas, args, float32_logits)
+            float32_logits = logits if kind == "f32" else float32_logits
+            results.append({"kind": kind, "file_bytes": path.stat().st_size, **row})
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
             path.unlink()
     return report(llm, llama_cpp=version("llama-cpp-python"), results=results)
@@ -79,29 +78,29 @@ def llama_cpp(args: argparse.Namespace) -> dict[str, Any]:
 def compare(
     llm: LLM, path: Path, kind: str, canvas: Canvas, args: argparse.Namespace, exact: NDArray[np.float32] | None
 ) -> tuple[dict[str, Any], NDArray[np.float32]]:
-    """What both take for a pass and for an answer on the file `path`, how far logits are apart, and our logits.
+    """Compare a pass and an answer on the model file `path`: CPU seconds of both, and how much their logits differ.
 
-    `exact` are those of float32 weights; None where they were not computed.
+    Returns the row of results and our logits [N, V]. `exact` are our logits with float32 weights, if known.
     """
     steps = args.steps or args.response
     ours = our_pass(llm, canvas)
     with their_pass(path, canvas, args.threads) as theirs:
         logits = ours(), theirs()  # the first pass of a shape makes kernels
         times = in_turns({"ours": ours, "theirs": theirs}, args.turns, cpu_seconds, first=0)
-    own, other = (statistics.median(each) for each in times.values())
-    found: dict[str, Any] = {
+    our_seconds, their_seconds = (statistics.median(seconds) for seconds in times.values())
+    row: dict[str, Any] = {
         "ours": OURS[kind] or "float32",
-        "pass_s": {"ours": own, "llama.cpp": other},
-        "answer_s": {"llama.cpp": steps * other},
-        "logits_apart": apart(*logits),
+        "pass_s": {"ours": our_seconds, "llama.cpp": their_seconds},
+        "answer_s": {"llama.cpp": steps * their_seconds},
+        "logits_apart": rms_error(*logits),
         "same_first": float((logits[0].argmax(1) == logits[1].argmax(1)).mean()),
     }
     if exact is not None:
-        found["from_float32"] = {"ours": apart(logits[0], exact), "llama.cpp": apart(logits[1], exact)}
+        row["from_float32"] = {"ours": rms_error(logits[0], exact), "llama.cpp": rms_error(logits[1], exact)}
     for cache in CACHES:
-        found["answer_s"][cache] = cpu_seconds(partial(answer, llm, canvas, steps, args.block, cache))
-    found["times_less"] = {cache: steps * other / found["answer_s"][cache] for cache in CACHES}
-    return found, logits[0]
+        row["answer_s"][cache] = cpu_seconds(partial(answer, llm, canvas, steps, args.block, cache))
+    row["times_less"] = {cache: steps * their_seconds / row["answer_s"][cache] for cache in CACHES}
+    return row, logits[0]
 
 
 def open_ours(path: Path, kind: Quantization | None, args: argparse.Namespace) -> LLM:
@@ -110,22 +109,22 @@ def open_ours(path: Path, kind: Quantization | None, args: argparse.Namespace) -
 
 
 def our_pass(llm: LLM, canvas: Canvas) -> Pass:
-    """A pass over `canvas`, which returns the logits [N, V] of its noisy positions."""
+    """A function that runs a pass over `canvas`, and returns the logits [N, V] of its noisy positions."""
     model, noisy = llm.model, np.arange(len(canvas)) >= canvas.prompt
     pool = Pool(model.config, len(canvas), 1, model.kv_dtype, model.device, model.dtype)
 
     def run() -> NDArray[np.float32]:
         with torch.inference_mode():
             logits = model.head(model.forward(pack_uncached(model, [canvas], [noisy]), pool))
-        found: NDArray[np.float32] = logits.float().numpy()
-        return found
+        array: NDArray[np.float32] = logits.float().numpy()
+        return array
 
     return run
 
 
 @contextmanager
 def their_pass(path: Path, canvas: Canvas, threads: int) -> Iterator[Pass]:
-    """The same pass by llama.cpp.
+    """The same by llama.cpp, which holds the model until the context ends.
 
     Raises `ConfigError` where it cannot read the file or compute the pass.
     """
@@ -147,9 +146,9 @@ def their_pass(path: Path, canvas: Canvas, threads: int) -> Iterator[Pass]:
         lib.llama_set_causal_attn(context, False)
         vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         batch.n_tokens = count
-        for place, token in enumerate(canvas.tokens.tolist()):
-            batch.token[place], batch.pos[place], batch.n_seq_id[place] = token, place, 1
-            batch.seq_id[place][0], batch.logits[place] = 0, True
+        for index, token in enumerate(canvas.tokens.tolist()):
+            batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, index, 1
+            batch.seq_id[index][0], batch.logits[index] = 0, True
 
         def run() -> NDArray[np.float32]:
             if (memory := lib.llama_get_memory(context)) is not None:
@@ -157,7 +156,7 @@ def their_pass(path: Path, canvas: Canvas, threads: int) -> Iterator[Pass]:
             if (code := lib.llama_decode(context, batch)) != 0:
                 raise ConfigError(f"llama.cpp computes no pass over {count} tokens: it returned {code}")
             rows = lib.llama_get_logits(context)
-            # Without a cache llama.cpp makes logits of all rows, whichever are asked for.
+            # Without a cache llama.cpp computes logits of all rows, whichever are requested.
             return np.ctypeslib.as_array(rows, shape=(count * vocab,)).reshape(-1, vocab)[first:].copy()
 
         yield run
@@ -170,21 +169,21 @@ def their_pass(path: Path, canvas: Canvas, threads: int) -> Iterator[Pass]:
 
 
 def answer(llm: LLM, canvas: Canvas, steps: int, block: int, cache: str) -> None:
-    """An answer of the engine, of as many tokens as `canvas` has noisy positions."""
+    """Let the engine answer the prompt of `canvas` with as many tokens as it has noisy positions."""
     tokens = len(canvas) - canvas.prompt
-    own = min(block, tokens) if tokens % block == 0 else tokens
-    params = SamplingParams(max_tokens=tokens, steps=steps, block_length=own, ignore_eos=True)
+    block_length = min(block, tokens) if tokens % block == 0 else tokens
+    params = SamplingParams(max_tokens=tokens, steps=steps, block_length=block_length, ignore_eos=True)
     prompt = canvas.tokens[: canvas.prompt].tolist()
     list(llm.session.run([Request(cache, prompt, params, policy=llm.session.policy(cache))], progress=False))
 
 
-def apart(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """The root of the mean squared difference, as a share of that of the numbers."""
-    return float(np.sqrt(np.mean((one - other) ** 2) / np.mean(other**2)))
+def rms_error(logits: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
+    """The root mean square of the difference, relative to that of `reference`."""
+    return float(np.sqrt(np.mean((logits - reference) ** 2) / np.mean(reference**2)))
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> None:
-    """Write `weights`, float32 on the CPU, with matrices of the type `kind`, and a vocabulary of bytes and fillers.
+    """Write a GGUF file of `weights`, float32 on the CPU, with matrices of the type `kind`, and a filler vocabulary.
 
     Raises `ConfigError` where `config` is not of the `llada` family, or has fewer than 256 tokens.
     """
@@ -193,32 +192,32 @@ def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> 
     writer = gguf.GGUFWriter(path, "llada")
     _write_keys(writer, config)
     _write_tokenizer(writer, config)
-    quantized = getattr(GGMLQuantizationType, kind.upper())
+    matrix_type = getattr(GGMLQuantizationType, kind.upper())
 
     def add(name: str, values: NDArray[np.float32]) -> None:
         matrix = values.ndim == 2
         writer.add_tensor(
             f"{name}.weight",
-            gguf.quantize(values, quantized) if matrix else values,
-            raw_dtype=quantized if matrix else None,
+            gguf.quantize(values, matrix_type) if matrix else values,
+            raw_dtype=matrix_type if matrix else None,
         )
 
     add("token_embd", weights.embed.numpy())
     add("output_norm", weights.norm.numpy())
     if not config.tied:
         add("output", weights.head.numpy())
-    q, kv, wide = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.intermediate
+    q, kv, intermediate = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.intermediate
     for number, layer in enumerate(weights.layers):
-        qkv, both = layer.qkv.numpy(), layer.gate_up.numpy()
+        qkv, gate_up = layer.qkv.numpy(), layer.gate_up.numpy()
         for name, values in {
             "attn_norm": layer.named_tensors()["attn_norm"].numpy(),
-            "attn_q": _in_pairs(qkv[:q], config.heads),
-            "attn_k": _in_pairs(qkv[q : q + kv], config.kv_heads),
+            "attn_q": _interleave_heads(qkv[:q], config.heads),
+            "attn_k": _interleave_heads(qkv[q : q + kv], config.kv_heads),
             "attn_v": qkv[q + kv :],
             "attn_output": layer.out.numpy(),
             "ffn_norm": layer.ffn_norm.numpy(),
-            "ffn_gate": both[:wide],
-            "ffn_up": both[wide:],
+            "ffn_gate": gate_up[:intermediate],
+            "ffn_up": gate_up[intermediate:],
             "ffn_down": layer.down.numpy(),
         }.items():
             add(f"blk.{number}.{name}", values)
@@ -228,8 +227,8 @@ def write_gguf(path: Path, config: ModelConfig, weights: Weights, kind: str) -> 
     writer.close()
 
 
-def _in_pairs(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of two halves of each head, as pairs that RoPE turns together."""
+def _interleave_heads(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Reorder the rows of a projection, whose heads are halves, into the pairs that llama.cpp's RoPE rotates."""
     return np.ascontiguousarray(rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape))
 
 
@@ -250,10 +249,10 @@ def _write_keys(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """Bytes in GPT-2's alphabet, and names for the rest of the vocabulary, which no text is made of."""
+    """Write a vocabulary of the 256 bytes in GPT-2's alphabet, and fillers that no text contains."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(_BYTES, 2 * _BYTES))
-    tokens = [chr(byte if byte in printable else next(others)) for byte in range(_BYTES)]
+    substitutes = iter(range(_BYTES, 2 * _BYTES))
+    tokens = [chr(byte if byte in printable else next(substitutes)) for byte in range(_BYTES)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*tokens, *(f"filler{number}" for number in range(_BYTES, config.vocab))])

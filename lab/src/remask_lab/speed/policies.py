@@ -3,9 +3,11 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import truediv
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from remask import LLM, SamplingParams
 from remask.engine.engine import Engine
@@ -20,28 +22,33 @@ from remask_lab.ops.clock import OPERATIONS, time_operations
 from remask_lab.ops.operations import touch_memory
 from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, about
-from remask_lab.speed.command import Shown, report
+from remask_lab.speed.command import Printout, report
 from remask_lab.speed.runs import bare_pass, engine_of, on_device, open_random
 
-MANY = 64  # rows a layer above which the products take most of the time, and not the reading of weights
+MANY = 64  # rows a layer from which products take more time than the reading of weights
 
 
 @dataclass(slots=True)
 class RowCount(CacheMeter):
-    """Counts the rows computed in each layer of a pass, over all its canvases."""
+    """Counts the rows that a pass computes in each layer and predicts, over all its canvases."""
 
     rows: list[int] = field(default_factory=list)
     predicted: int = 0
 
     def note(self, ledger: Ledger, plan: Plan) -> None:  # noqa: ARG002
         per_layer = [span.cost // len(span.layers) for span in plan.spans for _ in span.layers]
-        self.rows = [a + b for a, b in zip(self.rows or [0] * len(per_layer), per_layer, strict=True)]
+        self.rows = [total + rows for total, rows in zip(self.rows or [0] * len(per_layer), per_layer, strict=True)]
         self.predicted += int(plan.predict.sum())
 
 
 @dataclass(slots=True)
 class PolicySteps:
-    """One policy: its engine, and the time and work of its steps. `bare` is nan for steps with many rows."""
+    """The steps of one policy on its engine.
+
+    Attributes:
+        seconds, row_layers: time and work of each step.
+        bare: seconds of the bare products and attention of each step's rows; NaN for steps with many rows.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -51,44 +58,45 @@ class PolicySteps:
     bare: list[float] = field(default_factory=list)
 
     def step(self, llm: LLM, keys: int, batch: int) -> None:
-        """Take one step, and where it computes few rows the bare pass of these after it."""
+        """Take one step. If it computes few rows, time the bare pass of as many rows over `keys` positions after it."""
         count, seconds = RowCount(), on_device(llm)
-        attached = observe_cache(self.engine, count)
+        observer = observe_cache(self.engine, count)
         self.seconds.append(seconds(self.engine.step))
-        self.engine.detach(attached)
+        self.engine.detach(observer)
         self.row_layers.append(sum(count.rows))
-        few = sum(count.rows) < MANY * len(count.rows)
-        self.bare.append(seconds(bare_pass(llm, count.rows, count.predicted, keys, batch)) if few else float("nan"))
+        few_rows = sum(count.rows) < MANY * len(count.rows)
+        self.bare.append(seconds(bare_pass(llm, count.rows, count.predicted, keys, batch)) if few_rows else np.nan)
 
-    def result(self, none: "PolicySteps", layers: int) -> dict[str, Any]:
-        """The gains over the steps of `none`."""
-        ours, theirs, bare = np.array(self.seconds), np.array(none.seconds), np.array(self.bare)
-        work, reference = np.array(self.row_layers), np.array(none.row_layers)
+    def result(self, baseline: "PolicySteps", layers: int) -> dict[str, Any]:
+        """The row of results, with the gains over the steps of `baseline`, the policy `none`."""
+        bare, seconds, work = np.array(self.bare), np.array(self.seconds), np.array(self.row_layers)
         many = work >= MANY * layers
-        gain, saved = theirs.sum() / ours.sum(), reference.sum() / work.sum()
-        share = (
-            theirs[many].sum() / ours[many].sum() / (reference[many].sum() / work[many].sum()) if many.any() else None
-        )
+
+        def gains(steps: NDArray[np.bool_]) -> tuple[float, float]:
+            time = np.array(baseline.seconds)[steps].sum() / seconds[steps].sum()
+            return float(time), float(np.array(baseline.row_layers)[steps].sum() / work[steps].sum())
+
+        gain, work_gain = gains(np.ones_like(many))
         return {
             "cache": self.name,
             "settings": self.settings,
-            "step_ms": 1e3 * float(np.median(ours)),
-            "gain": float(gain),
-            "work_gain": float(saved),
+            "step_ms": 1e3 * float(np.median(seconds)),
+            "gain": gain,
+            "work_gain": work_gain,
             "rows_a_layer": [float(work.min() / layers), float(work.max() / layers)],
             "steps_with_many_rows": int(many.sum()),
-            "quotient": None if share is None else float(share),
-            "times_bare_with_few_rows": None if many.all() else float(ours[~many].sum() / bare[~many].sum()),
+            "quotient": truediv(*gains(many)) if many.any() else None,
+            "times_bare_with_few_rows": None if many.all() else float(seconds[~many].sum() / bare[~many].sum()),
         }
 
 
-def policies(args: argparse.Namespace) -> Shown:
+def policies(args: argparse.Namespace) -> Printout:
     """How much time each cache policy's saved work saves, step by step beside `none`.
 
-    Every policy has an engine of its own with the same requests. The engines take turns, one step each. A policy's gain
-    in time, divided by its gain in row-layers, is the share of the saved work that becomes saved time. It counts the
-    steps with 64 or more computed rows a layer. With fewer rows, reading the weights takes most of the time. There the
-    time is compared with the bare matrix products and attention of the same rows, run right after the step.
+    Every policy has an engine of its own with the same requests, and the engines take turns, one step each. A policy's
+    gain in time, divided by its gain in row-layers, is the share of the saved work that becomes saved time. It counts
+    the steps with 64 or more computed rows a layer. With fewer rows, reading the weights takes most of the time; such
+    steps are compared with the bare matrix products and attention of the same rows, run right after the step.
     """
     length = args.prompt + args.response
     llm = open_random(args, max_num_seqs=args.batch, max_model_len=length, store_budget_tokens=args.prompt)
@@ -97,16 +105,16 @@ def policies(args: argparse.Namespace) -> Shown:
         max_tokens=args.response, block_length=args.block_length, remasking="random", seed=0, ignore_eos=True
     )
     workload = random_workload(llm, args.batch, 1, 0, sampling, args.prefix, args.prompt - args.prefix)
-    found = [own for name in (*policy_names(), *COMPOSITIONS) if (own := _admitted(llm, name, workload)) is not None]
+    runs = [run for name in (*policy_names(), *COMPOSITIONS) if (run := _start_policy(llm, name, workload)) is not None]
     for _ in range(args.steps):
-        for own in found:
-            own.step(llm, length, args.batch)
-    results = [own.result(found[0], llm.loaded.config.layers) for own in found]
-    return Shown(report(llm, results=results), policies_table(results))
+        for run in runs:
+            run.step(llm, length, args.batch)
+    results = [run.result(runs[0], llm.loaded.config.layers) for run in runs]
+    return Printout(report(llm, results=results), policies_table(results))
 
 
-def _admitted(llm: LLM, name: str, workload: Workload) -> PolicySteps | None:
-    """The policy with its requests admitted and their prefix in the store. None where it cannot run.
+def _start_policy(llm: LLM, name: str, workload: Workload) -> PolicySteps | None:
+    """A policy's engine with the requests added and their prefix in the store; None where the policy cannot run.
 
     A policy that cannot run with positions drawn at random transfers the most confident position in each step.
     """
@@ -135,15 +143,15 @@ def policies_table(results: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for row in results:
         (low, high), quotient, bare = row["rows_a_layer"], row["quotient"], row["times_bare_with_few_rows"]
-        times = [f"{row['step_ms']:.0f}", f"{row['gain']:.2f}x", f"{row['work_gain']:.2f}x", f"{low:.0f} to {high:.0f}"]
-        last = ["-" if quotient is None else f"{quotient:.2f}", "-" if bare is None else f"{bare:.2f}x"]
-        rows.append([row["cache"], described(row["settings"]), *times, *last])
+        gains = [f"{row['step_ms']:.0f}", f"{row['gain']:.2f}x", f"{row['work_gain']:.2f}x", f"{low:.0f} to {high:.0f}"]
+        comparisons = ["-" if quotient is None else f"{quotient:.2f}", "-" if bare is None else f"{bare:.2f}x"]
+        rows.append([row["cache"], described(row["settings"]), *gains, *comparisons])
     return markdown_table([*header, "quotient, 64 rows or more", "times bare, fewer"], rows)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The positions of a canvas, of its clean part and of a block behind that, and the block's steps."""
+    """The lengths of a canvas, of its prompt and of the block behind it, in positions, and the block's steps."""
 
     canvas: int
     prompt: int
@@ -153,7 +161,7 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """The steps of a block that ran: their seconds, and rows computed for each request. `steps` counts all steps."""
+    """The steps of a block that were run: seconds and computed rows of each. `steps` is the number of all steps."""
 
     seconds: tuple[float, ...]
     rows: tuple[int, ...]
@@ -161,18 +169,19 @@ class BlockTime:
 
     @property
     def block_s(self) -> float:
-        """Seconds of all steps. A step that did not run counts as the mean of those that did, the first left out."""
-        return _whole(self.seconds, self.steps)
+        """Seconds of all steps, of which those that were not run are estimated."""
+        return _extrapolated_sum(self.seconds, self.steps)
 
     @property
     def block_rows(self) -> float:
-        """Rows of all steps, in the same way."""
-        return _whole(self.rows, self.steps)
+        """Computed rows of all steps, in the same way."""
+        return _extrapolated_sum(self.rows, self.steps)
 
 
-def _whole(values: tuple[Any, ...], steps: int) -> float:
-    later = np.mean(values[1:]) if len(values) > 1 else values[0]
-    return float(sum(values) + (steps - len(values)) * later)
+def _extrapolated_sum(values: tuple[Any, ...], steps: int) -> float:
+    """The sum over `steps` steps, of which those without a value count as the mean of all values but the first."""
+    later_mean = np.mean(values[1:]) if len(values) > 1 else values[0]
+    return float(sum(values) + (steps - len(values)) * later_mean)
 
 
 def time_block(
@@ -180,11 +189,10 @@ def time_block(
 ) -> dict[str, BlockTime]:
     """Time one block of a request under every cache, on engines that take turns step by step.
 
-    Steps that compute the same rows take the same time. So only the first `full_steps` run under `none` and
-    `block-prefix`, whose steps compute nearly the whole canvas, and under `uniform-cache` the first and `cached_steps`
-    more.
+    Steps that compute the same rows take the same time, so not all are run: `full_steps` of `none` and `block-prefix`,
+    whose steps compute nearly the whole canvas, and of `uniform-cache` the first and `cached_steps` more.
     """
-    run = {
+    step_counts = {
         name: min(shape.steps, 1 + cached_steps if isinstance(policy, UniformCache) else full_steps)
         for name, policy in caches.items()
     }
@@ -193,16 +201,15 @@ def time_block(
     rows: dict[str, list[int]] = {name: [] for name in caches}
     for step in range(shape.steps):
         for name, engine in engines.items():
-            if step < run[name]:
-                before = engine.stats.row_layers
+            if step < step_counts[name]:
+                row_layers = engine.stats.row_layers
                 seconds[name].append(on_device(llm)(engine.step))
-                computed = engine.stats.row_layers - before
-                rows[name].append(computed // llm.loaded.config.layers)
+                rows[name].append((engine.stats.row_layers - row_layers) // llm.loaded.config.layers)
     return {name: BlockTime(tuple(seconds[name]), tuple(rows[name]), shape.steps) for name in caches}
 
 
 def block_engine(llm: LLM, shape: BlockShape, policy: CachePolicy) -> Engine:
-    """An engine whose next step is the first of the block, behind which another one follows, for one request."""
+    """An engine with one request, whose next step is the first of the block. Another block follows it."""
     params = SamplingParams(
         max_tokens=2 * shape.block,
         block_length=shape.block,
@@ -223,7 +230,7 @@ CACHES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def uniform(args: argparse.Namespace) -> Shown:
+def uniform(args: argparse.Namespace) -> Printout:
     """The gain of the caches of uniform models on a long canvas, and the time of each operation in a step.
 
     Times one block under every policy. Each policy has its own engine, and the engines take turns step by step. Steps
@@ -243,32 +250,32 @@ def uniform(args: argparse.Namespace) -> Shown:
         clock = time_operations(engine)
         clock.start()
         engine.step()
-        spent = clock.stop()
-        operations[kind] = {each: 1e3 * spent[each] for each in OPERATIONS if each in spent}
+        seconds = clock.stop()
+        operations[kind] = {operation: 1e3 * seconds[operation] for operation in OPERATIONS if operation in seconds}
     results = [
         {
             "cache": name,
-            "first_step_ms": 1e3 * own.seconds[0],
-            "later_steps_ms": 1e3 * float(np.median(own.seconds[1:])),
-            "block_s": own.block_s,
-            "gain": times["none"].block_s / own.block_s,
-            "bound_by_rows": times["none"].block_rows / own.block_rows,
+            "first_step_ms": 1e3 * time.seconds[0],
+            "later_steps_ms": 1e3 * float(np.median(time.seconds[1:])),
+            "block_s": time.block_s,
+            "gain": times["none"].block_s / time.block_s,
+            "bound_by_rows": times["none"].block_rows / time.block_rows,
         }
-        for name, own in times.items()
+        for name, time in times.items()
     ]
     settings = {name: getattr(args, name) for name in ("canvas", "prompt", "block_length", "steps", "full_steps")}
     data = {"results": results, "operations_ms": operations}
-    return Shown(Record("uniform block", about(llm, seed=0, settings=settings), data), uniform_table(data))
+    return Printout(Record("uniform block", about(llm, seed=0, settings=settings), data), uniform_table(data))
 
 
-def uniform_table(found: Mapping[str, Any]) -> str:
-    operations = found["operations_ms"]
+def uniform_table(data: Mapping[str, Any]) -> str:
+    operations = data["operations_ms"]
     header = ["cache", "first step, ms", "later steps, ms", "gain over a block", "bound by rows"]
     rows = [
         [row["cache"], *(f"{row[f'{name}_ms']:.0f}" for name in ("first_step", "later_steps"))]
         + [f"{row[name]:.2f}x" for name in ("gain", "bound_by_rows")]
-        for row in found["results"]
+        for row in data["results"]
     ]
-    names = list(dict.fromkeys(name for spent in operations.values() for name in spent))
-    times = [[kind, *(f"{spent[name]:.1f}" for name in names)] for kind, spent in operations.items()]
+    names = list(dict.fromkeys(name for milliseconds in operations.values() for name in milliseconds))
+    times = [[kind, *(f"{milliseconds[name]:.1f}" for name in names)] for kind, milliseconds in operations.items()]
     return f"{markdown_table(header, rows)}\n\n{markdown_table(['ms of a step', *names], times)}"

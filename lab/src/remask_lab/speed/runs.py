@@ -1,4 +1,4 @@
-"""Models, requests and engines of the measurements, and a pass' bare products."""
+"""Models and engines of the measurements, and the bare products of a pass."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -15,16 +15,17 @@ from remask_lab.ops.clock import time_call
 
 
 def open_random(args: argparse.Namespace, **limits: Any) -> LLM:
-    """Open the preset that `--model` names, with random weights; `limits` are those of its engine."""
+    """Open the preset `--model` with random weights; `limits` are settings of its `EngineConfig`."""
     return LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=EngineConfig(**limits))
 
 
 def on_device(llm: LLM) -> Callable[[Callable[[], object]], float]:
-    """Measures the seconds of a call until the model's device is done."""
+    """A function that returns the seconds of a call until the model's device has done its work."""
     return lambda call: time_call(call, llm.model.device)
 
 
 def engine_of(llm: LLM, requests: Sequence[Request]) -> Engine:
+    """A new engine with `requests` added. Raises `ConfigError` where one cannot run."""
     engine = llm.session.new_engine()
     for request in requests:
         engine.add(request)
@@ -32,23 +33,27 @@ def engine_of(llm: LLM, requests: Sequence[Request]) -> Engine:
 
 
 def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases: int = 1) -> Callable[[], None]:
-    """The products and attention of a pass over `rows[i]` rows in layer i, and `predicted` rows in the head.
+    """A function that computes only the matrix products and attention of a pass, on random inputs.
 
-    Inputs are random. The rows belong to `canvases` canvases with `keys` positions each; where it is 0, there is no
-    attention. Raises `ConfigError` on a mixture of experts, whose products depend on how rows are routed.
+    The pass has `rows[i]` rows in layer i and `predicted` rows in the head, of `canvases` canvases of `keys` positions;
+    with 0 keys there is no attention. Raises `ConfigError` on a mixture of experts, whose products depend on how rows
+    are routed.
     """
     if llm.loaded.config.mixture is not None:
         raise ConfigError(
             "bare matrix products are those of a dense model, and this one has experts; use another model"
         )
-    c, weights, most = llm.loaded.config, llm.loaded.weights, max(rows)
+    config, weights = llm.loaded.config, llm.loaded.weights
+    max_rows = max(rows)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=llm.model.dtype, device=llm.model.device)
 
-    x, wide, flat = (random(most, size) for size in (c.hidden, c.intermediate, c.heads * c.head_dim))
-    head, q = random(predicted, c.hidden), random(canvases, c.heads, -(-most // canvases), c.head_dim)
-    kv = random(canvases, c.kv_heads, keys, c.head_dim)
+    x, intermediate = random(max_rows, config.hidden), random(max_rows, config.intermediate)
+    attention_output = random(max_rows, config.heads * config.head_dim)
+    head_input = random(predicted, config.hidden)
+    q = random(canvases, config.heads, -(-max_rows // canvases), config.head_dim)
+    kv = random(canvases, config.kv_heads, keys, config.head_dim)
 
     @torch.inference_mode()
     def run() -> None:
@@ -57,11 +62,11 @@ def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases
                 continue
             F.linear(x[:count], layer.qkv, layer.qkv_bias)
             if keys:
-                own = q[:, :, : -(-count // canvases)]
-                F.scaled_dot_product_attention(own, kv, kv, enable_gqa=c.heads != c.kv_heads)
-            F.linear(flat[:count], layer.out)
+                queries = q[:, :, : -(-count // canvases)]
+                F.scaled_dot_product_attention(queries, kv, kv, enable_gqa=config.heads != config.kv_heads)
+            F.linear(attention_output[:count], layer.out)
             F.linear(x[:count], layer.gate_up)
-            F.linear(wide[:count], layer.down)
-        F.linear(head, weights.head)
+            F.linear(intermediate[:count], layer.down)
+        F.linear(head_input, weights.head)
 
     return run

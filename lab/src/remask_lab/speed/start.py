@@ -1,4 +1,4 @@
-"""How soon a server answers after its start."""
+"""The time from the start of a server to its first answer."""
 
 import argparse
 import os
@@ -18,25 +18,27 @@ from remask_lab.records.machine import commit, host
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 _MAIN = "import sys; from remask.cli import main; sys.exit(main(sys.argv[1:]))"
-_WAIT_S, _LOOK_S = 300.0, 0.05
+_WAIT_S, _POLL_S = 300.0, 0.05
 
 
 def start(args: argparse.Namespace) -> dict[str, Any]:
-    """Start `remask serve MODEL`, ask one question, and end it: CPU time of the server and what passes meanwhile.
+    """Start `remask serve MODEL`, ask one question, and end it: CPU seconds of the server, and seconds that pass.
 
-    The first start has an empty cache folder, and the others what it kept there. CPU time is that of all threads from
-    the start of the process until it has ended after its first answer.
+    The first start has an empty cache folder, which later ones read. CPU time is that of all threads, from the start of
+    the process until its end after the first answer.
     """
     with tempfile.TemporaryDirectory() as folder:
-        rows = [_answered(args, os.environ | {"XDG_CACHE_HOME": folder}) for _ in range(1 + args.turns)]
+        rows = [_time_start(args, os.environ | {"XDG_CACHE_HOME": folder}) for _ in range(1 + args.turns)]
     return {"machine": host(), "commit": commit(), "first": rows[0], "later": rows[1:]}
 
 
-def _answered(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    before, began = getrusage(RUSAGE_CHILDREN), time.perf_counter()
+def _time_start(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Time one start on a free port. Raises `ConfigError` where the server does not answer in `_WAIT_S` seconds."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    usage_before = getrusage(RUSAGE_CHILDREN)
+    start_time = time.perf_counter()
     command = [sys.executable, "-c", _MAIN, "--quiet", "serve", args.model, "--port", str(port)]
     process = subprocess.Popen(command, env=environment)
     try:
@@ -46,14 +48,14 @@ def _answered(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[
                 client.models()
                 break
             except RemaskError as error:  # it does not listen yet
-                if process.poll() is not None or time.perf_counter() - began > _WAIT_S:
+                if process.poll() is not None or time.perf_counter() - start_time > _WAIT_S:
                     raise ConfigError(f"--model={args.model!r}: the server did not start: {error}") from error
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         text = "".join(client.stream({"model": args.model, "messages": QUESTION, "max_tokens": 16}))
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
-    after = getrusage(RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    usage = getrusage(RUSAGE_CHILDREN)
+    cpu = usage.ru_utime + usage.ru_stime - usage_before.ru_utime - usage_before.ru_stime
     return {"cpu_s": cpu, "seconds": seconds, "answer": text}

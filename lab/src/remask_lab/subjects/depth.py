@@ -20,7 +20,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies.bicache import DepthLookup
 from remask.session import Session
-from remask_lab.asked import Outcome, open_without_pool
+from remask_lab.arguments import Outcome, open_without_pool
 from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_panels
 from remask_lab.instruments.depths import RULES, run_depth, task_prompts
 from remask_lab.instruments.watch import check_masked
@@ -35,7 +35,7 @@ from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_entries
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 6  # ratios at which rules are compared in the text, or a few more
+SHOWN = 6  # about how many ratios at which the text compares rules
 QUESTIONS = 4  # requests under each system prompt
 _COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#7f7f7f", "#9467bd", "#ff7f0e", "#17becf")
 
@@ -44,30 +44,31 @@ Ints = NDArray[np.int64]
 
 
 def measure(args: argparse.Namespace) -> Outcome:
-    """Profile the model on the tasks that `args` name."""
-    own = {name: getattr(args, name) for name in ("tau", "samples", "official", "joint", "canvas", "response", "seed")}
+    """Profile the model on the tasks that `args` name. Raises `ConfigError` as `measure_depths` does."""
+    names = ("tau", "samples", "official", "joint", "canvas", "response")
     ratios = None if args.ratios is None else tuple(args.ratios)
-    settings = ProfileSettings(rule=rule_of(args), ratios=ratios, **own)
+    options = {name: getattr(args, name) for name in names}
+    settings = ProfileSettings(rule=rule_of(args), ratios=ratios, seed=args.seed, **options)
     llm = open_without_pool(args)
     check_masked(llm)
     tasks = _tasks(llm, args.task)
     if args.system_prompt is not None:
-        tasks = {name: under_system_prompt(args.system_prompt, own, llm.loaded) for name, own in tasks.items()}
+        tasks = {name: under_system_prompt(args.system_prompt, task, llm.loaded) for name, task in tasks.items()}
     report = measure_depths(llm.session, tasks, settings, args.system_prompts, progress=llm.session.progress)
-    more = {name: getattr(args, name) for name in ("task", "ratios", "system_prompts", "system_prompt")}
-    del own["seed"]
-    given = own | more | {"samples": report.samples, "rule": str(settings.rule)}
+    options |= {name: getattr(args, name) for name in ("task", "ratios", "system_prompts", "system_prompt")}
+    options |= {"samples": report.samples, "rule": str(settings.rule)}
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
-    facts = about(llm, seed=args.seed, settings=given)
+    facts = about(llm, seed=args.seed, settings=options)
     return Outcome(facts, report, f"{header}\n\n{text(report)}", lambda: figures(report))
 
 
-def _tasks(llm: LLM, given: Sequence[str]) -> dict[str, PromptSet]:
+def _tasks(llm: LLM, arguments: Sequence[str]) -> dict[str, PromptSet]:
+    """The prompts of each `--task NAME=FILE`, or without any those of `task_prompts`."""
     tasks: dict[str, PromptSet] = {}
-    for item in given:
-        name, equals, path = item.partition("=")
-        if not (name and equals and path):
-            raise ConfigError(f"--task must be NAME=FILE, got {item!r}")
+    for argument in arguments:
+        name, separator, path = argument.partition("=")
+        if not (name and separator and path):
+            raise ConfigError(f"--task must be NAME=FILE, got {argument!r}")
         if name in tasks:
             raise ConfigError(f"--task names {name!r} twice; names must differ")
         tasks[name] = read_prompts(path, llm.loaded)
@@ -76,10 +77,13 @@ def _tasks(llm: LLM, given: Sequence[str]) -> dict[str, PromptSet]:
 
 @dataclass(frozen=True, slots=True)
 class TaskDepth:
-    """Depth on one kind of task, per ratio in percent, in layers.
+    """Depths on one kind of task in layers, by prefix ratio in percent.
 
-    `table` is the depth table's by the settings' rule; `mean` and `spread` (standard deviation) those of the numbers of
-    leading layers above tau of single requests. `rules` are the depths that each rule would put into the table.
+    Attributes:
+        source: the prompts, in words.
+        table: the depth table by the settings' rule.
+        mean, spread: mean and standard deviation over requests of the number of leading layers above tau.
+        rules: the depth tables by all rules.
     """
 
     task: str
@@ -92,10 +96,12 @@ class TaskDepth:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The first task's table after `samples` requests per ratio, against that after half of them.
+    """The first task's depths after `samples` requests per ratio, compared with those after half of them.
 
-    `distance` is of the means of single requests' depths, `table_distance` of the tables: L1 in layers, mean over
-    ratios; NaN at the first. `seconds` is the time that all requests so far took.
+    Attributes:
+        distance: L1 distance of the mean depths of single requests, in layers, averaged over ratios; NaN in the first.
+        table_distance: the same of the depth tables.
+        seconds: time of all requests so far.
     """
 
     samples: int
@@ -109,8 +115,11 @@ class PromptSpread:
     """The first task's depth under variants of one system prompt (BiCache D.1), with the same questions.
 
     A variant has the length of the first request's prefix, and half of its tokens are those of another request.
-    `changed` is the share of tokens that differ from the first of so many `prompts`, on average; `spread`, per ratio,
-    the standard deviation over system prompts of the mean depth of their questions, in layers.
+
+    Attributes:
+        prompts: number of system prompts, the first and its variants.
+        changed: share of the variants' tokens that differ from the first's.
+        spread: by ratio, standard deviation over system prompts of the mean depth of their questions, in layers.
     """
 
     prompts: int
@@ -120,7 +129,7 @@ class PromptSpread:
 
 @dataclass(frozen=True, slots=True)
 class DepthReport:
-    """Depth of reuse on one model. `ratios` are percents, ascending; `samples` requests were measured per ratio."""
+    """Depth of reuse on one model, of `samples` requests at each of `ratios`, in percent, ascending."""
 
     tau: float
     definition: str
@@ -156,44 +165,45 @@ def measure_depths(
         raise ConfigError(f"changed system prompts need at least 2 of them, got {system_prompts}")
     settings = settings or ProfileSettings()
     samples = settings.samples or 16
-    longest = min(prompts.canvas for prompts in tasks.values())
-    canvas = settings.canvas or min(longest, session.model.config.max_length)
+    default_canvas = min(prompts.canvas for prompts in tasks.values())
+    canvas = settings.canvas or min(default_canvas, session.model.config.max_length)
     response = settings.response or min(prompts.response for prompts in tasks.values())
     settings = replace(settings, samples=samples, canvas=canvas, response=response)
     cuts = {name: Cuts(session, prompts, settings) for name, prompts in tasks.items()}
     first = next(iter(cuts.values()))
-    total = len(first.ratios) * (samples * len(cuts) + system_prompts * QUESTIONS)
-    found: list[TaskDepth] = []
+    canvases = len(first.ratios) * (samples * len(cuts) + system_prompts * QUESTIONS)
+    task_depths: list[TaskDepth] = []
     convergence: tuple[Convergence, ...] = ()
-    with tqdm(total=total, desc="profiling", unit="canvas", disable=not progress) as bar:
-        for name, own in cuts.items():
-            start, measured, seconds = time.perf_counter(), [], []  # [ratios, layers] of each request, when it was done
+    with tqdm(total=canvases, desc="profiling", unit="canvas", disable=not progress) as bar:
+        for name, task_cuts in cuts.items():
+            start = time.perf_counter()
+            measured, seconds = [], []  # similarities [ratios, layers] of each request, and the time until its end
             for number in range(samples):
-                measured.append(own.measure(number, bar.update))
+                measured.append(task_cuts.measure(number, bar.update))
                 seconds.append(time.perf_counter() - start)
-            found.append(_task(name, tasks[name].source, own.ratios, measured, settings))
-            convergence = convergence or _convergence(own.ratios, measured, seconds, settings)
+            task_depths.append(_task_depth(name, tasks[name].source, task_cuts.ratios, measured, settings))
+            convergence = convergence or _convergence(task_cuts.ratios, measured, seconds, settings)
         spread = _system_prompts(first, system_prompts, settings.tau, bar.update)
-    means = [list(task.mean.values()) for task in found]
+    mean_depths = [list(task.mean.values()) for task in task_depths]
     return DepthReport(
         tau=settings.tau,
         definition=first.definition,
         layers=session.model.config.layers,
         samples=samples,
         ratios=first.ratios,
-        tasks=tuple(found),
-        over_tasks=dict(zip(first.ratios, np.std(means, axis=0).tolist(), strict=True)),
+        tasks=tuple(task_depths),
+        over_tasks=dict(zip(first.ratios, np.std(mean_depths, axis=0).tolist(), strict=True)),
         convergence=convergence,
         system_prompts=spread,
     )
 
 
 def _depths(measured: Sequence[Floats], tau: float) -> Ints:
-    """Depths of single requests, [requests, ratios]."""
+    """Numbers of leading layers above `tau` of single requests, int64 [requests, ratios]."""
     return np.array([[run_depth(curve, tau) for curve in request.tolist()] for request in measured])
 
 
-def _task(
+def _task_depth(
     name: str, source: str, ratios: Sequence[int], measured: Sequence[Floats], settings: ProfileSettings
 ) -> TaskDepth:
     depths = _depths(measured, settings.tau)
@@ -210,14 +220,17 @@ def _task(
 
 
 def _lookup(rule: DepthRule, ratios: Sequence[int], measured: Sequence[Floats], tau: float) -> DepthLookup:
+    """The depth table that `rule` makes of these similarities."""
     return DepthLookup(depth_entries(rule_limits(rule, ratios, measured), tau))
 
 
 def _convergence(
     ratios: Sequence[int], measured: Sequence[Floats], seconds: Sequence[float], settings: ProfileSettings
 ) -> tuple[Convergence, ...]:
-    last, depths = len(measured), _depths(measured, settings.tau)
-    sizes = [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
+    """Compare the depths after 1, 2, 4, ... and all requests, each with those before; `seconds` by request."""
+    total = len(measured)
+    depths = _depths(measured, settings.tau)
+    sizes = [2**power for power in range(total.bit_length()) if 2**power < total] + [total]
     rows = [Convergence(sizes[0], float("nan"), float("nan"), seconds[sizes[0] - 1])]
     for before, after in pairwise(sizes):
         distance = np.abs(depths[:after].mean(axis=0) - depths[:before].mean(axis=0)).mean()
@@ -228,23 +241,23 @@ def _convergence(
 
 
 def _system_prompts(cuts: Cuts, prompts: int, tau: float, tick: Callable[[], object]) -> PromptSpread:
-    """Request 0 lends its prefix, those up to `prompts` - 1 what changes in it, the ones after them their questions."""
+    """Depths under the prefix of request 0 and its variants by requests 1 to `prompts` - 1, with later questions."""
     template = cuts.draw(0).tokens[: cuts.canvas]
     heads = [list(template), *(_variant(template, cuts.draw(number), number) for number in range(1, prompts))]
-    means = []
+    mean_depths = []
     for head in heads:
         measured = [cuts.measure(prompts + number, tick, head) for number in range(QUESTIONS)]
-        means.append(_depths(measured, tau).mean(axis=0))
-    longest = np.array([head[: max(cut.prefix for cut in cuts.cut(prompts, heads[0]))] for head in heads])
+        mean_depths.append(_depths(measured, tau).mean(axis=0))
+    prefixes = np.array([head[: max(cut.prefix for cut in cuts.cut(prompts, heads[0]))] for head in heads])
     return PromptSpread(
         prompts=prompts,
-        changed=float((longest[1:] != longest[0]).mean()),
-        spread=dict(zip(cuts.ratios, np.std(means, axis=0).tolist(), strict=True)),
+        changed=float((prefixes[1:] != prefixes[0]).mean()),
+        spread=dict(zip(cuts.ratios, np.std(mean_depths, axis=0).tolist(), strict=True)),
     )
 
 
 def _variant(template: Sequence[int], other: Conversation, seed: int) -> list[int]:
-    """`template` with half of its tokens from the same places of `other`, behind its system prompt if all share one."""
+    """`template` with half of its tokens replaced by those of `other` at the same positions behind a system prompt."""
     variant, donor = np.array(template), np.array(other.tokens[other.system or 0 :][: len(template)])
     differing = np.random.default_rng(seed).permutation(np.flatnonzero(variant != donor))[: (len(template) + 1) // 2]
     variant[differing] = donor[differing]
@@ -252,24 +265,24 @@ def _variant(template: Sequence[int], other: Conversation, seed: int) -> list[in
 
 
 def text(report: DepthReport) -> str:
-    """Mean depths by ratio, a column a task. Then what each rule makes of the first task, at a few ratios."""
+    """A table of mean depths by ratio and task, and one of the first task's depths by rule at a few ratios."""
     depths = text_table(
         report.ratios,
         {
             "ratio %": str,
-            **{task.task: lambda ratio, own=task.mean: f"{own[ratio]:.2f}" for task in report.tasks},  # type: ignore[misc]
+            **{task.task: lambda ratio, mean=task.mean: f"{mean[ratio]:.2f}" for task in report.tasks},  # type: ignore[misc]
             "std over tasks": lambda ratio: f"{report.over_tasks[ratio]:.2f}",
             "over prompts": lambda ratio: f"{report.system_prompts.spread[ratio]:.2f}",
         },
     )
-    first, few = report.tasks[0], report.ratios[:: max(1, len(report.ratios) // SHOWN)]
+    first, shown = report.tasks[0], report.ratios[:: max(1, len(report.ratios) // SHOWN)]
     columns: dict[str, Callable[[str], str]] = {f"depth by rule on {first.task}, at": str}
-    columns |= {f"{ratio} %": lambda rule, at=ratio: str(first.rules[rule][at]) for ratio in few}  # type: ignore[misc]
+    columns |= {f"{ratio} %": lambda rule, at=ratio: str(first.rules[rule][at]) for ratio in shown}  # type: ignore[misc]
     return f"{depths}\n\n{text_table(first.rules, columns)}"
 
 
 def figures(report: DepthReport) -> dict[str, Figure]:
-    """Depth by task and ratio, and what moves it."""
+    """The pictures of a report, by the names of their files."""
     return {"depth-tasks": _draw_tasks(report), "depth-stability": _draw_stability(report)}
 
 
@@ -293,8 +306,8 @@ def _draw_tasks(report: DepthReport) -> Figure:
 def _draw_stability(report: DepthReport) -> Figure:
     """Convergence over the number of requests, the time it takes, and the spread over system prompts."""
     title = f"what moves the profiled depth of {report.tasks[0].task}"
-    how = "small is stable: left, under twice as many requests; right, under other system prompts"
-    figure, (distance, seconds, prompts) = new_panels(title, 3, width=10.0, how=how)
+    caption = "small is stable: left, under twice as many requests; right, under other system prompts"
+    figure, (distance, seconds, prompts) = new_panels(title, 3, width=10.0, how=caption)
     sizes = [step.samples for step in report.convergence]
     means, tables = ([getattr(step, name) for step in report.convergence] for name in ("distance", "table_distance"))
     distance.plot(sizes, means, ".-", color=K_COLOR, label="mean over requests")
@@ -305,11 +318,11 @@ def _draw_stability(report: DepthReport) -> Figure:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
     spread = report.system_prompts.spread
-    places = np.arange(len(spread))
-    prompts.bar(places, list(spread.values()), color=K_COLOR)
+    positions = np.arange(len(spread))
+    prompts.bar(positions, list(spread.values()), color=K_COLOR)
     prompts.axhline(float(np.mean(list(spread.values()))), color="black", linestyle=":", label="mean over ratios")
-    few = places[:: max(1, len(places) // 8)]
-    prompts.set_xticks(few, [str(list(spread)[place]) for place in few])
+    shown = positions[:: max(1, len(positions) // 8)]
+    prompts.set_xticks(shown, [str(list(spread)[position]) for position in shown])
     x, y = "N, requests per ratio", "mean change of depth (layers)"
     label(distance, "change from N / 2 to N requests", x, y, grid="both", floor=True)
     label(seconds, "profiling time", x, "time (s)", grid="both", floor=True)

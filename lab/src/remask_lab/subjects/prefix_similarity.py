@@ -16,14 +16,14 @@ from tqdm import tqdm
 
 from remask.engine.request import Request
 from remask.llm import LLM
-from remask_lab.asked import (
+from remask_lab.arguments import (
     Outcome,
-    asked_workload,
     check_workload_options,
-    described,
+    draw_workload,
     heading,
     open_without_pool,
-    read_by,
+    required_input,
+    workload_settings,
 )
 from remask_lab.drawing import K_COLOR, V_COLOR, heatmap, label, legend_below, new_panels
 from remask_lab.instruments.depths import run_depth, states
@@ -43,32 +43,33 @@ Table: TypeAlias = tuple[tuple[float, ...], ...]
 
 
 def measure(args: argparse.Namespace) -> Outcome:
-    """Run the requests that `args` shape and compare their prefixes."""
-    llm = open_without_pool(args, read_by(check_workload_options(args)))
+    """Draw the requests that `args` describe, run them, and compare their prefixes."""
+    llm = open_without_pool(args, required_input(check_workload_options(args)))
     check_masked(llm)
-    workload = asked_workload(llm, args)
+    workload = draw_workload(llm, args)
     definition: Measure = "official" if args.official else "flat"
     requests = [task.request for task in workload.tasks]
     report = measure_prefix(llm, requests, args.tau, definition, progress=llm.session.progress)
-    facts = about(llm, seed=args.seed, settings=described(workload) | {"tau": args.tau, "measure": definition})
-    told = f"{heading(llm, workload)}\n\n{text(report)}"
-    return Outcome(facts, report, told, lambda: figures(report))
+    facts = about(llm, seed=args.seed, settings=workload_settings(workload) | {"tau": args.tau, "measure": definition})
+    report_text = f"{heading(llm, workload)}\n\n{text(report)}"
+    return Outcome(facts, report, report_text, lambda: figures(report))
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSimilarity:
-    """How much a prefix's K/V inside whole canvases are like those of the prefix alone, while requests are denoised.
+    """How similar a prefix's K/V inside whole canvases are to those of the prefix alone, in every step.
 
     Attributes:
-        requests, steps: how many; steps are those of the longest request.
+        requests, steps: numbers of requests, and of steps of the longest one.
         prefix_tokens, canvas_tokens: means over requests.
-        tau: similarity that a shallow layer must exceed; `measure` is the definition of similarity.
-        similarity: of K and V with equal weight, mean over requests, [layers][steps]; `k` and `v` are its halves.
+        tau: similarity that a shallow layer must exceed.
+        measure: the definition of similarity, as in `layer_cosines`.
+        similarity: the mean of `k` and `v`, which are means over requests, [layers][steps].
         over_steps: per layer, standard deviation over steps of `similarity`.
         over_requests: per layer, standard deviation over requests of a request's mean over its steps.
-        depth: per request, the leading layers above tau in every step; `first_depth` in the first step alone.
+        depth: per request, number of leading layers above tau in every step; `first_depth` in the first step alone.
         shallow: the least of `depth`.
-        shallow_mean, deep_mean: of `similarity` in the layers up to `shallow`, and above it; NaN without such layers.
+        shallow_mean, deep_mean: mean of `similarity` up to `shallow`, and above it; NaN without such layers.
     """
 
     requests: int
@@ -92,10 +93,10 @@ class PrefixSimilarity:
 def measure_prefix(
     llm: LLM, requests: Sequence[Request], tau: float = 0.97, measure: Measure = "flat", progress: bool = False
 ) -> PrefixSimilarity:
-    """Run `requests` under `none` and compare their prefixes with the same prefixes alone in every step.
+    """Run `requests` under `none`, and compare their prefixes' K/V in every step with those of the prefixes alone.
 
-    The definitions are those of `PrefixProbe.similarity`, which measures the first step alone. Raises `ConfigError`,
-    before anything runs, where `Passes` refuses a request or one cannot run.
+    `measure` is as in `layer_cosines`. Raises `ConfigError`, before anything runs, where `Passes` refuses a request or
+    one cannot run.
     """
     check_tau(tau)
     passes, policy = Passes(llm, requests), llm.session.policy("none")
@@ -103,9 +104,9 @@ def measure_prefix(
     probe = PrefixProbe(llm.model, passes.max_tokens)
     traces = []
     for request in tqdm(requests, desc="requests", unit="req", disable=not progress):
-        count = passes.prefix(request)
-        alone = states(probe, request.prompt_token_ids[:count])
-        steps = passes.run(request, policy, lambda seen: layer_cosines(leading_kv(seen, count), alone, measure))  # noqa: B023
+        prefix = passes.prefix(request)
+        alone = states(probe, request.prompt_token_ids[:prefix])
+        steps = passes.run(request, policy, lambda seen: layer_cosines(leading_kv(seen, prefix), alone, measure))  # noqa: B023
         traces.append(np.stack(steps, axis=-1))
     prefixes = [passes.prefix(request) for request in requests]
     canvases = [len(request.prompt_token_ids) + request.params.max_tokens for request in requests]
@@ -115,28 +116,28 @@ def measure_prefix(
 def summarise(
     traces: Sequence[Floats], tau: float, measure: Measure, prefix_tokens: float, canvas_tokens: float
 ) -> PrefixSimilarity:
-    """The report of one array [2, layers, steps] a request, K before V; they are not changed."""
-    every = np.full((len(traces), *traces[0].shape[:-1], max(each.shape[-1] for each in traces)), np.nan)
-    for row, each in zip(every, traces, strict=True):
-        row[..., : each.shape[-1]] = each
-    both = every.mean(axis=1)  # [requests, layers, steps]
-    similarity = np.nanmean(both, axis=0)
-    depth = [run_depth(least.tolist(), tau) for least in np.nanmin(both, axis=2)]
+    """The report of similarities [2, layers, steps] of each request, K before V. `traces` are not changed."""
+    similarities = np.full((len(traces), *traces[0].shape[:-1], max(trace.shape[-1] for trace in traces)), np.nan)
+    for row, trace in zip(similarities, traces, strict=True):
+        row[..., : trace.shape[-1]] = trace
+    means = similarities.mean(axis=1)  # [requests, layers, steps]
+    similarity = np.nanmean(means, axis=0)
+    depth = [run_depth(least_similarities.tolist(), tau) for least_similarities in np.nanmin(means, axis=2)]
     shallow = min(depth)
     return PrefixSimilarity(
         requests=len(traces),
-        steps=every.shape[-1],
+        steps=similarities.shape[-1],
         prefix_tokens=prefix_tokens,
         canvas_tokens=canvas_tokens,
         tau=tau,
         measure=measure,
         similarity=_table(similarity),
-        k=_table(np.nanmean(every[:, 0], axis=0)),
-        v=_table(np.nanmean(every[:, 1], axis=0)),
+        k=_table(np.nanmean(similarities[:, 0], axis=0)),
+        v=_table(np.nanmean(similarities[:, 1], axis=0)),
         over_steps=tuple(similarity.std(axis=1).tolist()),
-        over_requests=tuple(np.nanmean(both, axis=2).std(axis=0).tolist()),
+        over_requests=tuple(np.nanmean(means, axis=2).std(axis=0).tolist()),
         depth=tuple(depth),
-        first_depth=tuple(run_depth(request[:, 0].tolist(), tau) for request in both),
+        first_depth=tuple(run_depth(request[:, 0].tolist(), tau) for request in means),
         shallow=shallow,
         shallow_mean=_mean(similarity[:shallow]),
         deep_mean=_mean(similarity[shallow:]),
@@ -148,11 +149,12 @@ def _table(values: Floats) -> Table:
 
 
 def _mean(values: Floats) -> float:
+    """The mean of `values`, NaN without any."""
     return float(values.mean()) if values.size else float("nan")
 
 
 def text(report: PrefixSimilarity) -> str:
-    """One line a layer, and the depth at tau."""
+    """A table with one line per layer, and the depths at tau."""
     layers = text_table(
         range(len(report.similarity)),
         {
@@ -165,12 +167,12 @@ def text(report: PrefixSimilarity) -> str:
             "std over requests": lambda layer: f"{report.over_requests[layer]:.4f}",
         },
     )
-    least = f"in all steps {report.shallow}, in the first step {min(report.first_depth)}"
-    return f"{layers}\n\nleading layers above tau {report.tau:g} in every request: {least}"
+    depths = f"in all steps {report.shallow}, in the first step {min(report.first_depth)}"
+    return f"{layers}\n\nleading layers above tau {report.tau:g} in every request: {depths}"
 
 
 def figures(report: PrefixSimilarity) -> dict[str, Figure]:
-    """Similarity over layers and steps, and its spread by layer."""
+    """The picture of a report by the name of its file: similarity over layers and steps, and its spread by layer."""
     figure, (left, right) = new_panels(
         f"K/V of a shared prefix in its canvas against the prefix alone ({report.requests} requests, "
         f"r = {100 * report.prefix_tokens / report.canvas_tokens:.0f} %)",

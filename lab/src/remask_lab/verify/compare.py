@@ -18,24 +18,23 @@ from remask.text.prompts import Prompt
 from remask_lab.observe import ScoredPass, replace_logits
 from remask_lab.verify.reference import Canvas, Spec, serve
 
-LISTED = 3  # most places that are told of where tokens differ
+LISTED = 3  # at most how many differing tokens are listed
 
 
 @dataclass
 class Comparison:
-    """What passes have come to, in the engine and in the reference.
+    """The passes of the engine and of the reference, compared so far. Distances and differences are of logits.
 
     Attributes:
-        reference, versions: what computed beside the engine.
+        reference, versions: the code of the reference, and its versions.
         passes, rows: how many were compared.
         vocab: logits a row.
-        worst: the largest distance of a row, as a share of its size.
-        mean: the mean of these.
+        worst, mean: the largest and the mean distance of two rows, as a share of the norm of the reference's.
         logit: the largest difference of two logits.
         log_prob: the largest difference of the log-probabilities of the reference's most probable token.
         same: rows with the same most probable token.
-        differing: of other rows, the first few in words.
-        answers: the engine's own answer, and that which the reference's logits come to.
+        differing: the first `LISTED` other rows, in words.
+        answers: the engine's answer by its own logits, and by those of the reference.
     """
 
     reference: str
@@ -52,31 +51,31 @@ class Comparison:
     answers: tuple[Output, ...] = ()
 
     def note(self, scored: ScoredPass, theirs: Tensor) -> None:
-        """Take in a pass. Raises `CheckpointError` where the reference has another vocabulary."""
+        """Compare one pass with the reference's logits [P, V]. Raises `CheckpointError` where shapes differ."""
         ours = scored.logits.cpu()
         if ours.shape != theirs.shape:
             raise CheckpointError(f"the reference returns logits {list(theirs.shape)}, and remask {list(ours.shape)}")
         distance = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-6)
-        best, rival = theirs.argmax(dim=1), ours.argmax(dim=1)
-        probs = [each.log_softmax(dim=1).gather(1, best[:, None]) for each in (ours, theirs)]
+        their_best, our_best = theirs.argmax(dim=1), ours.argmax(dim=1)
+        log_probs = [logits.log_softmax(dim=1).gather(1, their_best[:, None]) for logits in (ours, theirs)]
         self.worst = max(self.worst, float(distance.max()))
         self.mean = (self.mean * self.rows + float(distance.sum())) / (self.rows + len(distance))
         self.logit = max(self.logit, float((ours - theirs).abs().max()))
-        self.log_prob = max(self.log_prob, float((probs[0] - probs[1]).abs().max()))
+        self.log_prob = max(self.log_prob, float((log_probs[0] - log_probs[1]).abs().max()))
         self.passes, self.rows, self.vocab = self.passes + 1, self.rows + len(distance), ours.shape[1]
-        self.same += int((best == rival).sum())
-        for row in (best != rival).nonzero()[:, 0].tolist()[: LISTED - len(self.differing)]:
-            theirs_by = float(theirs[row, best[row]] - theirs[row, rival[row]])
+        self.same += int((their_best == our_best).sum())
+        for row in (their_best != our_best).nonzero()[:, 0].tolist()[: LISTED - len(self.differing)]:
+            margin = float(theirs[row, their_best[row]] - theirs[row, our_best[row]])
             self.differing.append(
-                f"pass {self.passes}, position {scored.positions[row]}: token {int(rival[row])}, and the reference "
-                f"{int(best[row])} by {theirs_by:.2g}"
+                f"pass {self.passes}, position {scored.positions[row]}: token {int(our_best[row])}, and the reference "
+                f"{int(their_best[row])} by {margin:.2g}"
             )
 
 
 def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any], *, trusted: bool) -> Comparison:
-    """Answer `prompt` by `llm` twice: as ever, and by the logits of the reference on the canvases that these make.
+    """Answer `prompt` by `llm` twice, the second time by the logits that the reference computes for each canvas.
 
-    `llm`, of the files `source`, must run one request at a time, without overlap, and with exact policies alone.
+    `llm`, opened from the files `source`, must run one request at a time, without overlap, under an exact policy.
     Raises `ConfigError` where there is no reference, and `CheckpointError` where its process fails.
     """
     config = llm.loaded.config
@@ -89,63 +88,63 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
         trusted=trusted,
         windowed=config.sliding is not None,
     )
-    (own,) = llm.generate([prompt], params)
+    (answer,) = llm.generate([prompt], params)
     with _process(spec) as connection:
-        comparison = Comparison(*_received(connection))
-
-        failed = list[Exception]()
+        comparison = Comparison(*_receive(connection))
+        failures: list[Exception] = []
 
         def judge(scored: ScoredPass) -> Tensor:
-            if not failed:
+            if not failures:
                 try:
                     canvas = Canvas(scored.tokens, scored.rows, scored.sees, scored.block.start, scored.temperature)
-                    theirs = torch.from_numpy(_received(connection, canvas))
-                    comparison.note(scored, theirs)
-                    return theirs
-                # The engine would take it for an error of this request, which ends that and tells nobody.
+                    their_logits = torch.from_numpy(_receive(connection, canvas))
+                    comparison.note(scored, their_logits)
+                    return their_logits
+                # The engine would end the request by it and report nothing.
                 except Exception as error:
-                    failed.append(error)
+                    failures.append(error)
             return scored.logits
 
         observer = replace_logits(llm.engine, judge)
         try:
-            (theirs,) = llm.generate([prompt], params)
+            (reference_answer,) = llm.generate([prompt], params)
         finally:
             llm.engine.detach(observer)
-    if failed:
-        raise failed[0]
-    comparison.answers = own, theirs
+    if failures:
+        raise failures[0]
+    comparison.answers = answer, reference_answer
     return comparison
 
 
 @contextmanager
 def _process(spec: Spec) -> Iterator[Connection]:
+    """A process of `serve`, which ends with the context."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there, spec), daemon=True)
+    connection, child_connection = context.Pipe()
+    process = context.Process(target=serve, args=(child_connection, spec), daemon=True)
     process.start()
-    there.close()
+    child_connection.close()
     try:
-        yield here
+        yield connection
     finally:
-        here.close()
+        connection.close()
         process.join()
 
 
-def _received(connection: Connection, canvas: Canvas | None = None) -> Any:
-    """What the process sends, of a canvas where one is sent.
+def _receive(connection: Connection, canvas: Canvas | None = None) -> Any:
+    """The process' next message, the logits of `canvas` if one is given.
 
-    Raises `ConfigError` on its errors, and `CheckpointError` where it has ended.
+    Raises `ConfigError` on an error of the process, and `CheckpointError` where it has ended.
     """
     try:
         if canvas is not None:
             connection.send(canvas)
-        found = connection.recv()
+        message = connection.recv()
     except (EOFError, OSError):
         raise CheckpointError(
             "The reference's process ended without a word; both models are in memory, so it may have had too little. "
             "Try --dtype bfloat16."
         ) from None
-    if isinstance(found, str):
-        raise ConfigError(f"reference: {found}")
-    return found
+    if isinstance(message, str):
+        raise ConfigError(f"reference: {message}")
+    return message

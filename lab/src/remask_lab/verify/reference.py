@@ -1,8 +1,8 @@
 """The process that computes a checkpoint without remask: by the checkpoint's own code, or by classes of transformers.
 
-Nothing here reads a checkpoint or a configuration by remask's code, so a mistake there shows. Which attention mask a
-model's code takes is not looked up but tried: of the ways to call it that one is used under which a changed token
-changes the rows that see it, and no other.
+Nothing here reads a checkpoint or a configuration by remask's code, so a mistake there shows. How a model's code takes
+its attention mask is found by trial: the first way is used in which a changed token changes the logits of the rows that
+see it, and of no others.
 """
 
 import json
@@ -21,17 +21,20 @@ from torch import Tensor
 
 Ints: TypeAlias = NDArray[np.int64]
 
-_UNREAD = r".*(rotary_emb\.inv_freq|\.[kv]_scale)"  # buffers that files may hold, which no class reads
-_UNCHANGED = 1e-4  # of a row's size: what a changed token may move in rows that do not see it
+_AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
+_UNREAD = r".*(rotary_emb\.inv_freq|\.[kv]_scale)"  # buffers in files that classes ignore
+_UNCHANGED = 1e-4  # change of a row that counts as none, as a share of its norm
 
 
 @dataclass(frozen=True)
 class Base:
-    """The class of transformers that computes what a family computes.
+    """The class of transformers that computes the same as a family's models.
 
     Attributes:
-        keys: its configuration's keys by those of the family's `config.json`; `settings` are further ones.
-        names: patterns of the family's names of tensors, and the class' names.
+        model_type: of the class' configuration.
+        keys: its configuration's keys, by those of the family's `config.json`.
+        names: the class' names of tensors, by patterns of the family's names.
+        settings: further values of its configuration.
     """
 
     model_type: str
@@ -83,17 +86,17 @@ BASES: Mapping[str, Base] = {
     "a2d-qwen3": Base("qwen3"),
     "nemotron-labs-diffusion": Base("ministral3", names={r"^encoder\.": "model.", r"^diffusion_head\.": "lm_head."}),
 }
-"""By the family's name, and of a family of several bases by `model_type`. Others have no class that computes them."""
+"""By the family's name, or the `model_type` of a checkpoint. Other families have no class in transformers."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What the process is to load, and what it computes in and on.
+    """The model that the process loads.
 
     Attributes:
-        overrides: keys that are laid over those of the checkpoint's `config.json`.
-        trusted: the user allows the checkpoint's own code to be run.
-        windowed: some layers attend to near positions alone.
+        overrides: values that replace those of the checkpoint's `config.json`.
+        trusted: whether the user allows the checkpoint's own code to run.
+        windowed: whether some layers attend to near positions alone.
     """
 
     folder: str
@@ -107,14 +110,14 @@ class Spec:
 
 @dataclass(frozen=True)
 class Canvas:
-    """A canvas of which logits are wanted.
+    """A canvas whose logits are requested.
 
     Attributes:
         tokens: token ids, int64 [T].
-        rows: the rows that are read, int64 [P].
-        sees: how many leading positions each row attends to, int64 [T].
-        start: where the block that is denoised begins.
-        temperature: that of the last logits of this block, which its rows take in; None: they take in nothing.
+        rows: the rows whose logits are requested, int64 [P].
+        sees: number of leading positions that each row attends to, int64 [T].
+        start: first position of the block that is denoised.
+        temperature: temperature at which the block's rows take in the logits of its last pass; None if they do not.
     """
 
     tokens: Ints
@@ -125,13 +128,13 @@ class Canvas:
 
 
 class ReferenceMissingError(Exception):
-    """There is no reference: the message says why, and what to do."""
+    """There is no reference. The message says why, and what to do."""
 
 
 def serve(connection: Connection, spec: Spec) -> None:
-    """Load the model, send what it is, and answer each `Canvas` with float32 logits [P, V] until the pipe is closed.
+    """Load the model, send its name and versions, and answer each `Canvas` with float32 logits [P, V].
 
-    An exception is sent in place of an answer as text, and ends the process.
+    It ends when the pipe is closed, and at an exception, whose text it sends in place of an answer.
     """
     torch.set_grad_enabled(False)
     logging: Any = transformers.logging
@@ -146,77 +149,88 @@ def serve(connection: Connection, spec: Spec) -> None:
     except EOFError:
         return
     except Exception as error:
-        text = str(error) if isinstance(error, ReferenceMissingError) else f"{type(error).__name__}: {error}"
-        connection.send(text)
+        message = str(error) if isinstance(error, ReferenceMissingError) else f"{type(error).__name__}: {error}"
+        connection.send(message)
 
 
 def load(spec: Spec) -> tuple[Any, str]:
-    """The model, and by which code it is computed. Raises `ReferenceMissingError` where none may be run."""
+    """Load the model, and return it with the name of the code that computes it.
+
+    That is the checkpoint's own code if the user trusts it, else a class of transformers: the one that `config.json`
+    names, or that of `BASES`. Raises `ReferenceMissingError` where there is none, or the files do not fit it.
+    """
     folder = Path(spec.folder)
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8")) | dict(spec.overrides)
-    classes, code = raw.get("architectures") or [], raw.get("auto_map") or {}
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8")) | dict(spec.overrides)
+    architectures, auto_map = content.get("architectures") or [], content.get("auto_map") or {}
+    auto_class = next((name for name in _AUTO_CLASSES if name in auto_map), None)
     settings: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "attn_implementation": "eager"}
-    own = next((name for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel") if name in code), None)
-    if own is not None and spec.trusted:
+    if auto_class is not None and spec.trusted:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **spec.overrides)
-        model = getattr(transformers, own).from_pretrained(folder, config=config, trust_remote_code=True, **settings)
-        return _ready(model, spec), f"the checkpoint's own {type(model).__name__}"
-    if len(classes) == 1 and hasattr(transformers, classes[0]) and own is None:
-        own_class = getattr(transformers, classes[0])
-        model, report = own_class.from_pretrained(folder, output_loading_info=True, **settings, **spec.overrides)
-        _check(report, classes[0])
-        return _ready(model, spec), f"transformers' {classes[0]}"
-    base = BASES.get(spec.family) or BASES.get(str(raw.get("model_type")).casefold())
+        settings |= {"config": config, "trust_remote_code": True}
+        model = getattr(transformers, auto_class).from_pretrained(folder, **settings)
+        name = f"the checkpoint's own {type(model).__name__}"
+    elif auto_class is None and len(architectures) == 1 and hasattr(transformers, architectures[0]):
+        cls = getattr(transformers, architectures[0])
+        model, report = cls.from_pretrained(folder, output_loading_info=True, **settings, **spec.overrides)
+        _check(report, architectures[0])
+        name = f"transformers' {architectures[0]}"
+    else:
+        model, name = _load_base(spec, content, settings, auto_class)
+    return model.to(spec.device).eval(), name
+
+
+def _load_base(
+    spec: Spec, content: Mapping[str, Any], settings: Mapping[str, Any], auto_class: str | None
+) -> tuple[Any, str]:
+    """`load` by the class of `BASES`; `content` is that of `config.json`, and `settings` are for `from_pretrained`."""
+    base = BASES.get(spec.family) or BASES.get(str(content.get("model_type")).casefold())
     if base is None:
-        what = f"{own} in its folder" if own else "code, and config.json names none ('auto_map')"
+        code = f"{auto_class} in its folder" if auto_class else "code, and config.json names none ('auto_map')"
         raise ReferenceMissingError(
-            f"transformers has no class that computes the family {spec.family!r}, and the checkpoint has {what}. "
-            + ("Read it, and allow it to be run with --trust-remote-code" if own else "Download all files of it")
+            f"transformers has no class that computes the family {spec.family!r}, and the checkpoint has {code}. "
+            + ("Read it, and allow it to be run with --trust-remote-code" if auto_class else "Download all files of it")
         )
-    keys = {key: value for key, value in raw.items() if key not in ("architectures", "auto_map")}
-    keys |= {new: raw[old] for old, new in base.keys.items() if raw.get(old) is not None}
+    keys = {key: value for key, value in content.items() if key not in ("architectures", "auto_map")}
+    keys |= {theirs: content[ours] for ours, theirs in base.keys.items() if content.get(ours) is not None}
     config = transformers.AutoConfig.for_model(**keys | dict(base.settings) | {"model_type": base.model_type})
     cls: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, report = cls.from_pretrained(
-        folder, config=config, key_mapping=dict(base.names), output_loading_info=True, **settings
+        spec.folder, config=config, key_mapping=dict(base.names), output_loading_info=True, **settings
     )
     _check(report, cls.__name__)
-    return _ready(model, spec), f"transformers' {cls.__name__}, under the model's mask"
-
-
-def _ready(model: Any, spec: Spec) -> Any:
-    return model.to(spec.device).eval()
+    return model, f"transformers' {cls.__name__}, under the model's mask"
 
 
 def _check(report: Mapping[str, Any], name: str) -> None:
-    """Raise `ReferenceMissingError` where tensors of the files and of the class do not fit one another."""
-    wrong = {
+    """Raise `ReferenceMissingError` where the tensors of the files are not those of the class `name`."""
+    problems = {
         kind: sorted(name for name in map(str, report.get(kind) or ()) if not re.fullmatch(_UNREAD, name))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
-    found = [f"{kind.replace('_', ' ')} {', '.join(names[:4])}" for kind, names in wrong.items() if names]
-    if found:
-        raise ReferenceMissingError(f"the files are not those of transformers' {name}: {'; '.join(found)}")
+    descriptions = [f"{kind.replace('_', ' ')} {', '.join(names[:4])}" for kind, names in problems.items() if names]
+    if descriptions:
+        raise ReferenceMissingError(f"the files are not those of transformers' {name}: {'; '.join(descriptions)}")
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask that is added to scores: 0 where `mask` is True, else the least number of `dtype`."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 Way: TypeAlias = Callable[[Tensor, torch.dtype], Mapping[str, Tensor]]
-"""Arguments made of a mask, bool [T, T], and of the model's dtype."""
+"""Makes arguments of a mask, bool [T, T], and of the model's dtype."""
 
 WAYS: Mapping[str, Way] = {
     "no mask": lambda _mask, _dtype: {},
-    "a mask that is added": lambda mask, dtype: {"attention_mask": _added(mask, dtype)[None, None]},
+    "a mask that is added": lambda mask, dtype: {"attention_mask": _additive(mask, dtype)[None, None]},
     "a mask of heads": lambda mask, _dtype: {"attention_mask": mask[None, None]},
     "a mask of rows": lambda mask, _dtype: {"attention_mask": mask[None]},
 }
-"""How a model's code may be told what rows see."""
+"""Ways to give a model's code an attention mask."""
 
 
 class DenoiserLogits:
-    """Logits of DiffusionGemma: an encoder of what is committed, and a denoiser of one canvas behind it."""
+    """Logits of DiffusionGemma, which encodes the committed tokens and denoises one canvas behind them."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -227,22 +241,22 @@ class DenoiserLogits:
         model, start = self._model, canvas.start
         tokens = torch.from_numpy(canvas.tokens)[None].to(model.device)
         committed = model.model.encoder(input_ids=tokens[:, :start]).past_key_values
-        before = None
+        previous = None
         if canvas.temperature is not None:
             assert self._last is not None
-            before = (self._last / canvas.temperature)[None]
+            previous = (self._last / canvas.temperature)[None]
         inputs = {"past_key_values": committed, "decoder_input_ids": tokens[:, start:]}
-        self._last = model(**inputs, self_conditioning_logits=before).logits[0]
+        self._last = model(**inputs, self_conditioning_logits=previous).logits[0]
         return self._last[torch.from_numpy(canvas.rows - start)]
 
 
 class MaskedLogits:
-    """Logits of a model whose rows see what a mask says, or what its own code makes of the tokens."""
+    """Logits of a model that takes an attention mask, or whose code makes the right one itself."""
 
     def __init__(self, model: Any, spec: Spec) -> None:
         self._model, self._windowed = model, spec.windowed
         model.config.use_cache = False
-        self._ways: dict[str, Way] = {}  # by what rows see, as one that is causal by itself needs no mask where all are
+        self._ways: dict[str, Way] = {}  # by kind of mask: code that is causal by itself needs no causal mask
 
     def __call__(self, canvas: Canvas) -> Tensor:
         """Return logits [P, V] of the rows that are read.
@@ -250,49 +264,51 @@ class MaskedLogits:
         Raises `ReferenceMissingError` where no way to call the code fits.
         """
         length, sees = len(canvas.tokens), canvas.sees
-        kind = "all" if (sees == length).all() else "causal" if (sees == np.arange(length) + 1).all() else "blocks"
-        if kind not in self._ways:
-            self._ways[kind] = self._find_way(canvas)
-        return self._logits(self._ways[kind], canvas.tokens, sees)[torch.from_numpy(canvas.rows)]
+        mask_kind = "all" if (sees == length).all() else "causal" if (sees == np.arange(length) + 1).all() else "blocks"
+        if mask_kind not in self._ways:
+            self._ways[mask_kind] = self._find_way(canvas)
+        return self._logits(self._ways[mask_kind], canvas.tokens, sees)[torch.from_numpy(canvas.rows)]
 
     def _logits(self, way: Way, tokens: Ints, sees: Ints) -> Tensor:
         """Logits [T, V] of all rows."""
         model = self._model
         mask = torch.from_numpy(np.arange(len(tokens))[None, :] < sees[:, None]).to(model.device)
-        out = model(input_ids=torch.from_numpy(tokens)[None].to(model.device), **way(mask, model.dtype))
-        found: Tensor = (out[0] if isinstance(out, tuple) else out.logits)[0]
-        return found.float().cpu()
+        output = model(input_ids=torch.from_numpy(tokens)[None].to(model.device), **way(mask, model.dtype))
+        logits: Tensor = (output[0] if isinstance(output, tuple) else output.logits)[0]
+        return logits.float().cpu()
 
     def _find_way(self, canvas: Canvas) -> Way:
-        """The first of the ways under which changed tokens change the rows that see them, and no other."""
-        tokens, sees, said = canvas.tokens, canvas.sees, list[str]()
+        """The first of `WAYS` under which changed tokens change the rows that see them, and no others."""
+        tokens, sees, reasons = canvas.tokens, canvas.sees, list[str]()
         length = len(tokens)
         vocab = self._model.config.get_text_config().vocab_size
         for name, way in WAYS.items():
             try:
                 plain = self._logits(way, tokens, sees)
                 faults = []
-                for place in sorted(
+                for position in sorted(
                     {length - 1, int(sees[min(canvas.start, length - 1)]) - 1, max(0, canvas.start - 1), 1}
                 ):
                     changed = tokens.copy()
-                    changed[place] = (tokens[place] + vocab // 2) % vocab
-                    faults += self._faults(plain, self._logits(way, changed, sees), place, sees)
+                    changed[position] = (tokens[position] + vocab // 2) % vocab
+                    faults += self._faults(plain, self._logits(way, changed, sees), position, sees)
             # Code that does not take such a mask raises errors of any kind.
             except Exception as error:
                 faults = [" ".join(f"{type(error).__name__}: {error}".split())[:200]]
             if not faults:
                 return way
-            said.append(f"with {name}: {faults[0]}")
-        raise ReferenceMissingError(f"its code cannot be called so that rows see what they see here: {'; '.join(said)}")
+            reasons.append(f"with {name}: {faults[0]}")
+        raise ReferenceMissingError(
+            f"its code takes no mask under which rows see what they should: {'; '.join(reasons)}"
+        )
 
-    def _faults(self, plain: Tensor, changed: Tensor, place: int, sees: Ints) -> list[str]:
-        """Whether rows changed that do not see `place`, and whether those that see it did, in words."""
-        moved = ((changed - plain).norm(dim=1) / plain.norm(dim=1)).numpy()
-        blind = np.flatnonzero((sees <= place) & (moved > _UNCHANGED))
-        aware = sees > place
+    def _faults(self, plain: Tensor, changed: Tensor, position: int, sees: Ints) -> list[str]:
+        """What is wrong, in words: rows that changed without seeing `position`, or that see it and did not change."""
+        change = ((changed - plain).norm(dim=1) / plain.norm(dim=1)).numpy()
+        leaking = np.flatnonzero((sees <= position) & (change > _UNCHANGED))
+        seeing = sees > position
         if self._windowed:  # far rows may see it through no layer
-            aware &= np.abs(np.arange(len(sees)) - place) <= 1
-        still = np.flatnonzero(aware & (moved == 0))
-        faults = [f"row {blind[0]} sees position {place}"] if len(blind) else []
-        return faults + ([f"row {still[0]} does not see position {place}"] if len(still) else [])
+            seeing &= np.abs(np.arange(len(sees)) - position) <= 1
+        unchanged = np.flatnonzero(seeing & (change == 0))
+        faults = [f"row {leaking[0]} sees position {position}"] if len(leaking) else []
+        return faults + ([f"row {unchanged[0]} does not see position {position}"] if len(unchanged) else [])

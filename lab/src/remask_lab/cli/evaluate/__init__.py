@@ -79,9 +79,9 @@ class _List(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         # Imported here, as the option is seldom given, and the tasks need PyTorch.
-        from remask_lab.harness.benchmark import listed
+        from remask_lab.harness.benchmark import list_tasks
 
-        print(listed())
+        print(list_tasks())
         parser.exit()
 
 

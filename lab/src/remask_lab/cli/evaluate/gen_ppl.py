@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 from remask.cli.options import engine_config, open_llm, sampling_option
 from remask.errors import ConfigError
 from remask.request.sampling_params import merge_sampling
-from remask_lab.asked import check_least, compared_policies
+from remask_lab.arguments import check_least, compared_policies
 from remask_lab.likelihood.perplexity import RESAMPLES, Judge, Perplexity, cut_prompts, measure, read_texts
 from remask_lab.records.record import Record, about, write_record
 

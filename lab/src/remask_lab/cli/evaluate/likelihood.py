@@ -10,7 +10,7 @@ from remask.checkpoint.settings import ModelSettings
 from remask.cli.options import model_settings, open_llm
 from remask.loading import announce_download
 from remask.machine.device import resolve_device
-from remask_lab.asked import check_least
+from remask_lab.arguments import check_least
 from remask_lab.cli.evaluate import FIELDS
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
 from remask_lab.likelihood.passes import Pair, encode_pair, encode_reply

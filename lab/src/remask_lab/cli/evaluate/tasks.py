@@ -17,7 +17,7 @@ from remask.errors import LEFT, ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.request.sampling_params import merge_sampling
-from remask_lab.asked import check_least, compared_policies
+from remask_lab.arguments import check_least, compared_policies
 from remask_lab.cli.evaluate import add_draw_options
 from remask_lab.cli.evaluate.likelihood import draws_of
 from remask_lab.harness.benchmark import (

@@ -48,23 +48,23 @@ def bbh_dataset(**_: Any) -> Mapping[str, Any]:
 
 
 def strict(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Whether the final answer matches strictly, and whether it is equal up to notation."""
+    """lm-eval's `process_results`: whether the final answer matches strictly, and whether up to notation."""
     return judge(results[0], doc["right"]).metrics
 
 
-def _prepared(name: str, dataset: Any) -> Any:
-    """The records of a data set as questions and right answers, as `FORMATS` reads them."""
+def _read_dataset(name: str, dataset: Any) -> Any:
+    """The records of a data set as questions and right answers, read by the format of the task `name`."""
     read = FORMATS[name].read
 
     def prepare(doc: Mapping[str, Any], number: int) -> dict[str, str]:
-        found = read(Line(f"{name}, record {number}:", doc, {}))
-        return {"asked": found.asked, "right": found.right}
+        question = read(Line(f"{name}, record {number}:", doc, {}))
+        return {"asked": question.asked, "right": question.right}
 
     return dataset.map(prepare, with_indices=True)
 
 
 def __getattr__(name: str) -> Any:
-    """`process_docs` of each config: a function of the benchmark's name."""
+    """A config's `process_docs`, by the name of its benchmark."""
     if name not in FORMATS:
         raise AttributeError(name)
-    return partial(_prepared, name)
+    return partial(_read_dataset, name)
