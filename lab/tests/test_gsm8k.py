@@ -91,5 +91,5 @@ def test_thousands_may_be_separated() -> None:
 
 def test_settings_come_from_json() -> None:
     assert Gsm8kSettings.from_mapping({"shots": None}) == Gsm8kSettings()
-    with pytest.raises(UnknownNameError, match="setting of the task gsm8k .*Did you mean 'shots'"):
+    with pytest.raises(UnknownNameError, match=r"setting of the task gsm8k .*Did you mean 'shots'"):
         Gsm8kSettings.from_mapping({"shotsx": 1})

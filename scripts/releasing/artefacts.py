@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from packaging.metadata import Metadata
+
 from scripts.releasing.project import DIST, PROJECTS, ROOT, ReleaseError, project, tool
 
 LARGEST: Final = 52_000_000  # bytes of a wheel, of which 40 million are the adapters of smollm2 and smollm2-blocks
