@@ -74,6 +74,7 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
         "remask/smollm2_blocks/adapter_model.safetensors",
         "remask/smollm2_blocks/remask.json",
         "remask/tables/bundled-tariff.json",
+        "remask/checkpoint/shelf.txt",
         "remask/families/shapes.txt",
         "remask/server/playground/page/index.html",
         "remask/server/playground/page/vendor/marked.esm.js",
