@@ -20,7 +20,7 @@ from remask.checkpoint.shelf import CACHES, SHELF
 from remask.checks import in_words
 from remask.checks.fields import Group, declared
 from remask.cli.commands import all_commands
-from remask.cli.models import CORES, lines_of, table_text
+from remask.cli.models import CORES, lines_for, table_text
 from remask.cli.parser import FURTHER, Parser
 from remask.denoising.rules import REMASKING, RULES, Remasking
 from remask.engine.expected_speed import pass_seconds, tokens_per_second
@@ -470,7 +470,7 @@ def shapes() -> dict[str, str]:
 
 def shelf_sizes() -> str:
     """What `remask models` prints for a CPU with 16 GB, where no model is on the disk."""
-    lines = [dataclasses.replace(line, on_disk=line.ships) for line in lines_of(16 * 10**9)]
+    lines = [dataclasses.replace(line, on_disk=line.ships) for line in lines_for(16 * 10**9)]
     return f"```text\n{table_text(lines)}\n```\n"
 
 

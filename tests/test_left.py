@@ -7,7 +7,7 @@ import pytest
 
 from remask import LLM
 from remask.cli import main
-from remask.errors import LAST_FULL, LEFT, UnknownNameError
+from remask.errors import LAST_TAG, REPLACEMENTS, UnknownNameError
 from remask.policies import DepthLookup, parse
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
@@ -16,13 +16,13 @@ FIELDS = ("speculate",)
 TERMS = ("replay", "segments")
 TASKS = ("remask_humaneval", "remask_mbpp")
 PACKAGED = ("acache", "elastic-cache", "entropy-cache", "slowfast")
-OPTIONS = tuple(name for name in LEFT if " --" in name)
-COMMANDS = tuple(name for name in LEFT if name.startswith(("analyze ", "bench ")))
+OPTIONS = tuple(name for name in REPLACEMENTS if " --" in name)
+COMMANDS = tuple(name for name in REPLACEMENTS if name.startswith(("analyze ", "bench ")))
 MODULES = ("gpu-bounds", "paper-shapes", "speed host")
 
 
 def sentence(kind: str, name: str) -> str:
-    return f"The {kind} {name!r} left after {LAST_FULL}: {LEFT[name]}."
+    return f"The {kind} {name!r} left after {LAST_TAG}: {REPLACEMENTS[name]}."
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -73,7 +73,7 @@ def test_a_keyword_that_left_says_what_to_use() -> None:
 
 def test_all_that_left_is_listed_here() -> None:
     of_lab = {*COMMANDS, *OPTIONS, *MODULES, "likelihood of uniform models"}
-    assert {*FIELDS, *TERMS, *TASKS, *PACKAGED, "SlowFastKnobs", *of_lab} == LEFT.keys()
+    assert {*FIELDS, *TERMS, *TASKS, *PACKAGED, "SlowFastKnobs", *of_lab} == REPLACEMENTS.keys()
 
 
 OF_CACHES = "install remask-caches, which provides it (pip install remask-caches, in a checkout ./caches)"
@@ -88,7 +88,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("name", PACKAGED[:-1])
 def test_a_policy_of_a_package_says_how_to_install_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = f"The cache policy {name!r} left after {LAST_FULL}: {OF_CACHES}."
+    expected = f"The cache policy {name!r} left after {LAST_TAG}: {OF_CACHES}."
     for spec in (name, f"{name}+block-dual", f"bicache+{name}"):
         with pytest.raises(UnknownNameError) as caught:
             parse(spec, None, lambda: DepthLookup({}))

@@ -76,7 +76,7 @@ def through_chat(model: str, _: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def served(model: str, send: Callable[[Any], Any]) -> None:
     """Send a request to the server that `remask serve MODEL` makes."""
     args: argparse.Namespace = parse(["--quiet", "serve", model])
-    args.model = args.served
+    args.model = args.positional_model
     with serving(open_llm(args, engine=engine_config(args)), **server_settings(args)) as running:
         assert SEEN in send(running).text
 

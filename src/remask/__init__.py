@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 # Names are looked up when they are first asked for: importing the package does not import PyTorch.
-_HOMES = {
+_MODULES = {
     "LLM": "remask.llm",
     "AsyncLLM": "remask.async_llm",
     "EngineConfig": "remask.engine.config",
@@ -39,13 +39,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        from remask.errors import LEFT, UnknownNameError
+    if name not in _MODULES:
+        from remask.errors import REPLACEMENTS, UnknownNameError
 
-        if name in LEFT:
+        if name in REPLACEMENTS:
             raise ImportError(str(UnknownNameError("class", name, __all__)))
         raise AttributeError(f"module 'remask' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -57,7 +57,7 @@ class AsyncLLM:
         ticket = self._engine.submit([pending])
         try:
             async for events in ticket:
-                for piece in self.llm.session.pieces(collector, events):
+                for piece in self.llm.session.collect(collector, events):
                     yield piece
         finally:
             ticket.cancel()

@@ -29,6 +29,10 @@ class CanvasLengthError(ConfigError):
         self.response_length = response_length
 
 
+class PromptError(ConfigError):
+    """The tokens of a prompt cannot be used. The message names them `prompt_token_ids`."""
+
+
 class FormError(ConfigError):
     """An answer cannot have the requested form. The message is the name of the field, followed by `problem`."""
 
@@ -42,20 +46,20 @@ class FormError(ConfigError):
         return self.field + self.problem
 
 
-LAST_FULL: Final = "v0.1.0a1"  # the tag of the last version with the names of `LEFT`
-_RULE: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
-_CACHES: Final = "install remask-caches, which provides it (pip install remask-caches, in a checkout ./caches)"
-_OF_SIMILARITY: Final = (
+LAST_TAG: Final = "v0.1.0a1"  # the tag of the last version with the names of `REPLACEMENTS`
+_USE_PAPERS: Final = "use 'python -m remask_lab papers profile', which measures depths by the rule of the BiCache paper"
+_INSTALL_CACHES: Final = "install remask-caches, which provides it (pip install remask-caches, in a checkout ./caches)"
+_SIMILARITY_OPTIONS: Final = (
     *("tau", "ratios", "samples", "max-samples", "official", "joint", "needed-layers", "canvas", "response"),
     *("over-layers", "over-requests", "at-boundary", "plot"),
 )
 _USE_TAG: Final = "use that version"
-_OF_NOISE: Final = ("mc-levels", "mc-schedule", "mc-sampler", "canvas-length")
-LEFT: Final[Mapping[str, str]] = {
+_NOISE_OPTIONS: Final = ("mc-levels", "mc-schedule", "mc-sampler", "canvas-length")
+REPLACEMENTS: Final[Mapping[str, str]] = {
     "speculate": "leave it out: the answer is the same; on a model of three modes use mode 'linear_speculation'",
-    **dict.fromkeys(("acache", "elastic-cache", "entropy-cache"), _CACHES),
-    "slowfast": f"{_CACHES}; its parameters are those of 'remasking.config'",
-    "SlowFastKnobs": f"{_CACHES}; give its parameters as 'remasking.config'",
+    **dict.fromkeys(("acache", "elastic-cache", "entropy-cache"), _INSTALL_CACHES),
+    "slowfast": f"{_INSTALL_CACHES}; its parameters are those of 'remasking.config'",
+    "SlowFastKnobs": f"{_INSTALL_CACHES}; give its parameters as 'remasking.config'",
     "replay": "run the request of the trace again with its `sampling`, `cache` and `cache_config`",
     "segments": "send documents that several requests share in one order, as a shared prefix (`prefix_length`)",
     "remask_humaneval": "use lm-eval's own task, 'humaneval'",
@@ -67,10 +71,10 @@ LEFT: Final[Mapping[str, str]] = {
     "analyze reuse": "use 'remask bench --caches none,reuse,bicache', or that version",
     **dict.fromkeys(("analyze grid", "analyze precision"), "use 'remask bench --variants', or that version"),
     "analyze curves": "use 'remask bench --caches all', or that version",
-    **dict.fromkeys((f"profile --{name}" for name in _OF_SIMILARITY), _RULE),
+    **dict.fromkeys((f"profile --{name}" for name in _SIMILARITY_OPTIONS), _USE_PAPERS),
     **dict.fromkeys(("profile ops --bars", "profile ops --beside"), "use '--json', or that version"),
     "likelihood of uniform models": "use 'remask eval gen-ppl', or that version",
-    **dict.fromkeys((f"eval {task} --{name}" for task in ("likelihood", "tasks") for name in _OF_NOISE), _USE_TAG),
+    **dict.fromkeys((f"eval {task} --{name}" for task in ("likelihood", "tasks") for name in _NOISE_OPTIONS), _USE_TAG),
     **dict.fromkeys(("gpu-bounds", "paper-shapes", "speed host"), _USE_TAG),
 }
 """Fields, policies, commands and options that have left, by name, each with its replacement."""
@@ -89,8 +93,8 @@ class UnknownNameError(ConfigError):
     def __init__(self, kind: str, name: str, candidates: Iterable[str], path: str = "") -> None:
         self.kind = kind
         self.name = path + name
-        if name in LEFT:
-            super().__init__(f"The {kind} {self.name!r} left after {LAST_FULL}: {LEFT[name]}.")
+        if name in REPLACEMENTS:
+            super().__init__(f"The {kind} {self.name!r} left after {LAST_TAG}: {REPLACEMENTS[name]}.")
             return
         names = sorted(candidates)
         if len(names) > self.MAX_LISTED:

@@ -93,7 +93,7 @@ class LLM:
         checkpoint = find_model(settings)
         if settings.progress and checkpoint.config.parameters >= _ANNOUNCED_PARAMETERS:
             print(f"remask: loading {model}", file=sys.stderr, flush=True)
-        self.refused_adapters = checkpoint.refused
+        self.refused_adapters = checkpoint.refusals
         default_cache = checkpoint.default_names.get("cache", _BEST_CACHE[checkpoint.config.kind])
         policy, policy_settings = from_file(default_cache if cache == AUTO else cache, cache_config)
         parse(policy, policy_settings, lambda: DepthLookup({}))
@@ -126,7 +126,7 @@ class LLM:
             log.info("remask: merged adapter %s", checkpoint.adapter.facts)
         for name, adapter in checkpoint.adapters.items():
             log.info("remask: adapter %r: %s", name, adapter.facts)
-        for name, reason in checkpoint.refused.items():
+        for name, reason in checkpoint.refusals.items():
             log.error("remask: the adapter %r is left out: %s", name, reason)
         log.info(
             "remask: model=%s family=%s parameters=%.3g %s device=%s threads=%d (%s) tensor_parallel=%d %s",
@@ -135,8 +135,8 @@ class LLM:
             loaded.config.parameters,
             opened.precision,
             resolved_device,
-            opened.threads.number,
-            opened.threads.why,
+            opened.threads.count,
+            opened.threads.reason,
             settings.tensor_parallel,
             self.session.description,
         )
@@ -246,7 +246,7 @@ class LLM:
         collector = self.session.collector(self.engine.check(request))
         with closing(events_of([request], self.engine)) as steps:
             for events in steps:
-                yield from self.session.pieces(collector, events)
+                yield from self.session.collect(collector, events)
 
     def infill(
         self,

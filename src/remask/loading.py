@@ -17,7 +17,15 @@ from remask.engine.cpu_memory import resolve_quantization
 from remask.engine.fitting import CpuMemory, Fit, widest_fit
 from remask.errors import ConfigError
 from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physical_cores
-from remask.machine.device import Threads, allocating, free_memory, resolve_dtype, resolve_threads, set_threads
+from remask.machine.device import (
+    Threads,
+    allocating,
+    cuda_memory,
+    dtype_name,
+    resolve_dtype,
+    resolve_threads,
+    set_threads,
+)
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
 from remask.model.quantized import check_quantization, kernel_description
@@ -51,7 +59,7 @@ class OpenModel:
 def open_model(
     model: FoundModel, device: torch.device, limits: EngineConfig | None = None, reading: CpuReading | None = None
 ) -> OpenModel:
-    """Load the weights of a model on `device`, in further processes if it has `tensor_parallel`.
+    """Load the weights of a model on `device`, in further processes if it has `tensor_parallel`, and set its threads.
 
     `limits` are those of its engine. By default the number of threads leaves out cores that other processes have used
     since `reading`. Raises `ConfigError`, before weights are read, if the settings or the memory do not allow the
@@ -68,14 +76,14 @@ def open_model(
         log.warning("%s: %s", model.settings.model, precision.notice)
     dtype, quantization = precision.dtype, precision.quantization
     size = weight_bytes(model.config, dtype, ranks, quantization)
-    weights = f"{gigabytes(size)} of weights as {quantization or _name(dtype)}"
+    weights = f"{gigabytes(size)} of weights as {quantization or dtype_name(dtype)}"
     smaller = "int8 or --quantization int4" if device.type == "cpu" else "fp8 or a higher --tensor-parallel"
     with allocating(weights, f"--quantization {smaller}, or a smaller model", device):
         if ranks == 1:
             loaded = model.load(dtype, device, quantization=quantization)
             return OpenModel(loaded, Ranks(), _set_threads(model, device, reading), precision.description)
         threads = _set_threads(model, device, reading)
-        loaded, processes = lead.start(model, dtype, device, threads.number, quantization)
+        loaded, processes = lead.start(model, dtype, device, threads.count, quantization)
     return OpenModel(loaded, processes, threads, precision.description)
 
 
@@ -85,39 +93,40 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
     `device` is None if it will not be computed. Does nothing, without a request to the hub, if the model is on this
     disk. Raises `ConfigError` if it does not fit into the memory or the disk, unless `settings.force`.
     """
-    row = None if settings.load_format == "dummy" else shelf_entry(settings.model)
-    if row is None or hub.on_disk(row.hub, row.revision) is not None:
+    entry = None if settings.load_format == "dummy" else shelf_entry(settings.model)
+    if entry is None or hub.on_disk(entry.hub, entry.revision) is not None:
         return
     computed = ""
     if device is not None:
         try:
-            precision = _resolve_precision(settings, row.config, device, limits or EngineConfig())
+            precision = _resolve_precision(settings, entry.config, device, limits or EngineConfig())
         except ConfigError as error:
-            raise ConfigError(f"{row.name}: {error}. {_FORCE}") from error
+            raise ConfigError(f"{entry.name}: {error}. {_FORCE}") from error
         fits = "is forced" if settings.force else "fits"
-        computed = f"; it {fits} on {device} as {precision.quantization or _name(precision.dtype)}"
+        computed = f"; it {fits} on {device} as {precision.quantization or dtype_name(precision.dtype)}"
     folder, free = hub.cache_disk()
-    size = weight_bytes(row.config, torch.bfloat16)
+    size = weight_bytes(entry.config, torch.bfloat16)
     if size > free and not settings.force:
         raise ConfigError(
-            f"{row.name}: the weights take {gigabytes(size)}, and the disk of {folder} has {gigabytes(free)} left: "
+            f"{entry.name}: the weights take {gigabytes(size)}, and the disk of {folder} has {gigabytes(free)} left: "
             f"free some, or set HF_HOME to a folder on another disk. {_FORCE if device else 'Nothing was downloaded'}"
         )
-    log.warning("downloading %s (%s) into %s, %s%s", row.name, row.hub, folder, gigabytes(size), computed)
+    log.warning("downloading %s (%s) into %s, %s%s", entry.name, entry.hub, folder, gigabytes(size), computed)
 
 
 def _announce_work(config: ModelConfig) -> None:
     """Log a warning of the work of an answer if it is large, on models that denoise a whole canvas for any answer."""
     if not config.whole_canvas:
         return
-    rows = min(CANVAS, config.max_length)
-    work = 2 * config.active_parameters * rows * STEPS
+    canvas_length = min(CANVAS, config.max_length)
+    work = 2 * config.active_parameters * canvas_length * STEPS
     if work > ANNOUNCED_WORK:
         log.warning(
             "each answer denoises a canvas of %d positions, and in %d steps this is %.1f PFLOP, %.0f hours at 100 "
             "GFLOP/s; its K and V are %s beside the weights. Fewer steps_per_block take less, and so does a "
             "uniform.canvas_length shorter than the model was trained with; both change the answer",
-            *(rows, STEPS, work / 1e15, work / 1e11 / 3600, gigabytes(rows * 2 * config.kv_numbers)),
+            *(canvas_length, STEPS, work / 1e15, work / 1e11 / 3600),
+            gigabytes(canvas_length * 2 * config.kv_numbers),
         )
 
 
@@ -167,9 +176,9 @@ def _resolve_precision(
         fit = fit_on(config, dtype, device, device_memory, limits, ranks)
     if device_memory is not None and fit is not None and fit.quantization is not None:
         quantization: Quantization | None = fit.quantization
-        quantization_reason = f"auto: {_name(dtype)} has no room"
+        quantization_reason = f"auto: {dtype_name(dtype)} has no room"
         notice = (
-            f"as {_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
+            f"as {dtype_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
             f"{gigabytes(max(0, device_memory.room))} that are left: the matrices are {quantization}, with room "
             f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
         )
@@ -189,7 +198,7 @@ def _resolve_precision(
                 fit.required, 0
             )
     kernel = kernel_description(quantization, device)
-    description = f"dtype={_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
+    description = f"dtype={dtype_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
     return _Precision(dtype, quantization, description, notice)
 
 
@@ -204,24 +213,18 @@ def fit_on(
     """The widest precision that fits into `device_memory` on `device`, a CPU or a CUDA device; see `widest_fit`."""
     if device.type == "cpu":
         return widest_fit(config, dtype, device_memory, limits, ranks)
-    kinds = list[Quantization]()
+    quantizations = list[Quantization]()
     with suppress(ConfigError):
         check_quantization("fp8", Shard(0, ranks).part(config), device)
-        kinds.append("fp8")
-    return widest_fit(
-        config, dtype, device_memory, limits, ranks, kinds, resolve_executor("auto", config, device).attention(config)
-    )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        quantizations.append("fp8")
+    attention = resolve_executor("auto", config, device).attention(config)
+    return widest_fit(config, dtype, device_memory, limits, ranks, quantizations, attention)
 
 
 def memory_of(device: torch.device, utilization: float | None) -> DeviceMemory | None:
-    """The memory of `device`, of which programs may use the part `utilization`; None if the system does not tell it."""
+    """The memory of `device`, of which the part `utilization` may be used, by `cuda_memory`; None if unknown."""
     if device.type == "cuda":
-        free, total = free_memory(device)
-        return DeviceMemory(total, free, utilization or DEFAULT_UTILIZATION)
+        return DeviceMemory(*cuda_memory(device), utilization or DEFAULT_UTILIZATION)
     machine_memory = memory()
     return None if machine_memory is None else DeviceMemory(*machine_memory, 1.0)
 
@@ -234,7 +237,7 @@ def _set_threads(model: FoundModel, device: torch.device, reading: CpuReading | 
         return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
     threads = resolve_threads(thread_count, model.config.parameters // processes, model.settings.spare_cores, reading)
     max_threads = max(1, physical_cores() // processes)
-    if thread_count is None and processes > 1 and threads.number > max_threads:
+    if thread_count is None and processes > 1 and threads.count > max_threads:
         threads = Threads(max_threads, f"{physical_cores()} cores for {processes} processes")
     set_threads(threads)
     return threads

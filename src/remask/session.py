@@ -20,6 +20,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest, Request, request_of
 from remask.errors import ConfigError, FormError, UnknownNameError
+from remask.machine.device import dtype_name
 from remask.machine.progress import Progress
 from remask.model.transformer import Transformer
 from remask.outputs import Output, StreamedOutput
@@ -134,8 +135,8 @@ class Session:
             f"({choice.why}) "
             f"cache={self.cache_name}{settings} max_num_seqs={self.engine_config.max_num_seqs} "
             f"max_model_len={engine.max_model_len} pool={engine.pool.nbytes / 1e9:.2f} GB "
-            f"({engine.pool.pages * engine.pool.page_size} tokens of K/V in "
-            f"{str(self.model.kv_dtype).removeprefix('torch.')})"
+            f"({engine.pool.page_count * engine.pool.page_size} tokens of K/V in "
+            f"{dtype_name(self.model.kv_dtype)})"
         )
 
     @property
@@ -175,10 +176,10 @@ class Session:
     @property
     def _block_rules(self) -> dict[str, bool]:
         """The arguments of `fit_defaults` that say how responses of the model are cut into blocks."""
-        shape = self.loaded.config
-        masked = shape.kind == "masked"
-        ragged = masked and shape.sampling.schedule == "linear"
-        return {"growing": shape.sampling.growing_canvas, "whole": masked, "ragged": ragged}
+        config = self.loaded.config
+        masked = config.kind == "masked"
+        ragged = masked and config.sampling.schedule == "linear"
+        return {"growing": config.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, beginning: str = "") -> Constraint | None:
         """The reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
@@ -310,13 +311,13 @@ class Session:
         """A collector of a request's text as it settles. Raises `ConfigError` without a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
-        shape = self.loaded.config
+        config = self.loaded.config
         blocks = pending.decoding.block_ranges
-        stops = shape.stop_ids
-        return ResponseCollector(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=shape.rewrites)
+        stops = config.stop_ids
+        return ResponseCollector(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=config.rewrites)
 
-    def pieces(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
-        """What the `events` of one step add to an answer: one item, or none if they add nothing."""
+    def collect(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
+        """Apply the `events` of one step to `collector`. Returns what they add to the answer: one item, or none."""
         delta = collector.apply(events)
         result = delta.result
         output = None if result is None else Output.of(collector.request, result, self.tokenizer, trace=False)
@@ -348,23 +349,23 @@ class Session:
                     "the rest to it; SamplingParams are complete"
                 )
             return sampling, None
-        shape = self.loaded.config
+        config = self.loaded.config
         base = command_sampling or {}
-        if shape.causal_prefix:
+        if config.causal_prefix:
             base = restrict_to_mode(base, sampling.get("mode"))
 
         def resolve(requested: Mapping[str, Any], fixed_tokens: int, template: Template | None) -> SamplingParams:
             return self.params({**base, **requested}, defaults, prompt_tokens=fixed_tokens, template=template)
 
-        max_length = self.engine.max_model_len
-        return response_of(terms, sampling, prompt_tokens, self.tokenizer, shape.stop_ids, resolve, max_length, affixes)
+        limits = config.stop_ids, resolve, self.engine.max_model_len
+        return response_of(terms, sampling, prompt_tokens, self.tokenizer, *limits, affixes)
 
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
         """The cache of requests that name none, and its settings; `settings` replace the session's.
 
-        Raises `UnknownNameError` on an unknown adapter.
+        Logs once for an adapter that a lack of depths replaces the cache. Raises `UnknownNameError` on an unknown one.
         """
         if settings is None:
             settings = self.cache_config
@@ -434,7 +435,7 @@ class Session:
                 raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(values)}")
         policy = policy or self.policy(*self.default_cache(terms.adapter), adapter=terms.adapter)
         requests = []
-        for index, (prompt, requested) in enumerate(zip(items, sampling, strict=True)):
+        for index, (prompt, item) in enumerate(zip(items, sampling, strict=True)):
             tokens, shared = encode(
                 prompt,
                 self.tokenizer,
@@ -447,15 +448,15 @@ class Session:
                 parts: Any = canvases[index]
                 terms = replace(terms, canvas=parts)
             beginning: str = prompt[-1]["content"] if continue_final_message else ""  # type: ignore[index]
-            request = self.request(str(index), tokens, shared, requested or {}, terms, policy, beginning=beginning)
+            request = self.request(str(index), tokens, shared, item or {}, terms, policy, beginning=beginning)
             requests.append(request.with_readers(*readers))
         return requests
 
     def request(
         self,
-        name: str,
+        request_id: str,
         tokens: Sequence[int],
-        shared: int,
+        prefix_length: int,
         sampling: Sampling,
         terms: Terms,
         policy: CachePolicy,
@@ -463,7 +464,7 @@ class Session:
         command_sampling: Mapping[str, Any] | None = None,
         beginning: str = "",
     ) -> Request:
-        """The request of a prompt of `tokens`, of which `shared` leading ones are the shared prefix by default.
+        """The request of a prompt of `tokens`, whose first `prefix_length` are the shared prefix by default.
 
         `response` resolves `sampling` and `command_sampling`. The answer continues the text `beginning`, with which the
         prompt ends. Raises `ConfigError` as `response` and `constraint`.
@@ -471,13 +472,13 @@ class Session:
         params, template = self.response(terms, sampling, len(tokens), command_sampling=command_sampling)
         constraint = self.constraint(terms.structured_outputs, beginning)
         return request_of(
-            name,
+            request_id,
             tokens,
             params,
             policy,
             terms,
             self.loaded.config,
-            shared=shared,
+            shared=prefix_length,
             constraint=constraint,
             template=template,
             continues=bool(beginning),
@@ -543,7 +544,7 @@ def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Eve
 
 
 def _step(engine: Engine) -> list[Event]:
-    """Run one step and return its events. An error of the step is given to `Engine.recover`; no events then."""
+    """Run one step. Returns its events; none after an error, from which the engine recovers."""
     try:
         return engine.step()
     except Exception as error:

@@ -153,6 +153,23 @@ def test_texts_do_not_depend_on_the_pieces(seed: int, data: st.DataObject) -> No
     assert fill.push(settled) + fill.finish() == "".join(text.holes)
 
 
+@pytest.mark.parametrize("included", [False, True])
+def test_characters_are_counted_without_a_stop_text_that_is_left_out(included: bool) -> None:
+    tokenizer = bundled().tokenizer
+    assert tokenizer is not None
+    hole = tokenizer.encode("5 Nina 7 Ruth", add_special_tokens=False)
+    fixed = tokenizer.encode(" Max", add_special_tokens=False)
+    template = Template((*[OPEN] * len(hole), *fixed), (Hole(0, len(hole)),))
+    params = SamplingParams(max_tokens=len(template), stop=["a 7"], include_stop_str_in_output=included)
+    text, lengths, said = ResponseText(tokenizer, template, params), list[int](), ""
+    for token in [*hole, *fixed]:
+        said += text.push([token])
+        lengths.append(text.length)
+    assert said == ("5 Nina 7" if included else "5 Nin") + " Max"
+    assert lengths[-1] == len(said)
+    assert lengths[-len(fixed) - 1] == len(said) - len(" Max"), "where the fixed text begins"
+
+
 def test_a_stop_ends_its_hole_alone() -> None:
     tokenizer = bundled().tokenizer
     assert tokenizer is not None

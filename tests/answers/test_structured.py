@@ -201,7 +201,7 @@ def test_a_hostile_expression_ends_in_an_error(served: Running, regex: str) -> N
 def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilations hold every text thread but one, also those of short bodies; a form that is kept is a short one."""
     passing, begun = threading.Event(), []
-    compile_form = structure.Structures._run
+    compile_form = structure.Structures._compile_source
 
     def held(*args: Any) -> Any:
         begun.append(args)
@@ -213,7 +213,7 @@ def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monk
         return httpx.post(f"{running.base}{URL}", json=body, timeout=LONGEST_S).status_code
 
     llm.session.constraint({"regex": "[a-d]{4}"})
-    monkeypatch.setattr(structure.Structures, "_run", held)
+    monkeypatch.setattr(structure.Structures, "_compile_source", held)
     with (
         serving(llm, model_names=["bundled-tariff"], sampling={}, text_workers=2) as running,
         ThreadPoolExecutor(4) as clients,
@@ -421,7 +421,7 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, runs, release = structure.Structures._run, 0, threading.Event()
+    plain, runs, release = structure.Structures._compile_source, 0, threading.Event()
 
     def run(self: structure.Structures, *args: Any) -> dict[str, Any]:
         nonlocal runs
@@ -431,7 +431,7 @@ def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch
             raise ConfigError("it is too slow")
         return plain(self, *args)
 
-    monkeypatch.setattr(structure.Structures, "_run", run)
+    monkeypatch.setattr(structure.Structures, "_compile_source", run)
     structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(structures.compile, form) for _ in range(8)]

@@ -355,7 +355,7 @@ def test_beside_the_weights_the_output_matrix_stays_as_it_is(tmp_path: Path) -> 
     named = {"bad": str(adapter), "good": str(good)}
     found = find_model(ModelSettings(str(base), adapters=named, skip_bad_adapters=True))
     assert list(found.adapters) == ["good"]
-    assert "It changes the output matrix" in found.refused["bad"]
+    assert "It changes the output matrix" in found.refusals["bad"]
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "./nowhere", "a b"])

@@ -469,7 +469,7 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
 def test_experts_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = with_one(tmp_path / "x.gguf", Type.F32, np.zeros((8, 1, 128), np.uint8), "blk.0.ffn_up_exps.weight")
     assert len(locate(path)) == 8
-    monkeypatch.setattr(tensors, "TENSORS", 7)
+    monkeypatch.setattr(tensors, "MAX_TENSORS", 7)
     with pytest.raises(CheckpointError, match=r"x\.gguf has 'blk\.0\.ffn_up_exps\.weight' \[8, 1, 32\].*more than 7"):
         locate(path)
 
@@ -660,7 +660,7 @@ def test_long_tokens_load(tmp_path: Path) -> None:
 
 
 def test_a_header_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header, "HEADER", 5000)
+    monkeypatch.setattr(header, "MAX_HEADER", 5000)
     with pytest.raises(CheckpointError, match="description of tensor 10 of 57 reaches beyond byte 5000"):
         read_header(Path(shutil.copy(FILES / "llada-f32.gguf", tmp_path / "x.gguf")))
 

@@ -26,13 +26,13 @@ from remask.checkpoint import hub as hub_module
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.shelf import SHELF
-from remask.checkpoint.source import resolve, resolve_adapter
+from remask.checkpoint.source import resolve_adapter, resolve_model
 from remask.cli import main
 from remask.engine.capacity import DeviceMemory
 from remask.engine.fitting import widest_fit
 from remask.errors import CheckpointError, ConfigError
 from remask.loading import announce_download
-from remask.machine.speeds import keep
+from remask.machine.speeds import store_speed
 from remask.model.sizes import FORMATS
 from tests.checkpoint.checkpoints import (
     A2D,
@@ -214,7 +214,7 @@ def test_what_fits_is_taken_where_nothing_is_said(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a word, a hub's id and a folder, of `LLM` and of commands alike, and it is told in one line."""
-    folder, config = resolve(REPO), find_model(ModelSettings(REPO)).config
+    folder, config = resolve_model(REPO), find_model(ModelSettings(REPO)).config
     monkeypatch.setattr("remask.engine.fitting.product_bytes", lambda _: 0)  # more than such a model saves
     dtype, shortest = FORMATS["float32"], EngineConfig(max_model_len=64)
     frees = (free for free in range(10**4, 10**9, 10**3))
@@ -247,7 +247,7 @@ def test_a_connection_that_breaks_is_taken_up_again(hub: Hub, monkeypatch: pytes
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 500)
     (file,) = [path for path in hub.repos[REPO].iterdir() if path.name.startswith("model-00001")]
     hub.dropped[file.name] = 1000
-    folder = resolve(NAME)
+    folder = resolve_model(NAME)
     assert (folder / file.name).read_bytes() == file.read_bytes()
     assert hub.ranges == ["bytes=1000-"]
 
@@ -283,14 +283,14 @@ def test_what_is_missing_is_told_in_a_sentence(hub: Hub, tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=f"The hub has no revision 'v9' of the model '{REPO}': give its hub id"):
         hub_module.fetch(REPO, "v9")
     with pytest.raises(CheckpointError, match="The hub does not have the model 'nobody/nothing', or not for everybody"):
-        resolve("nobody/nothing")
+        resolve_model("nobody/nothing")
     with pytest.raises(CheckpointError, match=r"or log in .*\. Did you mean 'nvidia/Nemotron-Labs-Diffusion-8B' or "):
-        resolve("nvidia/Nemotron-Labs-Difusion-8B")
+        resolve_model("nvidia/Nemotron-Labs-Difusion-8B")
     with pytest.raises(CheckpointError, match="The hub does not have the adapter 'nobody/nothing'"):
         resolve_adapter("nobody/nothing")
     hub.gated = {REPO}
     with pytest.raises(CheckpointError, match=r"does not give the model .* accept the terms .* `hf auth login`"):
-        resolve(NAME)
+        resolve_model(NAME)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
@@ -301,22 +301,22 @@ def test_an_adapter_and_a_file_come_whole(hub: Hub, tmp_path: Path) -> None:
     hub.repos["org/name"] = tmp_path / "adapter"
     folder = resolve_adapter("org/name")
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    file = resolve("org/name:x.gguf")
+    file = resolve_model("org/name:x.gguf")
     assert file.read_bytes() == b"{}"
     asked = len(hub.asked)
-    assert (resolve("org/name:x.gguf"), len(hub.asked)) == (file, asked)
+    assert (resolve_model("org/name:x.gguf"), len(hub.asked)) == (file, asked)
     with pytest.raises(
         CheckpointError, match=r"does not have the file of the model 'org/name:y\.gguf': check its name"
     ):
-        resolve("org/name:y.gguf")
+        resolve_model("org/name:y.gguf")
     hub.repos.clear()
     with pytest.raises(CheckpointError, match=r"does not have the model 'JetLM/SDAR-4B-Chat:x\.gguf', .*`\.$"):
-        resolve("JetLM/SDAR-4B-Chat:x.gguf")  # of a known id, so no other one is meant
+        resolve_model("JetLM/SDAR-4B-Chat:x.gguf")  # of a known id, so no other one is meant
     with pytest.raises(CheckpointError, match=r"'JetLM/SDAR-4B-Chatt:x\.gguf', .*Did you mean 'JetLM/SDAR-4B-Chat' or"):
-        resolve("JetLM/SDAR-4B-Chatt:x.gguf")
+        resolve_model("JetLM/SDAR-4B-Chatt:x.gguf")
     for name in ("org/name:../x.gguf", "org/name:x.bin", "org/name:/x.gguf", "name:x.gguf"):
         with pytest.raises(CheckpointError, match="There is no model"):
-            resolve(name)
+            resolve_model(name)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -347,18 +347,18 @@ def test_a_download_tells_how_far_it_is(
         (tmp_path / "file" / name).write_bytes(name.encode() * 400)
         stderr.seek(0)
         stderr.truncate()
-        resolve(f"org/name:{name}", progress=progress)
+        resolve_model(f"org/name:{name}", progress=progress)
         assert ("downloading org/name" in stderr.getvalue()) == progress
 
 
 def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = resolve(NAME)
+    folder = resolve_model(NAME)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = f"http://127.0.0.1:{listener.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", closed)
-    assert resolve(NAME) == folder
+    assert resolve_model(NAME) == folder
     with pytest.raises(CheckpointError, match=r"and the hub cannot be reached \(ConnectError\): check") as told:
-        resolve("sdar-4b")
+        resolve_model("sdar-4b")
     assert str(told.value).count("\n") == 0
     assert str(told.value).count(". ") == 0
 
@@ -368,7 +368,7 @@ def test_a_refusal_is_no_download_that_stopped(hub: Hub) -> None:
     with pytest.raises(
         CheckpointError, match=rf"The hub refuses the model '{REPO}' \(status 403\): see its page there"
     ):
-        resolve(NAME)
+        resolve_model(NAME)
 
 
 def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def test_a_full_disk_in_the_words_of_the_transfer_library(hub: Hub, monkeypatch:
 
     monkeypatch.setattr(hub_module, "snapshot_download", fail)
     with pytest.raises(CheckpointError, match=rf"has no room for the model '{REPO}' \(I/O error: No space left"):
-        resolve(NAME)
+        resolve_model(NAME)
 
 
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")
@@ -419,7 +419,7 @@ def test_the_list_knows_what_is_on_disk(
     (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
     assert (row["hub"], row["on_disk"], row["download_bytes"]) == (REPO, True, 2 * row["parameters"])
     assert row["speed"] == "computed"
-    keep(REPO, tokens=6, seconds=4.0)
+    store_speed(REPO, tokens=6, seconds=4.0)
     assert main(["models", "--json"]) == 0
     (row,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == NAME]
     assert (row["tokens_per_second"], row["speed"]) == (1.5, "measured")

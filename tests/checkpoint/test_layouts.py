@@ -14,7 +14,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from remask import LLM
 from remask.checkpoint.files import read_model_defaults
 from remask.checkpoint.loaded import find_model
-from remask.checkpoint.quantized_files import stored_kind
+from remask.checkpoint.quantized_files import stored_quantization
 from remask.checkpoint.settings import ModelSettings
 from remask.cli import main
 from remask.cli.inspect import inspect_model
@@ -381,4 +381,4 @@ def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"'quantization_config' in .* is of version 2, and this program reads 1:"
     ):
-        stored_kind(folder)
+        stored_quantization(folder)

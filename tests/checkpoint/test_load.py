@@ -246,7 +246,7 @@ def test_progress_goes_to_stderr_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0)
-    monkeypatch.setattr(load, "_MAPPED", 1)
+    monkeypatch.setattr(load, "_MAX_MAPPED_BYTES", 1)
     folder = write(tmp_path, LLADA, random_tensors(LLADA))
     family, config = read_config(folder)
     load_weights(folder, family, config, torch.float32, CPU, progress=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.cli import main
 from remask.cli.chat import ChatClient
 from remask.engine.runner import Runner
@@ -110,7 +110,7 @@ def sent(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[st
 
 def test_turns_add_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a model that says nothing of what it can answer: the same one, as a folder."""
-    llm = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    llm = LLM(str(resolve_model("bundled-transit")), cache="none", dtype="float32", device="cpu")
     with serving(llm) as running:
         seen = sent(running, monkeypatch)
         _, told, _ = chat(monkeypatch, capsys, ["/help", USER, USER], "--base-url", f"{running.base}/v1")

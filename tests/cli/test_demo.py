@@ -15,8 +15,8 @@ from remask.tasks.town import is_correct
 
 NONE = Row("none", 8, 8, 0, 3.0, 3.1, 7.04, 1000, 0)
 REUSE, BICACHE = (
-    replace(NONE, cache="reuse", right=2, hits=7, tokens_s=11.2, work=300, depth=30),
-    replace(NONE, cache="bicache", hits=7, tokens_per_pass=3.2, tokens_s=12.0, work=500, depth=6),
+    replace(NONE, cache="reuse", correct_count=2, hit_count=7, tokens_per_second=11.2, work=300, depth=30),
+    replace(NONE, cache="bicache", hit_count=7, tokens_per_pass=3.2, tokens_per_second=12.0, work=500, depth=6),
 )
 
 
@@ -31,8 +31,8 @@ def test_the_table_and_its_sentence() -> None:
     assert "Kept in all 30 layers, as other engines keep a prompt, the page leaves 2 of 8 answers right" in told
     assert "kept in the first 6 (the depth that ships" in told
     assert "it leaves as many right as no cache does, for 2.0 times less work" in told
-    assert "1 fewer right" in conclusion([NONE, REUSE, replace(BICACHE, right=7)], 30)
-    assert "1 more right" in conclusion([replace(NONE, right=7), REUSE, BICACHE], 30)
+    assert "1 fewer right" in conclusion([NONE, REUSE, replace(BICACHE, correct_count=7)], 30)
+    assert "1 more right" in conclusion([replace(NONE, correct_count=7), REUSE, BICACHE], 30)
 
 
 def test_the_questions_are_four_look_ups_a_record_and_counts_about_one_page() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from remask import LLM
 from remask.cli import main
-from remask.errors import LAST_FULL, LEFT
+from remask.errors import LAST_TAG, REPLACEMENTS
 from remask.policies import Dense
 from remask.tasks import relay
 from tests.goldens import model_dir
@@ -77,7 +77,7 @@ def test_a_line_tells_its_log_probabilities_and_its_rollout(tmp_path: Path) -> N
     assert second == first
     status, (refused,) = run(tmp_path, [{**asked, "replay": trace}])
     assert status == 1
-    assert f"'replay' left after {LAST_FULL}: {LEFT['replay']}." in refused["error"]
+    assert f"'replay' left after {LAST_TAG}: {REPLACEMENTS['replay']}." in refused["error"]
     _, (drawn,) = run(tmp_path, [{**GOOD, "return_trace": True}])
     assert drawn["trace"]["sampling"]["seed"] >= 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.cli import main
 from tests.text.test_chat_template import BILLIONS, ENDLESS
 
@@ -16,7 +16,7 @@ from tests.text.test_chat_template import BILLIONS, ENDLESS
 def copied(folder: Path, **config: Any) -> Path:
     """A copy of the bundled model with other keys in its config.json."""
     folder.mkdir()
-    for file in resolve("bundled-transit").iterdir():
+    for file in resolve_model("bundled-transit").iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
     raw = json.loads((folder / "config.json").read_text())

@@ -38,7 +38,7 @@ def test_the_container_serves_the_bundled_model_on_the_port_that_it_names() -> N
     assert ENTRY[0] == "remask"
     args = parsed([*ENTRY[1:], *json.loads(re.findall(r"^CMD (\[.*\])$", CONTAINER, re.MULTILINE)[0])])
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", CONTAINER, re.MULTILINE), "a cluster checks that no root runs it"
-    assert (args.served, args.host) == ("bundled", "0.0.0.0")
+    assert (args.positional_model, args.host) == ("bundled", "0.0.0.0")
     assert f"EXPOSE {args.port}\n" in CONTAINER
     assert f"http://127.0.0.1:{args.port}/health" in CONTAINER
 
@@ -158,7 +158,7 @@ def test_the_pool_and_the_runtime_run_what_the_kubernetes_example_runs() -> None
     checked(container["args"], grace - float(container["lifecycle"]["preStop"]["exec"]["command"][1]))
     args = parsed([*ENTRY[1:], *container["args"]])
     assert args.open_metrics
-    assert args.served == "/mnt/models", "where KServe puts the files"
+    assert args.positional_model == "/mnt/models", "where KServe puts the files"
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]
     (form,) = runtime["spec"]["supportedModelFormats"]

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from remask.deploy.asgi import REPLICA_HEADER, Call, Head
-from remask.deploy.routing import prefix_identity, rank
+from remask.deploy.routing import prefix_identity, rank_replicas
 from remask.errors import EngineDeadError
 
 if importlib.util.find_spec("ray") is None:
@@ -186,7 +186,7 @@ class Name(str):
 def test_prefixes_are_ranked_and_spill_over() -> None:
     made = router(PrefixRouter, slots=2, balance=1.25)
     names = ["a", "b", "c"]
-    home, second, third = rank(b"p", names)
+    home, second, third = rank_replicas(b"p", names)
     assert choose(made, names, b"p") == [home, second, third]
     made.replica_queue_len_cache[Name(home)] = 2
     assert choose(made, names, b"p") == [second, third, home]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.deploy.routing import Spill, prefix_identity, rank
+from remask.deploy.routing import Spill, prefix_identity, rank_replicas
 from remask.errors import ConfigError
 
 names = st.sets(st.text("abcdef0123", min_size=1, max_size=6), min_size=1, max_size=9)
@@ -19,30 +19,30 @@ MANY = [f"prefix {number}".encode() for number in range(4000)]
 def test_the_order_is_that_of_the_set(identity: bytes, replicas: set[str], random: Any) -> None:
     listed = list(replicas)
     random.shuffle(listed)
-    ordered = rank(identity, listed)
+    ordered = rank_replicas(identity, listed)
     assert sorted(ordered) == sorted(replicas)
-    assert ordered == rank(identity, sorted(replicas))
+    assert ordered == rank_replicas(identity, sorted(replicas))
 
 
 @given(identities, names, st.text("xyz", min_size=1, max_size=3))
 def test_a_replica_that_joins_or_leaves_reorders_no_others(identity: bytes, replicas: set[str], other: str) -> None:
-    after = rank(identity, {*replicas, other})
-    assert [replica for replica in after if replica != other] == rank(identity, replicas)
+    after = rank_replicas(identity, {*replicas, other})
+    assert [replica for replica in after if replica != other] == rank_replicas(identity, replicas)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 16])
 def test_prefixes_are_spread_evenly_and_a_share_of_one_in_n_moves(count: int) -> None:
     replicas = [f"replica-{number}" for number in range(count)]
-    homes = {identity: rank(identity, replicas)[0] for identity in MANY}
+    homes = {identity: rank_replicas(identity, replicas)[0] for identity in MANY}
     mean = len(MANY) / count
     counts = Counter(homes.values())
     assert set(counts) == set(replicas)
     assert all(abs(found - mean) < 5 * mean**0.5 for found in counts.values())
-    joined = {identity: rank(identity, [*replicas, "new"])[0] for identity in MANY}
+    joined = {identity: rank_replicas(identity, [*replicas, "new"])[0] for identity in MANY}
     moved = [identity for identity in MANY if joined[identity] != homes[identity]]
     assert {joined[identity] for identity in moved} == {"new"}
     assert abs(len(moved) - len(MANY) / (count + 1)) < 5 * (len(MANY) / (count + 1)) ** 0.5
-    left = {identity: rank(identity, replicas[1:])[0] for identity in MANY}
+    left = {identity: rank_replicas(identity, replicas[1:])[0] for identity in MANY}
     assert all(left[identity] == home for identity, home in homes.items() if home != replicas[0])
 
 
@@ -69,7 +69,7 @@ def test_spill_over_is_bounded(prefixes: list[int], count: int, slots: int, bala
         assert sorted(order) == sorted(loads)
         chosen = order[0]
         assert loads[chosen] < limit, "some replica is below the limit, as it is above the mean"
-        home = rank(identity, loads)[0]
+        home = rank_replicas(identity, loads)[0]
         assert chosen == home or loads[home] >= limit, "it leaves its home only where that is loaded"
         assert limit <= max(slots, balance * (sum(loads.values()) + 1) / count + 1)
         loads[chosen] += 1

@@ -54,7 +54,7 @@ def test_settings_are_taken_by_the_family(heading: str) -> None:
     answered = [args for args in asked if args.command in ("chat", "serve", "generate")]
     assert answered
     for args in answered:
-        row = SHELF.get(next(filter(None, (vars(args).get(name) for name in ("named", "served", "model")))))
+        row = SHELF.get(next(filter(None, (vars(args).get(name) for name in ("positional_model", "model")))))
         named = json.loads(args.sampling) if args.sampling else {}
         sampling = {**(row.sampling if row else {}), **named, "max_tokens": 64}
         usual = llm.session.cache_name if row is None else row.cache

@@ -115,7 +115,7 @@ def value_of(rng: random.Random, values: Values) -> Any:
         case Text():
             return letters([rng.randrange(26) for _ in range(rng.randint(1, 2))])
         case ListOf():
-            return [value_of(rng, values.of) for _ in range(rng.randint(0, 3))]
+            return [value_of(rng, values.values) for _ in range(rng.randint(0, 3))]
         case Biases():
             tokens = rng.sample(range(VOCAB), rng.randint(0, 3))
             return {token: rng.choice([-values.size, -1.5, 0, 2.5]) for token in tokens}

@@ -212,10 +212,7 @@ def running_canvases(engine: Engine) -> int:
 
 
 def run(
-    engine: Engine,
-    work: Sequence[Work],
-    limit: int = 2000,
-    each_step: Callable[[int], None] | None = None,
+    engine: Engine, work: Sequence[Work], limit: int = 2000, each_step: Callable[[int], None] | None = None
 ) -> dict[str, Result]:
     """Run to the end; what joins later is added between steps. Ends idle, which the engine checks for leaks."""
     results: dict[str, Result] = {}

@@ -65,7 +65,7 @@ class Case:
     ) -> None:
         """Rows see `slots`, or the first `reach` of them without the first `skip` of these."""
         limits = [None if limit is None else np.array(limit) for limit in (reach, skip)]
-        self.builder.add(row, rows, self.builder.slots(np.array(slots)), len(slots), *limits)
+        self.builder.add(row, rows, self.builder.add_slots(np.array(slots)), len(slots), *limits)
         for index in range(rows):
             end, first = len(slots) if reach is None else reach[index], 0 if skip is None else skip[index]
             self.keys.setdefault(row + index, []).extend(slots[first:end])
@@ -88,7 +88,7 @@ class Case:
         k[unused], v[unused] = torch.nan, torch.nan
         extra = (torch.randn(heads[1], dim).to(dtype), torch.randn(heads[1], dim).to(dtype)) if sink else None
         before = [x.clone() for x in (q, k, v)]
-        out = make(cap)(q, k, v, self.builder.list(), extra)
+        out = make(cap)(q, k, v, self.builder.build(), extra)
         assert (out.shape, out.dtype) == ((len(keys), heads[0] * dim), dtype)
         expected = naive(q, k, v, keys, cap, extra)
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
@@ -171,7 +171,7 @@ def test_a_size_that_knows_no_sink_is_refused() -> None:
     attention, work, q = TritonAttention(), WorkList.of(2, 3), torch.zeros(2, 4, 8)
     k = torch.zeros(3, 2, 8)
     size = attention.size(work, 4, 2)
-    numbers = torch.from_numpy(attention.numbers(work, 4, 2, size))
+    numbers = torch.from_numpy(attention.pack(work, 4, 2, size))
     with pytest.raises(ValueError, match="computed without a sink"):
         attention.run(q, k, k, numbers, size, (k[0], k[0]))
 
@@ -200,20 +200,20 @@ def test_k_and_v_are_cut_where_programs_are_few(canvases: int, rows: int, whole:
 
     builder, length = WorkListBuilder(), 1280
     for number in range(canvases):
-        own = builder.slots(np.arange(length) + length * number)
+        own = builder.add_slots(np.arange(length) + length * number)
         builder.add(number * rows, rows, own, length, None)
-    size = TritonAttention(None).size(builder.list(), heads, groups)
+    size = TritonAttention(None).size(builder.build(), heads, groups)
     if groups == heads:
-        assert size.merged is not whole
-    assert size.merged or size.outputs == canvases * rows
-    assert size.units * groups >= 0.6 * min(PROGRAMS, len(range(0, canvases * rows, 64)) * groups * length // 64)
+        assert size.merges is not whole
+    assert size.merges or size.output_count == canvases * rows
+    assert size.unit_count * groups >= 0.6 * min(PROGRAMS, len(range(0, canvases * rows, 64)) * groups * length // 64)
 
 
 @settings(max_examples=30)
 @given(cases(), st.integers(1, 9), st.integers(1, 20), st.integers(1, 12))
 def test_pieces_are_the_same_attention(case: Case, rows: int, slots: int, shortest: int) -> None:
     """What is cut in any way has the same result, and units of the size that was asked for."""
-    work = case.builder.list()
+    work = case.builder.build()
     q, k, v = torch.randn(len(case.keys), 2, 4), torch.randn(SLOTS, 2, 4), torch.randn(SLOTS, 2, 4)
     cut, runs, whole = work.cut(rows, slots), work.cut_at_runs(shortest), work.ungroup(slots, shortest)
     assert (cut.units[:, 1] <= rows).all()
@@ -221,35 +221,35 @@ def test_pieces_are_the_same_attention(case: Case, rows: int, slots: int, shorte
     for each in (cut, runs, whole):
         assert each.units[:, 4].tolist() == (np.cumsum(each.units[:, 1]) - each.units[:, 1]).tolist()
         assert sorted(set(each.owners.tolist())) == sorted(case.keys)
-        assert each.reach is None or len(each.reach) == each.outputs
+        assert each.reach is None or len(each.reach) == each.output_count
         for make in (TorchAttention, lambda cap: TorchAttention(cap, fused=False)):
             torch.testing.assert_close(make(None)(q, k, v, each), make(None)(q, k, v, work), rtol=0, atol=3e-6)
-    assert cut.pairs <= work.pairs
+    assert cut.pair_count <= work.pair_count
 
 
 def test_runs_are_cut_where_they_are_long() -> None:
     builder = WorkListBuilder()
-    builder.add(0, 3, builder.slots(np.r_[10:20, 40:52, 5:6]), 23, np.array([8, 12, 23]))
-    work = builder.list()
+    builder.add(0, 3, builder.add_slots(np.r_[10:20, 40:52, 5:6]), 23, np.array([8, 12, 23]))
+    work = builder.build()
     assert work.cut_at_runs(8) is work, "7.7 slots a run"
     cut = work.cut_at_runs(7)
     assert cut.units.tolist() == [[0, 3, 0, 10, 0], [0, 3, 10, 12, 3], [0, 3, 22, 1, 6]]
     assert cut.reach is not None
     assert cut.reach.tolist() == [8, 10, 10, 0, 2, 12, 0, 0, 1]
-    assert work.pairs == 69
+    assert work.pair_count == 69
     assert WorkList.of(2, 5).cut_at_runs(1).units.tolist() == [[0, 2, 0, 5, 0]]
 
 
 def test_rows_of_several_small_units_become_rows_of_one() -> None:
     builder = WorkListBuilder()
-    builder.add(0, 5, builder.slots(np.arange(8)), 8, None)  # a prefix of two canvases
-    builder.add(0, 2, builder.slots(np.arange(20, 23)), 3, None)
-    builder.add(2, 3, builder.slots(np.arange(8, 12)), 4, None)  # which stands right behind it
-    builder.add(5, 4, builder.slots(np.arange(40, 50)), 10, None)
-    builder.add(9, 2, builder.slots(np.arange(60, 70)), 10, None)  # a prefix of two more, one of which is long
-    builder.add(9, 1, builder.slots(np.arange(70, 72)), 2, None)
-    builder.add(10, 1, builder.slots(np.arange(80, 90)), 10, None)
-    work = builder.list()
+    builder.add(0, 5, builder.add_slots(np.arange(8)), 8, None)  # a prefix of two canvases
+    builder.add(0, 2, builder.add_slots(np.arange(20, 23)), 3, None)
+    builder.add(2, 3, builder.add_slots(np.arange(8, 12)), 4, None)  # which stands right behind it
+    builder.add(5, 4, builder.add_slots(np.arange(40, 50)), 10, None)
+    builder.add(9, 2, builder.add_slots(np.arange(60, 70)), 10, None)  # a prefix of two more, one of which is long
+    builder.add(9, 1, builder.add_slots(np.arange(70, 72)), 2, None)
+    builder.add(10, 1, builder.add_slots(np.arange(80, 90)), 10, None)
+    work = builder.build()
     whole = work.ungroup(12, 6)
     apart = [[5, 4, 10], [9, 2, 10], [9, 1, 2], [10, 1, 10]]
     assert whole.units[:, [0, 1, 3]].tolist() == [*apart, [0, 2, 11], [2, 3, 12]]
@@ -271,24 +271,24 @@ def test_canvases_that_are_alike_are_one_call_and_keep_their_bits(heads: int, gr
     canvases = {0: [*common, *range(60, 71)], 5: [*common, *range(20, 31)], 12: [*common, *range(75, 86)]}
     canvases[17] = [*common, *range(40, 51)]
     if shared:
-        builder.add(0, 10, builder.slots(np.arange(shared)), shared, None)
-        builder.add(12, 10, builder.slots(np.arange(shared)), shared, None)
+        builder.add(0, 10, builder.add_slots(np.arange(shared)), shared, None)
+        builder.add(12, 10, builder.add_slots(np.arange(shared)), shared, None)
     for row, slots in canvases.items():
-        builder.add(row, rows, builder.slots(np.array(slots[shared:])), own, None)
-    builder.add(10, 2, builder.slots(np.arange(86, 96)), 10, None)
-    work = builder.list()
+        builder.add(row, rows, builder.add_slots(np.array(slots[shared:])), own, None)
+    builder.add(10, 2, builder.add_slots(np.arange(86, 96)), 10, None)
+    work = builder.build()
     attention = TorchAttention()
     out = attention(q, k, v, work)
     for row, slots in canvases.items():
         alone = WorkListBuilder()
-        alone.add(0, rows, alone.slots(np.array(slots)), len(slots), None)
-        assert torch.equal(out[row : row + rows], attention(q[row : row + rows], k, v, alone.list()))
+        alone.add(0, rows, alone.add_slots(np.array(slots)), len(slots), None)
+        assert torch.equal(out[row : row + rows], attention(q[row : row + rows], k, v, alone.build()))
     with Sizes() as few:
         attention(q, k, v, work)
     single = WorkListBuilder()
-    single.add(0, rows, single.slots(np.array(canvases[0])), shared + own, None)
+    single.add(0, rows, single.add_slots(np.array(canvases[0])), shared + own, None)
     with Sizes() as one:
-        attention(q[:rows], k, v, single.list())
+        attention(q[:rows], k, v, single.build())
     assert few.fused == 2 * one.fused == 2
 
 
@@ -307,7 +307,7 @@ def test_what_a_list_is_prepared_for_is_made_once() -> None:
 @pytest.mark.parametrize("make", EXECUTORS)
 def test_no_rows(make: Make) -> None:
     q, kv = torch.randn(0, 4, 8), torch.randn(SLOTS, 2, 8)
-    assert make(None)(q, kv, kv, WorkListBuilder().list()).shape == (0, 32)
+    assert make(None)(q, kv, kv, WorkListBuilder().build()).shape == (0, 32)
 
 
 @pytest.mark.parametrize("make", EXECUTORS)
@@ -321,7 +321,7 @@ def test_sharp_scores_stay_finite(make: Make, cap: float | None) -> None:
         q, kv = torch.randn(3, 2, 8) * extreme, torch.randn(SLOTS, 2, 8)
         expected = naive(q, kv, kv, list(case.keys.values()), cap, None)
         # A score of some thousands has an error of some ten thousandths in float32.
-        torch.testing.assert_close(make(cap)(q, kv, kv, case.builder.list()).double(), expected, rtol=0, atol=5e-3)
+        torch.testing.assert_close(make(cap)(q, kv, kv, case.builder.build()).double(), expected, rtol=0, atol=5e-3)
 
 
 @dataclass
@@ -336,8 +336,8 @@ class Layout:
         builder = WorkListBuilder()
         for start, count in ((0, self.common), (self.common + gap, self.own)):
             if count:
-                builder.add(0, self.rows, builder.slots(np.arange(start, start + count)), count, None)
-        return builder.list()
+                builder.add(0, self.rows, builder.add_slots(np.arange(start, start + count)), count, None)
+        return builder.build()
 
 
 @pytest.mark.few(3)

@@ -253,13 +253,13 @@ def test_the_usual_share_waits_for_work_of_which_it_is_two_percent() -> None:
     auditor = make_engine(audit=None).auditor
     layers = auditor.passes.model.config.layers
     auditor.stats.row_layers = 10**9  # of requests before, of which none could be audited
-    assert not any(auditor._is_due("bicache", 100, 2) for _ in range(80))
+    assert not any(auditor._admit_audit("bicache", 100, 2) for _ in range(80))
     auditor.stats.row_layers += 100 * 2 * 50 * layers - 1
-    assert not auditor._is_due("bicache", 100, 2)
+    assert not auditor._admit_audit("bicache", 100, 2)
     auditor.stats.row_layers += 1
-    assert auditor._is_due("bicache", 100, 2)
+    assert auditor._admit_audit("bicache", 100, 2)
     auditor.stats.row_layers *= 10
-    assert [auditor._is_due("bicache", 100, 2) for _ in range(32)] == [False] * 31 + [True]
+    assert [auditor._admit_audit("bicache", 100, 2) for _ in range(32)] == [False] * 31 + [True]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_what_is_promised_fits_and_no_token_more_would(
 def test_canvases_without_room_are_refused_with_what_would_fit() -> None:
     memory, token = DeviceMemory(24 * GB, 8 * GB, 0.9), token_bytes(LLADA, 2)  # 5.6 GB beside the weights
     with pytest.raises(ConfigError) as refused:
-        store_tokens(memory, token, GB, canvases=8, max_canvas=4096, page=0)
+        store_tokens(memory, token, GB, canvas_count=8, max_canvas=4096, page_size=0)
     said = str(refused.value)
     assert "8 canvases of 4096 tokens need 17.18 GB" in said
     assert "beside the weights and 1.00 GB for a pass there are 4.60 GB" in said
@@ -173,7 +173,7 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_mad
         with pytest.raises(ConfigError, match=rf"\. Use {ways}--quantization int8 or a smaller model"):
             LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
     monkeypatch.setattr("remask.loading.memory", lambda: None)
-    assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
+    assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.page_count
 
 
 OUT = (
@@ -222,7 +222,7 @@ class _Pool(Pool):
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:
     """An engine as it would be made on a CUDA device with so much memory."""
-    monkeypatch.setattr(sizing, "device_memory", lambda _: (free, total))
+    monkeypatch.setattr(sizing, "smallest_memory", lambda _: (total, free))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
     monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
@@ -283,7 +283,7 @@ def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.Monkey
         engine = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", gpu_memory_utilization=share)
         stored = engine.memory.store_budget
         states = stored * token.state
-        taken = engine.pool.pages * page * token.kv + states + 10**9
+        taken = engine.pool.page_count * page * token.kv + states + 10**9
         assert stored == engine.store.budget_tokens > 10_000
         assert taken <= (share or 0.9) * 2 * 10**9, "pages that end beyond their canvas included"
         assert taken > 0.8 * (share or 0.9) * 2 * 10**9
@@ -319,7 +319,7 @@ def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     longest, attention = 256 + 16, engines[0].model.attention
     token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4)
     room += workspace_bytes(TINY, max_rows(TINY), longest, 4, attention=attention)
-    room += attention_bytes(TINY, max_rows(TINY), longest, 4, attention, filled=True)
+    room += attention_bytes(TINY, max_rows(TINY), longest, 4, attention, pad=True)
     assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
     h = torch.zeros(1, TINY.hidden)
@@ -338,7 +338,7 @@ def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch:
             continue
         rows = engine.memory.pass_rows
         assert rows is not None
-        assert engine._lifecycle.scheduler.limits.rows == rows
+        assert engine._lifecycle.scheduler.limits.max_rows == rows
         taken = 10**9 - megabytes * 10**6 + (16 * longest + engine.memory.store_budget) * token.kv
         taken += engine.memory.store_budget * token.state
         assert taken + workspace_bytes(TINY, rows, longest, item, attention=engine.model.attention) <= 10**9

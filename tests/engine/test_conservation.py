@@ -62,7 +62,7 @@ def slots_have_one_owner(engine: Engine) -> None:
     for parts in owned:
         slots = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         assert len(set(slots.tolist())) == len(slots)
-        assert not len(slots) or slots.max() < engine.pool.pages * engine.pool.page_size
+        assert not len(slots) or slots.max() < engine.pool.page_count * engine.pool.page_size
 
 
 class Conservation(RuleBasedStateMachine):
@@ -144,9 +144,9 @@ class Conservation(RuleBasedStateMachine):
         slots_have_one_owner(engine)
         running = engine._lifecycle.unfinished()
         assert engine.waiting + len(running) == len(self.alive)
-        assert running_canvases(engine) == sum(each.pending.canvases for each in running)
+        assert running_canvases(engine) == sum(each.pending.canvas_count for each in running)
         assert running_canvases(engine) <= engine.config.max_num_seqs or len(running) == 1
-        assert engine.store.tokens < self.budget
+        assert engine.store.token_count < self.budget
         assert engine.store.stats.misses >= engine.stats.prefix_passes
 
     def teardown(self) -> None:
@@ -175,10 +175,7 @@ def check(examples: int, steps: int) -> None:
     run_state_machine_as_test(
         Conservation,
         settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -136,7 +136,7 @@ def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow
     edges = np.array([(0, token, 0) for token in range(11)])
     table = Constraint(automaton_of(edges, 0, np.array([0]), 11)).table
     group = RowGroup(slice(0, 7), measure, "filtered", temperature, narrow.get("top_k"), narrow.get("top_p"), 9)
-    read = score(logits.clone(), [replace(group, reads=(BestOfClasses(table),))], 4, more=4 * table.count)
+    read = score(logits.clone(), [replace(group, reads=(BestOfClasses(table),))], 4, width=4 * table.count)
     _, tokens, confidences, logprobs = read[2:].reshape(4, table.count, 7)
     assert torch.equal(tokens[1], read[0])
     torch.testing.assert_close(confidences[1], read[1])

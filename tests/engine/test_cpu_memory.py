@@ -36,7 +36,7 @@ MB = 10**6
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int, **limits: Any) -> Engine:
     """An engine on a machine that has so much memory left."""
-    monkeypatch.setattr(sizing, "memory", lambda: (10**12, free))
+    monkeypatch.setattr(sizing, "cpu_memory", lambda: (10**12, free))
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU, quantization=limits.pop("kind", None)))
     return Engine(model, EngineConfig(**{"max_num_seqs": 16, "store_budget_tokens": "auto", **limits}), "x")
 
@@ -51,7 +51,7 @@ def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest
         except ConfigError:
             assert before == [0, 0, 0], "more memory is never too little"
             continue
-        tokens, store, longest = engine.pool.pages * 16, engine.memory.store_budget, engine.max_model_len
+        tokens, store, longest = engine.pool.page_count * 16, engine.memory.store_budget, engine.max_model_len
         rows = engine.memory.pass_rows or 16 * (longest + 16)
         taken = engine.pool.nbytes + store * token.state + workspace_bytes(TINY, rows, longest, 4)
         assert taken + (product_bytes(TINY) if kind else 0) <= 0.9 * free + 16 * 2 * token.kv
@@ -61,7 +61,7 @@ def test_what_is_promised_fits_and_more_memory_is_never_less(monkeypatch: pytest
         before = [longest, store, tokens - store]
         seen.add(longest)
     plenty = with_free(monkeypatch, 10**11, kind=kind)
-    assert before == [plenty.max_model_len, 8192, plenty.pool.pages * 16 - 8192]
+    assert before == [plenty.max_model_len, 8192, plenty.pool.page_count * 16 - 8192]
     assert plenty.memory.pass_rows is None
     assert len(seen) > 1, "a length that nobody asked for gives way"
 
@@ -78,10 +78,10 @@ def test_what_is_said_before_loading_is_what_the_engine_does(
             engine = with_free(monkeypatch, left, kind=kind)
         except ConfigError:
             assert before.fitting_length() == 0
-            assert before.tokens() is None
+            assert before.kv_tokens() is None
         else:
             assert before.fitting_length() == engine.max_model_len
-            assert (before.tokens() or 0) >= engine.max_model_len
+            assert (before.kv_tokens() or 0) >= engine.max_model_len
         seen.add(before.fitting_length())
     assert {0, TINY.max_length} < seen
 
@@ -114,8 +114,8 @@ def test_requests_wait_for_pages_and_answer_alike(monkeypatch: pytest.MonkeyPatc
             llm = LLM("bundled", dtype="float32", device="cpu", threads=1, engine=limits)
             if not free:
                 cpu = CpuMemory.beside_model(llm.model, 0, 16)
-                free = int((cpu.pair(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
-            patch.setattr(sizing, "memory", lambda free=free: (10**12, free))
+                free = int((cpu.pair_bytes(64) + 8 * cpu.token.kv) / CPU_SHARE) + 1
+            patch.setattr(sizing, "cpu_memory", lambda free=free: (10**12, free))
             engine = llm.session.new_engine()
         prompts = [list(range(20 + number, 60 + number)) for number in range(8)]
         for request in llm.session.requests(prompts, {"max_tokens": 16, "steps": 4}):
@@ -247,4 +247,4 @@ def test_the_choice_is_in_the_start_up_line(monkeypatch: pytest.MonkeyPatch, cap
         llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu", threads=1, quantization="auto")
     assert llm.loaded.quantization == "int8"
     assert "(auto: of what fits, times as fast as float32: float32 1.0, int8 1.9, int4 1.6)" in caplog.text
-    assert f"({llm.engine.pool.pages * 16} tokens of K/V in bfloat16)" in caplog.text
+    assert f"({llm.engine.pool.page_count * 16} tokens of K/V in bfloat16)" in caplog.text

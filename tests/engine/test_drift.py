@@ -156,7 +156,7 @@ def test_only_the_first_layer_of_those_that_share_compares(
 ) -> None:
     compared: list[int] = []
     rows: list[list[int]] = []
-    choose, partial_layer = Transformer._pick_rows, Transformer._partial_layer
+    choose, partial_layer = Transformer._pick_rows, Transformer._run_partial_layer
 
     def watched(self: Transformer, h: Any, layer: int, *rest: Any) -> Any:
         compared.append(layer)
@@ -169,7 +169,7 @@ def test_only_the_first_layer_of_those_that_share_compares(
         return out
 
     monkeypatch.setattr(Transformer, "_pick_rows", watched)
-    monkeypatch.setattr(Transformer, "_partial_layer", layer_run)
+    monkeypatch.setattr(Transformer, "_run_partial_layer", layer_run)
     engine = poisoned_engine(MODELS["llada"])
     run(engine, [Work(request("r", 10, steps=4, max_tokens=8), dllm(layers))])
     passes = len(rows) // 3

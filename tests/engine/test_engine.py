@@ -178,7 +178,7 @@ def test_a_prefix_larger_than_the_budget_runs_uncached_and_says_so(
 
 def test_a_refused_prefix_is_counted_once_however_long_it_waits() -> None:
     engine = make_engine(store_budget_tokens=4, max_num_seqs=1)
-    extent = engine.allocator.allocate(engine.pool.pages * engine.pool.page_size, range(LAYERS))
+    extent = engine.allocator.allocate(engine.pool.page_count * engine.pool.page_size, range(LAYERS))
     assert extent is not None
     engine.add(request("big", 14, 12).with_policy(Reuse()))
     for _ in range(5):
@@ -206,7 +206,7 @@ def test_many_prefixes_in_a_tiny_store_never_get_stuck(eviction: str, budget: in
         store_budget_tokens=budget, page_size=page_size, eviction=eviction, max_num_seqs=3, max_model_len=16
     )
     assert len(run(engine, work)) == 16
-    assert engine.store.tokens < budget
+    assert engine.store.token_count < budget
 
 
 def test_small_entries_that_fill_all_pages_make_way_for_canvases() -> None:
@@ -500,7 +500,7 @@ def test_other_number_formats_run(dtype: torch.dtype) -> None:
     assert engine.pool.k[0].dtype == engine.store.entries[0].states.dtype == dtype
     width = config.kv_heads * config.head_dim * dtype.itemsize
     assert engine.pool.bytes_of(1) == 2 * width
-    assert engine.pool.nbytes == 2 * width * LAYERS * (engine.pool.pages * 4 + 1), "with the slot that no page has"
+    assert engine.pool.nbytes == 2 * width * LAYERS * (engine.pool.page_count * 4 + 1), "with the slot that no page has"
 
 
 def test_nothing_of_an_ended_request_is_kept_while_others_run() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remask.checkpoint.loaded import find_model
 from remask.checkpoint.settings import ModelSettings
-from remask.engine.canvas_state import CanvasState, new_states, plain_table
+from remask.engine.canvas_state import CanvasState, allocate_states, plain_table
 from remask.engine.pack import Target, pack
 from remask.errors import PlanError
 from remask.model.invariant import batch_invariant
@@ -60,7 +60,7 @@ class Passes:
             canvas=Canvas((), tokens.tolist(), self.length),
             ledger=Ledger(layers, self.length, None),
             tables=(plain_table(own),),
-            states=new_states(layers, model.config.hidden, model.dtype, CPU, self.length).fill_(torch.nan),
+            states=allocate_states(layers, model.config.hidden, model.dtype, CPU, self.length).fill_(torch.nan),
         )
         self.slots = torch.from_numpy(own.slots())
 

@@ -56,7 +56,7 @@ def test_requests_of_all_kinds_get_the_same_answers(family: str, seed: int, over
     work = [rng.choice([random_work, random_work, nested_work])(rng, family, f"r{i}") for i in range(12)]
     results = run(engine, work, each_step=lambda _: engine.check_integrity())
     assert engine.graphs is not None
-    assert engine.graphs.stages > 0
+    assert engine.graphs.stage_count > 0
     plain: dict[str, Any] = {"overlap": False, "graphs": False, **store}
     for item in work:
         result = results[item.request.id]
@@ -79,7 +79,7 @@ def test_other_kinds_of_models(name: str) -> None:
     plain, repeated = (poisoned_engine(point.model, graphs=on, **common) for on in (False, True))
     expected, found = run(plain, work), run(repeated, work)
     assert repeated.graphs is not None
-    assert repeated.graphs.stages > 0
+    assert repeated.graphs.stage_count > 0
     assert {name: outcome(result) for name, result in found.items()} == {
         name: outcome(result) for name, result in expected.items()
     }
@@ -110,7 +110,7 @@ def test_steps_repeat_what_the_first_ones_captured() -> None:
     engine = make_engine(graphs=True, attention="torch")
     run(engine, [Work(request(f"r{i}"), Dense(), joins=20 * i) for i in range(2)])
     assert engine.graphs is not None
-    assert (engine.graphs.captured, engine.graphs.stages) == (2 * LAYERS, engine.stats.steps)
+    assert (engine.graphs.capture_count, engine.graphs.stage_count) == (2 * LAYERS, engine.stats.steps)
 
 
 def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(graphs=True, attention="torch")
     results = run(engine, work)
     assert engine.graphs is not None
-    assert engine.graphs.captured == len(lengths) * 2 * LAYERS
+    assert engine.graphs.capture_count == len(lengths) * 2 * LAYERS
     assert [outcome(results[item.request.id]) for item in work] == [outcome(alone(item)) for item in work]
 
 
@@ -145,7 +145,7 @@ def test_large_stages_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, item = make_engine(graphs=True), Work(request(block_length=4), BlockDual())
     results = run(engine, [item])
     assert engine.graphs is not None
-    assert 0 < engine.graphs.stages < engine.stats.steps, "whole passes are launched as ever"
+    assert 0 < engine.graphs.stage_count < engine.stats.steps, "whole passes are launched as ever"
     assert outcome(results["r"]) == outcome(alone(item))
 
 
@@ -165,9 +165,9 @@ def test_attention_is_in_the_graph_where_it_launches_the_same(policy: CachePolic
             engine.add(Request(f"r{number}", [7] * 4 + [9 + number], flat_params(**params), 4, policy))
         found.append({name: result.token_ids for name, result in run(engine, []).items()})
     assert engine.graphs is not None
-    assert engine.graphs.stages >= passes
+    assert engine.graphs.stage_count >= passes
     if policy == Dense():
-        assert engine.graphs.captured == 1
+        assert engine.graphs.capture_count == 1
     assert found[0] == found[1]
 
 

@@ -129,13 +129,13 @@ def test_scripted_blocks() -> None:
             rows = script["candidates"][number % len(script["candidates"])][given:]
             done = block.choose(offered(rows, block.candidate_count), lambda sure: int(sure.argmin()))
             if capped and number + 1 == len(script["passes"]):
-                assert done.last
+                assert done.is_last
                 assert MASK not in block.tokens
                 break
             fills, edits, tried = ([[given + at, to] for at, to in of] for of in (done.fills, done.edits, done.escapes))
-            found = {"fill": fills, "edit": edits, "original": done.original, "new": done.new, "post": done.post}
-            found |= {"after": script["block"][:given] + block.tokens.tolist()}
-            found |= ({"escape": tried} if tried else {}) | ({"last": True} if done.last else {})
+            counts = {"original": done.original_count, "new": done.inserted_count, "post": done.post_steps}
+            found = {"fill": fills, "edit": edits, **counts, "after": script["block"][:given] + block.tokens.tolist()}
+            found |= ({"escape": tried} if tried else {}) | ({"last": True} if done.is_last else {})
             assert found == recorded
         assert block.end_reason == script["ended"]
 
@@ -230,7 +230,7 @@ def test_draws_keep_ties_and_then_the_token_that_crosses() -> None:
         (np.array([125, 8]), np.array([0.3, 0.9], dtype=np.float32), np.array([9, 8])),
     )
     done = block.choose(found, len)
-    assert done.last
+    assert done.is_last
     assert block.tokens.tolist() == [9, 8]
 
 

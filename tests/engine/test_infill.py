@@ -16,16 +16,7 @@ from remask.readers.forced import ForcedTokens
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
 from tests.engine import kinds
-from tests.engine.support import (
-    EOS,
-    VOCAB,
-    Work,
-    make_engine,
-    poisoned_engine,
-    policy_of,
-    request,
-    run,
-)
+from tests.engine.support import EOS, VOCAB, Work, make_engine, poisoned_engine, policy_of, request, run
 
 
 def hole_then(fixed: int, length: int = 6) -> Template:

@@ -238,7 +238,7 @@ def test_the_mask_token_is_counted_and_never_listed(mask_id: int, top: int) -> N
     logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(top)) * 3
     truth = logits.double().log_softmax(-1)
     more = Ranking(top, 9).width
-    read = score(logits.clone(), [group(5, reads=(Ranking(top, 9),))], mask_id, more=more)
+    read = score(logits.clone(), [group(5, reads=(Ranking(top, 9),))], mask_id, width=more)
     assert read.shape == (2 + more, 5)
     held = PredictedLogprobs(6, top, 9)
     held.store(np.arange(1, 6), read[2:].numpy())
@@ -256,11 +256,11 @@ def test_groups_that_ask_for_less_are_filled_up() -> None:
     logits = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
     asked = (Ranking(2, 9),), (), (Ranking(0, 9),)
     groups = [replace(group(2, reads=reads), rows=slice(2 * at, 2 * at + 2)) for at, reads in enumerate(asked)]
-    read = score(logits.clone(), groups, 8, more=Ranking(2, 9).width)
+    read = score(logits.clone(), groups, 8, width=Ranking(2, 9).width)
     assert read.shape == (7, 6)
     assert not read[2:, 2:4].any()
     assert not read[3:, 4:].any()
-    alone = score(logits[4:].clone(), [group(2, reads=(Ranking(0, 9),))], 8, more=1)
+    alone = score(logits[4:].clone(), [group(2, reads=(Ranking(0, 9),))], 8, width=1)
     torch.testing.assert_close(read[:3, 4:], alone)
 
 
@@ -268,7 +268,7 @@ def test_an_impossible_token_has_the_smallest_number() -> None:
     logits = torch.zeros(1, 4)
     logits[0, 1] = -torch.inf
     asked = group(1, reads=(ForcedRows(np.array([1])), Ranking(0, 4)))
-    read = score(logits, [asked], 3, more=1)
+    read = score(logits, [asked], 3, width=1)
     held = PredictedLogprobs(1, 0, 4)
     held.store(np.array([0]), read[2:].numpy())
     assert held.of(np.array([0])) == ((MIN_LOGPROB,), ())

@@ -16,15 +16,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.sampling.defaults import fit_defaults
 from remask.text.incremental import MAX_PENDING, IncrementalDecoder, StopRule, StopScan
 from tests.engine import kinds
-from tests.engine.support import (
-    EOS,
-    FAMILIES,
-    Work,
-    make_engine,
-    poisoned_engine,
-    policy_of,
-    run,
-)
+from tests.engine.support import EOS, FAMILIES, Work, make_engine, poisoned_engine, policy_of, run
 from tests.engine.test_infill import asked_with, run_one
 from tests.sampling_fields import flat_params
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from remask.engine.canvas_state import (
     CanvasState,
+    allocate_states,
     leased_tables,
-    new_states,
     plain_table,
     predicting_rows,
     prefix_canvas,
@@ -43,7 +43,7 @@ class Memory:
     def __post_init__(self) -> None:
         self.allocator = PageAllocator(LAYERS, 200, self.page_size)
         self.store = PrefixStore(
-            self.allocator, 500, "fifo", b"", lambda tokens: new_states(LAYERS, 1, torch.float64, CPU, tokens), 16
+            self.allocator, 500, "fifo", b"", lambda tokens: allocate_states(LAYERS, 1, torch.float64, CPU, tokens), 16
         )
 
     def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0, shift: int = 0) -> CanvasState:
@@ -92,7 +92,7 @@ def slots_seen(work: WorkList, rows: int) -> list[list[int]]:
         for index in range(count):
             seen[row + index] += work.slots[slot : slot + reach[index]].tolist()
         outputs += range(output, output + count)
-    assert outputs == list(range(work.outputs)), "partial results are numbered in order, each once"
+    assert outputs == list(range(work.output_count)), "partial results are numbered in order, each once"
     assert all(seen), "a row is not attended for"
     return seen
 
@@ -281,7 +281,7 @@ def test_states_need_room_and_all_live_rows() -> None:
     saving = plan.over(plan.spans.map(lambda span: replace(span, save=span.rows) if span.layers.start else span))
     with pytest.raises(PlanError, match="layer 1: states are kept of all live rows"):
         pack([(branch, saving)], HERE)
-    branch.states = new_states(LAYERS, 1, torch.float64, CPU, 5)
+    branch.states = allocate_states(LAYERS, 1, torch.float64, CPU, 5)
     assert len(pack([(branch, saving)], HERE).stages[1].save) == 1
     partial = plan.over(plan.spans.map(lambda span: replace(span, save=~span.rows) if span.layers.start else span))
     with pytest.raises(PlanError, match="states are kept of all live rows"):
@@ -345,7 +345,7 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     lone, lease = memory.branch(5, 3), memory.branch(6, 3, 4, 2)
     rows = np.arange(8) % 3 != 0
     whole = tuple(Span(range(i, i + 1), rows if i < first else np.ones(8, dtype=np.bool_)) for i in range(LAYERS))
-    lone.restore_states = new_states(LAYERS, 1, torch.float64, CPU, 8)
+    lone.restore_states = allocate_states(LAYERS, 1, torch.float64, CPU, 8)
     items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
     label_states(items)
     everything, rest = pack(items, HERE), pack(items, HERE, first=first)
@@ -386,6 +386,6 @@ def test_layouts_of_the_last_two_passes_serve_again() -> None:
     packer.pack(refresh[:1])
     packer.pack(between)
     assert packer.reuses == 1
-    packer.forget()
+    packer.forget_layouts()
     packer.pack(between)
     assert packer.reuses == 1

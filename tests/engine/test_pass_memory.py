@@ -70,12 +70,12 @@ def kernel_peak(name: str, canvases: int, longest: int, prefix: int, patch: pyte
     model = Transformer(config, empty_weights(config, BF16, META), attention, kernels=TritonLayer(config))
     rows, work = canvases * longest, WorkListBuilder()
     if prefix:
-        work.add(0, rows, work.slots(np.arange(prefix)), prefix, None)
+        work.add(0, rows, work.add_slots(np.arange(prefix)), prefix, None)
     for number in range(canvases):
-        own = work.slots(np.arange(prefix, longest) + number * longest)
+        own = work.add_slots(np.arange(prefix, longest) + number * longest)
         work.add(number * longest, longest, own, longest - prefix, None)
     index = torch.zeros(rows, dtype=torch.int64, device=META)
-    stage = Stage(range(2), index, index, None, None, work.list())
+    stage = Stage(range(2), index, index, None, None, work.build())
     pool = Pool(config, rows // 16, 16, BF16, META)
     with kernels_that_compute_nothing(patch), LiveBytes() as live:
         model.forward(StepBatch(index, (stage,), index[:canvases], 0), pool)
@@ -200,7 +200,7 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
         weights = dummy_weights(config, torch.float64, CPU)
         engine = Engine(Transformer(config, weights), EngineConfig(max_num_seqs=4, max_model_len=64), "x")
         engine.memory.pass_rows = most
-        engine._lifecycle.scheduler.limits = replace(engine._lifecycle.scheduler.limits, rows=most)
+        engine._lifecycle.scheduler.limits = replace(engine._lifecycle.scheduler.limits, max_rows=most)
         for number in range(3):
             guided = {"cfg_scale": 1.0} if number == 2 else {}
             params = flat_params({"max_tokens": 16, "ignore_eos": True, **guided})

@@ -13,7 +13,7 @@ from remask.engine.request import Request
 from remask.errors import IntegrityError
 from remask.plan.plan import Plan, PrefixHit, View
 from remask.policies import BiCache, CachePolicy, Dense, Exact, Reuse
-from remask.policies.base import Unread
+from remask.policies.base import UnreadReason
 from remask.readers.drafts import Drafts
 from remask.store.pages import PageAllocator
 from tests.engine.kinds import checkpoint
@@ -44,7 +44,7 @@ def state(engine: Engine) -> tuple[Any, ...]:
 
 
 def own_tokens(placement: Placement) -> list[list[tuple[int, range]]]:
-    return [[(extent.tokens, extent.layers) for extent in canvas] for canvas in placement.extents]
+    return [[(extent.length, extent.layers) for extent in canvas] for canvas in placement.extents]
 
 
 def planned(engine: Engine, asked: Request) -> Placement:
@@ -64,7 +64,7 @@ def test_a_plan_names_what_a_request_leases_and_owns() -> None:
     assert (first.lease.prefix, first.lease.entry) == (PrefixHit(8, 2, 3), None)
     # The conditional canvas has 20 positions, 8 of which it leases in 3 layers; the other canvas is all its own.
     assert own_tokens(first) == [[(12, range(3)), (20, range(3, LAYERS))], [(20, range(LAYERS))]]
-    assert (first.policy, first.unread) == (asked.policy, None)
+    assert (first.policy, first.unread_reason) == (asked.policy, None)
     run(engine, [Asked(asked, asked.policy)])
     again = planned(engine, replace(asked, id="again"))
     assert again.lease is not None
@@ -75,10 +75,10 @@ def test_a_request_without_a_lease_runs_without_its_prefix_policy() -> None:
     engine = make_engine(store_budget_tokens=4)
     placement = planned(engine, request("r", 12, 8).with_policy(BiCache(Dense(), depth=2)))
     assert (placement.lease, placement.policy) == (None, Dense())
-    assert placement.unread == Unread("budget", "prefix of 8 tokens exceeds the store's budget of 4")
+    assert placement.unread_reason == UnreadReason("budget", "prefix of 8 tokens exceeds the store's budget of 4")
     assert own_tokens(placement) == [[(20, range(LAYERS))]]
     nothing = planned(engine, request("r", 12).with_policy(Reuse()))
-    assert (nothing.lease, nothing.unread) == (None, None)
+    assert (nothing.lease, nothing.unread_reason) == (None, None)
 
 
 def test_a_plan_says_whether_evicting_helps() -> None:
@@ -163,11 +163,8 @@ def test_found_pages_are_those_that_would_be_allocated_one_after_another(seed: i
         return
     for extent, other in zip(found, one_by_one, strict=True):
         assert other is not None
-        assert (extent.pages.tolist(), extent.layers, extent.tokens) == (
-            other.pages.tolist(),
-            other.layers,
-            other.tokens,
-        )
+        assert extent.pages.tolist() == other.pages.tolist()
+        assert (extent.layers, extent.length) == (other.layers, other.length)
         allocator.claim(extent)
     assert (allocator.references == same.references).all()
 

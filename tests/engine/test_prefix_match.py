@@ -83,7 +83,7 @@ def test_what_is_asked_for_twice_is_published_once() -> None:
 def test_a_request_that_waits_for_pages_has_asked_once() -> None:
     engine = make_engine(prefix_match="longest", max_num_seqs=2)
     served(engine, turn("first", 10))
-    extent = engine.allocator.allocate(engine.pool.page_size * (engine.pool.pages - 3), range(LAYERS))
+    extent = engine.allocator.allocate(engine.pool.page_size * (engine.pool.page_count - 3), range(LAYERS))
     assert extent is not None
     engine.add(turn("r", 15).request.with_policy(Reuse()))
     for _ in range(5):
@@ -142,7 +142,7 @@ def test_what_is_read_says_all(family: str, seed: int) -> None:
 def test_the_entry_that_a_waiting_request_would_read_stays() -> None:
     """Small entries hold all pages; another one gives way although it comes later in line."""
     engine = make_engine(max_num_seqs=1, max_model_len=32, page_size=16, store_budget_tokens=100)
-    for i in range(engine.pool.pages - 1):
+    for i in range(engine.pool.page_count - 1):
         run(engine, [Work(Request(f"r{i}", [i, 1], request(max_tokens=1).params, 1), Reuse())])
     assert engine.store.entries[0].tokens == (0,)
     evictions = engine.store.stats.evictions

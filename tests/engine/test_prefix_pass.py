@@ -217,7 +217,7 @@ def served(engine: Engine, cache: str, settings: dict[str, Any], prompt: list[in
     engine.add(Request("r", prompt, params, prefix, policy=policy_of(cache, **settings)))
     engine.step()
     (running,) = engine._lifecycle.unfinished()
-    usage, length, canvases = running.record.usage, running.pending.decoding.length, running.pending.canvases
+    usage, length, canvases = running.record.usage, running.pending.decoding.length, running.pending.canvas_count
     while engine.busy:
         engine.step()  # a pass for others may follow the result, so the usage is read at the end
     stats = engine.stats

@@ -67,7 +67,7 @@ def test_requests_that_come_together_share() -> None:
 def test_nothing_is_found_unless_asked_for(mode: str) -> None:
     engine = make_engine(prefix_sharing=mode, prefix_min=6)
     assert read(served(engine, *(asks(name, SYSTEM) for name in "abc"))) == [(0, 0)] * 3
-    assert engine.memory.recent.prompts == 0
+    assert engine.memory.recent.prompt_count == 0
 
 
 def test_off_shares_nothing_that_is_named_either() -> None:
@@ -155,7 +155,7 @@ def test_the_whole_prompt_again() -> None:
 def test_policies_that_share_nothing_are_not_remembered() -> None:
     engine = auto()
     served(engine, asks("a", SYSTEM, policy=Dense()), asks("b", SYSTEM, policy=BiCache(depth=0)))
-    assert engine.memory.recent.prompts == 0
+    assert engine.memory.recent.prompt_count == 0
 
 
 @FAMILIES

@@ -47,7 +47,7 @@ def priced(limits: StepLimits, prices: Any, heavy: str = "") -> Scheduler:
 def taken(scheduler: Scheduler, ready: str | None = None) -> list[str]:
     """The ids of the members that the next step takes, of those that are `ready`; None: of all."""
     turns = [member.plan() for member in scheduler.line if ready is None or member.id in ready]
-    return [turn.member.id for turn in scheduler.next(turns)]
+    return [turn.member.id for turn in scheduler.choose_turns(turns)]
 
 
 ALIKE = dict.fromkeys("abcde", 1)
@@ -145,7 +145,7 @@ def test_nothing_starves_for_others_refreshes(limit: int, heavy: list[bool], bud
 )
 def test_rows_of_a_step_have_room_and_nothing_starves(rows: list[int], most: int, budget: int | None) -> None:
     members = [Stub(str(number), width, rows=width) for number, width in enumerate(rows)]
-    scheduler, ran = line(StepLimits(budget, rows=most), *members), set[str]()
+    scheduler, ran = line(StepLimits(budget, max_rows=most), *members), set[str]()
     for _ in rows:
         step = taken(scheduler)
         assert sum(rows[int(name)] for name in step) <= most or len(step) == 1

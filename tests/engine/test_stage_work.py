@@ -46,7 +46,7 @@ class Layout:
         canvas = Canvas((), [0] * length, length)
         common = tuple(runs(np.array(shared))) if shared else ()
         table = SlotTable(range(1), np.array(shared + own), common, np.array(own))
-        state = CanvasState(canvas, Ledger(1, length, None), (table,), chain=chain)
+        state = CanvasState(canvas, Ledger(1, length, None), (table,), page_key=chain)
         at = len(self.keys)
         self.keys += [(shared + own)[: length if sees is None else sees[row]] for row in range(len(positions))]
         span = Span(range(1), np.ones(length, dtype=np.bool_))
@@ -96,7 +96,7 @@ def check_near(
         expected = naive(q, k, v, keys, cap, extra)
         work = make_sliding_work(parts, reach)
         assert work.owners.tolist() == list(range(len(keys)))
-        assert work.pairs < len(keys) * (2 * reach + 1 + SLIDING_TILE)
+        assert work.pair_count < len(keys) * (2 * reach + 1 + SLIDING_TILE)
         torch.testing.assert_close(TorchAttention(cap)(q, k, v, work, extra), expected, rtol=0, atol=1e-12)
         places = neighbour_places(parts, torch.device("cpu"))
         torch.testing.assert_close(attend_sliding(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
@@ -201,7 +201,7 @@ def test_a_common_run_is_one_unit() -> None:
     assert work.reach is None
     units = [[0, 12, 8], [0, 4, 4], [4, 4, 4], [8, 4, 4], [12, 2, 10]]
     assert work.units[:, [0, 1, 3]].tolist() == units
-    assert work.outputs == 12 + 12 + 2
+    assert work.output_count == 12 + 12 + 2
     check(layout, 2, 2)
     check(layout, 4, 2, cap=1.0, sink=True)
 

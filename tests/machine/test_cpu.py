@@ -83,17 +83,17 @@ def test_the_clocks_are_those_of_our_cores(
     root = write(tmp_path, {"proc/stat": f"cpu {line}\ncpu0 {line}\ncpu1 {line}\nctxt 1"})
     read = read_cpu(root)
     assert read is not None
-    assert (read.busy, read.stolen) == (busy, 2.0)
+    assert (read.busy_time, read.stolen_time) == (busy, 2.0)
     assert read_cpu(tmp_path / "nowhere") is None
 
 
 def test_what_others_use_is_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "cores", lambda: 4)
-    first = CpuReading(clock=10.0, busy=100.0, stolen=1.0, own=5.0)
-    use = others_use(first, CpuReading(clock=12.0, busy=105.0, stolen=2.0, own=7.0))
+    first = CpuReading(clock=10.0, busy_time=100.0, stolen_time=1.0, own_time=5.0)
+    use = others_use(first, CpuReading(clock=12.0, busy_time=105.0, stolen_time=2.0, own_time=7.0))
     assert use is not None
     assert (use.seconds, use.cores, use.used, use.stolen) == (2.0, 4, 1.5, 0.5)
-    rounded = others_use(first, CpuReading(clock=12.0, busy=101.0, stolen=1.0, own=7.0))
+    rounded = others_use(first, CpuReading(clock=12.0, busy_time=101.0, stolen_time=1.0, own_time=7.0))
     assert rounded is not None
     assert rounded.used == 0.0, "the clocks are rounded, and no use is below 0"
     assert others_use(None, first) is others_use(first, None) is others_use(first, first) is None

@@ -90,7 +90,7 @@ def test_one_core_serves_as_well(machine: pytest.MonkeyPatch) -> None:
     for name in ("cores", "physical_cores"):
         machine.setattr(config, name, lambda: 1)
     torch.set_num_threads(1)
-    assert config.resolve_threads(None, LARGE, 1, None).number == 1
+    assert config.resolve_threads(None, LARGE, 1, None).count == 1
 
 
 def test_what_a_user_sets_wins_and_is_named(machine: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_what_a_user_sets_wins_and_is_named(machine: pytest.MonkeyPatch) -> None
 def test_an_earlier_models_number_is_no_users(machine: pytest.MonkeyPatch) -> None:
     config.set_threads(config.resolve_threads(None, 1, 0, None))
     assert torch.get_num_threads() == 1
-    assert config.resolve_threads(None, LARGE, 0, None).number == 16
+    assert config.resolve_threads(None, LARGE, 0, None).count == 16
 
 
 def test_a_model_computes_on_the_number_and_says_why(

@@ -83,8 +83,8 @@ class Counting(Transformer):
         self.before = len(self.count.names)
         return super().project(*inputs)
 
-    def finish(self, *inputs: Any) -> Tensor:
-        out = super().finish(*inputs)
+    def finish_layer(self, *inputs: Any) -> Tensor:
+        out = super().finish_layer(*inputs)
         self.launched.append(self.count.names[self.before :])
         return out
 

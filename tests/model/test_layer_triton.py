@@ -75,7 +75,7 @@ def test_heads(heads: int, groups: int, dim: int, turned: int | None, norm: Any,
         turned_heads, values = model._project(x, 0, range(heads + 2 * groups), (cos, sin))
         k, v = (torch.full((9, groups, dim), torch.nan).to(dtype) for _ in range(2))
         slots = torch.tensor([4, 0, -1, 8, 2])
-        q = kernels(config).heads(F.linear(x, w.qkv, w.qkv_bias), w, cos, sin, k, v, slots)
+        q = kernels(config).place_heads(F.linear(x, w.qkv, w.qkv_bias), w, cos, sin, k, v, slots)
     close(q, turned_heads[:, :heads])
     close(k[[4, 0, 8, 2]], turned_heads[[0, 1, 3, 4], heads:])
     close(v[[4, 0, 8, 2]], values[[0, 1, 3, 4]])

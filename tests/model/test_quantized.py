@@ -42,7 +42,7 @@ from remask.model.quantized import (
     encode,
 )
 from remask.model.ranks import Shard
-from remask.model.sizes import GROUP, check_sizes
+from remask.model.sizes import GROUP, check_matrix_sizes
 from remask.model.weights import empty_weights
 from tests.checkpoint import checkpoints
 from tests.engine.executors import NEEDS_FP8
@@ -129,7 +129,7 @@ def test_int4_keeps_numbers_whatever_codes_stand_for() -> None:
     made = Int4Matrix(codes.shape, torch.float32, CPU)
     made.store(slice(None), Codes(codes, scales, zeros))
     for by in ("int_mm", "float32"):
-        found = cpu_kernels.int4_product(torch.eye(4 * GROUP), made.numbers, made.scales, by).t().double()
+        found = cpu_kernels.int4_product(torch.eye(4 * GROUP), made.codes, made.scales, by).t().double()
         allowed = expected.flatten(1).abs().amax(1, keepdim=True) / 126 * (0.7 if by == "int_mm" else 0.2)
         assert ((found - expected.flatten(1)).abs() <= allowed).all(), by
 
@@ -443,29 +443,29 @@ def test_every_layers_sizes_are_checked(head_dim: int, kv_heads: int, kind: Quan
     config = replace(preset("diffusion-gemma-tiny"), mixture=None)
     near = config.sliding
     assert near is not None
-    check_sizes(kind, config)
+    check_matrix_sizes(kind, config)
     config = replace(config, sliding=replace(near, head_dim=head_dim, kv_heads=kv_heads))
     if fault is None:
-        check_sizes(kind, config)
+        check_matrix_sizes(kind, config)
         return
     with pytest.raises(ConfigError, match=f"^quantization={kind!r} does not take this model: {fault}"):
-        check_sizes(kind, config)
+        check_matrix_sizes(kind, config)
 
 
 def test_the_feed_forward_of_every_layer_is_checked() -> None:
     config = preset("llada2-mini")
     assert config.mixture is not None
     assert config.mixture.dense_layers == (0,)
-    check_sizes("int4", config)
+    check_matrix_sizes("int4", config)
     for odd, said in (
         (replace(config, intermediate=5000), "a feed-forward 5000 wide in layer 0 is"),
         (replace(config, mixture=replace(config.mixture, intermediate=100)), "100 wide in layer 1 and 18 more is"),
         (replace(config, hidden=2000), ": hidden=2000 is"),
     ):
         with pytest.raises(ConfigError, match=f"{said} not a multiple of 32"):
-            check_sizes("int4", odd)
+            check_matrix_sizes("int4", odd)
     # Nothing of this width is quantized, as no layer is dense.
-    check_sizes("int4", replace(config, intermediate=5000, mixture=replace(config.mixture, dense_layers=())))
+    check_matrix_sizes("int4", replace(config, intermediate=5000, mixture=replace(config.mixture, dense_layers=())))
 
 
 def test_an_8b_model_fits_a_laptop_in_few_bits() -> None:
@@ -525,7 +525,7 @@ def test_a_quantized_model_answers_as_one_that_is_quantized_when_read(tmp_path: 
 
 def test_a_large_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, checkpoints.SDAR)
-    monkeypatch.setattr("remask.checkpoint.quantized_files.SHARD", 2000)
+    monkeypatch.setattr("remask.checkpoint.quantized_files.SHARD_BYTES", 2000)
     out = Path(written(tmp_path, folder, "int8"))
     assert len(list(out.glob("*.safetensors"))) > 3
     read, made = (

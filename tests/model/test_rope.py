@@ -83,7 +83,7 @@ def test_the_kernel_rounds_once_too() -> None:
     k, v = (torch.empty(ROWS, config.kv_heads, config.head_dim, dtype=x.dtype) for _ in range(2))
     with torch.inference_mode():
         qkv = model.arithmetic.linear(x, w.qkv)
-        found = TritonLayer(config).heads(qkv, w, *model.cos_sin(0, positions), k, v, slots)
+        found = TritonLayer(config).place_heads(qkv, w, *model.cos_sin(0, positions), k, v, slots)
     every = qkv.view(ROWS, -1, config.head_dim)
     for part, own in ((found, every[:, : config.heads]), (k, every[:, config.heads :][:, : config.kv_heads])):
         exact = turned(own, positions, config.rope_theta)

@@ -32,7 +32,7 @@ class Line:
         self.sent = 0
 
     def run_on_all(self, act: Any, *args: Any) -> Any:
-        call, number = self.names.call(act, args)
+        call, number = self.names.pack_call(act, args)
         buffer = call.buffer(CPU)
         self.sent = buffer.nbytes
         SEEN.clear()
@@ -55,7 +55,7 @@ def zeros(model: Transformer, *shape: int) -> Tensor:
 
 
 def new_pool(model: Transformer) -> Pool:
-    return Pool(model.part, 2, 4, model.dtype, model.device)
+    return Pool(model.rank_config, 2, 4, model.dtype, model.device)
 
 
 def test_each_rank_has_its_own_model_and_its_own_tensors() -> None:

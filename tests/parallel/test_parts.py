@@ -143,7 +143,7 @@ def passed(name: str, ranks: Ranks) -> tuple[Tensor, Tensor, Pool]:
     """
     config = found(name).config
     model = Transformer(config, weights(name, ranks.shard), ranks=ranks)
-    pool = Pool(model.part, 24, 1, torch.float64, CPU)
+    pool = Pool(model.rank_config, 24, 1, torch.float64, CPU)
     for tensor in (*pool.k, *pool.v):
         tensor.fill_(math.nan)
     rng = np.random.default_rng(1)

@@ -113,7 +113,7 @@ def test_a_sink_is_a_key_whose_value_is_added() -> None:
 def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
     live = rows(2, 3, 4, 5)
     span = Span(range(1), live, pick=TopRho(rows(3, 4, 5), 1), held=rows(2))
-    cost = pass_cost(replace(WIDTHS, feeds=(FEED,) * 1), [ExecutedPlan(plan_of(span), outputs=True)])
+    cost = pass_cost(replace(WIDTHS, feeds=(FEED,) * 1), [ExecutedPlan(plan_of(span), keeps_outputs=True)])
     projections, selection = cost.operations["projections"], cost.operations["selection"]
     assert selection == OperationCost(
         flops=2 * D * 3 * K,
@@ -146,8 +146,8 @@ def test_states_that_are_kept_and_restored_move_once() -> None:
 @pytest.mark.parametrize("hit", [PrefixHit(3, 1), PrefixHit(3, 0, 1)], ids=str)
 def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
     plan = plan_of(Span(range(2), rows(4, 5)))
-    together = [ExecutedPlan(plan, hit, sharing=7)] * 3
-    apart = [ExecutedPlan(plan, hit, sharing=number) for number in range(3)]
+    together = [ExecutedPlan(plan, hit, sharing_key=7)] * 3
+    apart = [ExecutedPlan(plan, hit, sharing_key=number) for number in range(3)]
     reads = [pass_cost(WIDTHS, canvases).operations["attention"].kv_read for canvases in (together, apart)]
     assert reads == [ITEM * 2 * K * (3 + 3 * 3 + 3 * T), ITEM * 2 * K * (3 * T + 3 * T)]
     assert pass_cost(WIDTHS, together).total.flops == pass_cost(WIDTHS, apart).total.flops
@@ -155,7 +155,7 @@ def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
 
 def test_where_rows_see_their_neighbours_each_canvas_reads_its_own_keys() -> None:
     plan, widths = plan_of(Span(range(2), rows(4, 5))), replace(WIDTHS, windows=(None, 1))
-    cost = pass_cost(widths, [ExecutedPlan(plan, PrefixHit(3, 2), sharing=7)] * 3).operations["attention"]
+    cost = pass_cost(widths, [ExecutedPlan(plan, PrefixHit(3, 2), sharing_key=7)] * 3).operations["attention"]
     assert cost.kv_read == ITEM * 2 * K * (3 + 3 * 3 + 3 * 3)
 
 
@@ -262,7 +262,7 @@ def test_models_whose_layers_differ_cost_what_their_matrices_hold(seed: int) -> 
             computed += own.router.numel() + experts * config.mixture.active // len(own.down)
     signal = weights.signal.gate_up.numel() + weights.signal.down.numel()
     plan = plan_of(Span(range(config.layers), ALL), predict=ALL)
-    cost = pass_cost(config.widths(ITEM), [ExecutedPlan(plan, noisy=T)]).operations
+    cost = pass_cost(config.widths(ITEM), [ExecutedPlan(plan, noisy_count=T)]).operations
     assert cost["projections"].flops == 2 * T * projected
     assert cost["projections"].weights == ITEM * projected
     assert cost["mlp"].flops == 2 * T * (computed + signal)

@@ -8,6 +8,7 @@ import pytest
 
 from remask.errors import TableError
 from remask.policies.earned import (
+    BORROWING,
     BOUND,
     PATIENCE,
     PREFIXES,
@@ -117,6 +118,65 @@ def test_audits_end_where_they_prove_nothing() -> None:
             record.add([Audit(number % 16, depth, rng.choice([0.0, 0.19])) for depth in wanted])
     assert record.audit_depths(0) == ()
     assert max(record._audit_count(depth, None) for depth in (1, 2)) <= PATIENCE
+
+
+def serve_ratios(depths: EarnedDepths, edges: dict[int, int], rng: random.Random, requests: int) -> int:
+    """Audit requests whose prefix ratio is drawn from `edges`, each of a prefix of its own. Returns the passes."""
+    passes = 0
+    for number in range(requests):
+        ratio = rng.choice(list(edges))
+        record = depths.record("", ratio, 100)
+        wanted = record.audit_depths(number)
+        if wanted:
+            nats = {
+                depth: 0.01 if depth <= edges[ratio] or rng.random() < 0.45 else rng.uniform(0.2, 1) for depth in wanted
+            }
+            depths.add(record, [Audit(number, depth, value) for depth, value in nats.items()])
+            passes += 1 + len(wanted)
+    return passes
+
+
+def test_ratios_that_agree_are_learned_together() -> None:
+    """Requests at three ratios next to each other take fewer audits than those at two far apart."""
+    passes = dict[str, list[int]]()
+    for name, ratios in {"one": [85], "three": [75, 85, 95], "far": [55, 85]}.items():
+        for seed in range(20):
+            depths = EarnedDepths(LAYERS)
+            edges = dict.fromkeys(ratios, 30)
+            passes.setdefault(name, []).append(serve_ratios(depths, edges, random.Random(seed), 96))
+            assert [depths.record("", ratio, 100).common for ratio in ratios] == [30] * len(ratios)
+    one, three, far = (np.mean(passes[name]) for name in ("one", "three", "far"))
+    assert one < three < 1.8 * one < far, "alone, three would take three times as many"
+
+
+def test_a_ratio_that_differs_from_the_next_one_is_not_read_as_that() -> None:
+    """Six audits of its own are asked first; here 45 % of them agree by chance at any depth."""
+    common: list[tuple[int, int]] = []
+    for seed in range(200):
+        depths = EarnedDepths(LAYERS)
+        serve_ratios(depths, {85: 30}, random.Random(seed), 32)
+        serve_ratios(depths, {75: 6, 85: 30}, random.Random(seed), 64)
+        common.append((depths.record("", 75, 100).common, depths.record("", 85, 100).common))
+    assert {deep for _, deep in common} == {30}
+    assert np.mean([depth <= 6 for depth, _ in common]) >= 0.95
+    assert np.mean([depth == 6 for depth, _ in common]) >= 0.9
+
+
+def test_a_ratio_that_borrows_loses_what_its_neighbor_loses() -> None:
+    depths = EarnedDepths(LAYERS)
+    changes: list[int] = []
+    first, second = depths.record("", 85, 100), depths.record("", 75, 100)
+    for prefix in range(PROOF):
+        depths.add(first, [Audit(prefix, 6, 0.01)])
+    assert second.audit_depths(99) == (6,), "begins with what its neighbor has proven"
+    for prefix in range(BORROWING):
+        assert (first.common, second.common) == (6, 0)
+        depths.add(second, [Audit(100 + prefix, 6, 0.01)])
+    assert second.depth(999, 0) == second.common == 6
+    assert EarnedDepths.from_json(depths.to_json(), LAYERS).record("", 75, 100).common == 6
+    depths.changed = lambda: changes.append(second.common)
+    assert depths.add(first, [Audit(200, 6, 2.0)])
+    assert (first.common, second.common, changes) == (0, 0, [0])
 
 
 def test_kept_and_read_again() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from remask.request.schema_parts import FORMATS, integers, numbers, string_pattern
+from remask.request.schema_parts import FORMATS, decimal_range, integer_range, string_pattern
 
 
 def inside(value: float, low: int | None, high: int | None, open_low: bool = False, open_high: bool = False) -> bool:
@@ -22,7 +22,7 @@ def test_ranges_hold_exactly_their_numbers(seed: int) -> None:
     ends = rng.random() < 0.5, rng.random() < 0.5
     if None not in bounds and bounds[0] >= bounds[1]:  # type: ignore[operator]
         bounds = low, high
-    whole, decimal = integers(*bounds), numbers(*bounds, *ends)
+    whole, decimal = integer_range(*bounds), decimal_range(*bounds, *ends)
     assert whole is not None
     assert decimal is not None
     for value in range(-1300, 1301):
@@ -38,10 +38,10 @@ def test_ranges_hold_exactly_their_numbers(seed: int) -> None:
 
 
 def test_empty_ranges() -> None:
-    assert integers(3, 2) is None
-    assert numbers(3, 2, False, False) is None
-    assert numbers(3, 3, True, False) is None
-    assert numbers(3, 3, False, False) is not None
+    assert integer_range(3, 2) is None
+    assert decimal_range(3, 2, False, False) is None
+    assert decimal_range(3, 3, True, False) is None
+    assert decimal_range(3, 3, False, False) is not None
 
 
 def as_python(pattern: str) -> str:

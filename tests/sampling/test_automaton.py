@@ -48,7 +48,7 @@ def test_the_best_path_is_the_best_of_all_strings(seed: int) -> None:
     words = [w for w in itertools.product(range(VOCAB), repeat=length) if accepted(w, table, accepting, padded)]
     assert bool(automaton.live_states(length)[automaton.start]) is bool(words)
     scores = np.random.default_rng(seed).normal(size=(length, VOCAB)).astype(np.float32)
-    best = np.full((length, automaton.labels), -np.inf, dtype=np.float32)
+    best = np.full((length, automaton.class_count), -np.inf, dtype=np.float32)
     for token, label in enumerate(automaton.classes):
         best[:, label] = np.maximum(best[:, label], scores[:, token])
     fixed = np.full(length, FREE)

@@ -52,7 +52,7 @@ def test_blocks_stand_on_an_absolute_grid() -> None:
 
 
 def test_a_request_may_name_another_block() -> None:
-    assert decoding(block_length=3).block == 3
+    assert decoding(block_length=3).block_length == 3
     assert decoding(block=None, block_length=3).length == 12
 
 

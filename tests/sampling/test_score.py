@@ -308,14 +308,14 @@ def test_pieces_are_read_as_the_whole(
     every = group(COUNT, guide=slice(COUNT, 2 * COUNT) if keep is not None else None, reads=tuple(own), **more)
     width = sum(read.width for read in own)
     rows = 2 * COUNT if guidance == "guide" else COUNT
-    whole = score(x[:rows].clone(), [replace(every)], MASK_ID, more=width)
+    whole = score(x[:rows].clone(), [replace(every)], MASK_ID, width=width)
     before = None if keep is None else keep.logits
     if keep is not None:
         keep.logits = None
     parts = []
     for start, stop in pairwise([0, *sorted(cuts), COUNT]):
         rows_of = x[start:stop] if keep is None else torch.cat([x[start:stop], x[COUNT + start : COUNT + stop]])
-        parts.append(score(rows_of.clone(), [every.slice_rows(start, stop)], MASK_ID, more=width))
+        parts.append(score(rows_of.clone(), [every.slice_rows(start, stop)], MASK_ID, width=width))
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
     if keep is not None and before is not None:
         torch.testing.assert_close(keep.logits, before)

@@ -126,8 +126,8 @@ def test_recorded_ancestral_steps(name: str, strategy: str) -> None:
 
 def test_defaults() -> None:
     one = decoding(max_tokens=300, length=512)
-    assert (one.block, one.steps, one.per_step, one.length) == (128, 128, 1, 512)
-    assert decoding(max_tokens=8).block == 8
+    assert (one.block_length, one.steps, one.per_step, one.length) == (128, 128, 1, 512)
+    assert decoding(max_tokens=8).block_length == 8
     assert decoding(block_length=6, tokens_per_step=4).steps == 1
     assert decoding(block_length=6, tokens_per_step=9).steps == 1, "at least one"
     assert decoding(block_length=6, sampler="ancestral").steps == 6

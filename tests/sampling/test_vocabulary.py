@@ -169,8 +169,8 @@ def test_log_probabilities(size: int) -> None:
     ]
     x, more = logits(6), Ranking(5, VOCAB).width
     x[0, MASK] = 99  # it is the most probable one, and is never listed
-    whole = score(x.clone(), groups, MASK, more=more)
-    for found in split(size, x, lambda v, y: score(y, groups, MASK, more=more, vocabulary=v)):
+    whole = score(x.clone(), groups, MASK, width=more)
+    for found in split(size, x, lambda v, y: score(y, groups, MASK, width=more, vocabulary=v)):
         assert torch.equal(found[3:8], whole[3:8]), "the same tokens"
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
 

@@ -3,13 +3,13 @@
 import pytest
 
 from remask.answers.answer import ResponseCollector
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.checkpoint.tokenizer import load_tokenizer
 from remask.engine.request import Request
 from remask.request.result import Draft, Event, Result, Transfer, Usage
 from remask.request.sampling_params import SamplingParams
 
-TOKENIZER = load_tokenizer(resolve("bundled-transit"))
+TOKENIZER = load_tokenizer(resolve_model("bundled-transit"))
 assert TOKENIZER is not None
 A, B, C, D = TOKENIZER.encode("abbey acorn alder arch")
 PROMPT = [A, B]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from remask.errors import LAST_FULL, LEFT
+from remask.errors import LAST_TAG, REPLACEMENTS
 from tests.server.described import events
 from tests.server.serving import CHATS, URL, Running, cached_tokens
 from tests.waiting import Clock
@@ -14,13 +14,13 @@ USER = {"role": "user", "content": "from abbey go 1 , where am i ?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "stops", "arguments": '{"line": 4}'}}
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": "hello"}, "messages", "valid list"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'system', 'developer', 'user'"),
-    ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+    ({"messages": []}, "messages", "messages must be a list of length at least 1, got []"),
+    ({"messages": "hello"}, "messages", "messages must be a list, got 'hello'"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'assistant' or 'tool', got 'robot'"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages", "tool_calls is of the role 'assistant'"),
     ({"messages": [{**USER, "tool_call_id": "1"}]}, "messages", "tool_call_id is of the role 'tool'"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "valid string"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "must be a text or a list"),
     (
         {"messages": [{**USER, "audio": {"id": "a"}}]},
         "messages",
@@ -38,7 +38,19 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [USER], "chat_template_kwargs": 3}, "chat_template_kwargs", "an object of at most 64 variables"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "'text'"),
     ({"max_tokns": 4}, "max_tokns", "Did you mean 'max_tokens', 'min_tokens' or 'max_completion_tokens'?"),
-    ({"tools": [{"type": "function"}]}, "tools", "Field required"),
+    ({"tools": [{"type": "function"}]}, "tools", "tools.0.function is missing"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools",
+        "tools.0.function.name must be a text of",
+    ),
+    ({"tool_choice": "any"}, "tool_choice", "must be 'none', 'auto' or 'required' or an object, got 'any'"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content", "content.0 must be an object, got 'x'"),
+    ({"n": 10**30}, "n", f"n must be at most {2**63 - 1}, got 1"),
+    ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
+    ({"prompt": "x"}, "prompt", "of other endpoints, and this one takes messages; send that"),
+    ({"prediction": {}, "best_of": 2}, "best_of", "Leave it out, or send null or 1; got 2"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "send both or neither"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"functions": [{"name": "f"}]}, "functions", "`tools` and `tool_choice` are their newer names"),
     ({"store": True, "logit_bias": True}, "logit_bias", "must be an object of at most 1024 token ids"),
@@ -59,9 +71,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"steps_per_block": 4096, "max_tokens": 4, "block_length": 2}, "steps_per_block", "make 8192 steps, more than"),
     ({"stop": 5}, "stop", "or a list of at most 16 such texts, got 5"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
-    ({"replay": {}}, "replay", f"left after {LAST_FULL}: {LEFT['replay']}"),
-    ({"segments": []}, "segments", f"left after {LAST_FULL}: {LEFT['segments']}"),
-    ({"speculate": 2}, "speculate", f"left after {LAST_FULL}: {LEFT['speculate']}"),
+    ({"replay": {}}, "replay", f"left after {LAST_TAG}: {REPLACEMENTS['replay']}"),
+    ({"segments": []}, "segments", f"left after {LAST_TAG}: {REPLACEMENTS['segments']}"),
+    ({"speculate": 2}, "speculate", f"left after {LAST_TAG}: {REPLACEMENTS['speculate']}"),
     ({"remasking": "best"}, "remasking", "Available"),
     ({"threshold": 0.5, "remasking": {"factor": 1.0}}, "threshold", "set one of them"),
     (
@@ -136,8 +148,9 @@ def test_a_bad_body_is_a_400_that_names_the_field(
         ({}, "prompt"),
         ({"prompt": []}, "empty"),
         ({"prompt": ""}, "empty"),
-        ({"prompt": [[1], ["a"]]}, "prompt"),
-        ({"prompt": [1, 10**12]}, "token ids are whole numbers"),
+        ({"prompt": [[1], ["a"]]}, "prompt.1.0 must be a whole number, got 'a'"),
+        ({"prompt": ["x", [1]]}, "prompt.1 must be a text, got [1]"),
+        ({"prompt": [1, 10**12]}, "prompt holds 1000000000000; token ids are whole numbers"),
         ({"prompt": "x", "echo": True}, "echo is not supported: an answer repeats no prompt"),
         ({"prompt": "x", "suffix": 5}, "suffix must be a text"),
         ({"prompt": "x", "suffix": "y", "canvas": [{"mask": 1}]}, "canvas and suffix both say"),
@@ -156,7 +169,7 @@ def test_a_bad_body_is_a_400_that_names_the_field(
         ({"prompt": "x", "logprobs": True}, "logprobs must be a whole number from 0 to 20"),
         ({"prompt": "x", "logprobs": 2, "top_logprobs": 3}, "two names of one thing"),
         ({"prompt": "\ud800"}, "not valid Unicode"),
-        ({"prompt": "x", "messages": [USER]}, "Unknown field 'messages'"),
+        ({"prompt": "x", "messages": [USER]}, "messages is a field of other endpoints, and this one takes prompt"),
     ],
 )
 def test_bad_text_completions(server: Running, fields: dict[str, Any], text: str) -> None:
@@ -164,7 +177,9 @@ def test_bad_text_completions(server: Running, fields: dict[str, Any], text: str
         "/v1/completions", content=json.dumps(fields), headers={"Content-Type": "application/json"}
     )
     assert response.status_code == 400
-    assert text in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert text in error["message"]
+    assert error["param"] is not None
 
 
 @pytest.mark.few(3)

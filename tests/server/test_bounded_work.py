@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from remask.checks.fields import Nested, declared
-from remask.checks.values import LIST, ListOf, Values, Whole, weight
+from remask.checks.values import LIST, ListOf, Values, Whole, count_values
 from remask.errors import ConfigError
 from remask.request import forms as structure
 from remask.request import json_schema, schema_parts
@@ -154,7 +154,7 @@ def lists_within(values: Values, most: int | None = None) -> Iterator[tuple[List
         bounds = [bound for bound in (values.total_limit, most) if bound is not None]
         within = min(bounds, default=None) if bounds else None
         yield values, values.limit if within is None else min(values.limit, within)
-        yield from lists_within(values.of, within)
+        yield from lists_within(values.values, within)
     elif isinstance(values, Nested):
         for each in declared(values.cls).values():
             yield from lists_within(each.values, most)
@@ -166,7 +166,7 @@ def test_every_declared_list_and_all_within_it_are_bounded(cls: type[Any]) -> No
     for name, declaration in declared(cls).items():
         for values, most in lists_within(declaration.values):
             assert most <= 4 * LIST, name
-            inner = [each for each, _ in lists_within(values.of)]
+            inner = [each for each, _ in lists_within(values.values)]
             assert not inner or values.total_limit is not None, name
 
 
@@ -180,10 +180,10 @@ def test_counting_ends_beyond_its_bound() -> None:
                 visited += 1
                 yield item
 
-    assert weight(Counting([Counting([1] * 10)] * 1000), 100) == 101
+    assert count_values(Counting([Counting([1] * 10)] * 1000), 100) == 101
     assert visited <= 100
-    assert weight({"ab": ["cd", 1, None]}, 100) == 5
-    assert weight({"ab": ["cd", 1, None]}, 100, texts=True) == 9
+    assert count_values({"ab": ["cd", 1, None]}, 100) == 5
+    assert count_values({"ab": ["cd", 1, None]}, 100, texts=True) == 9
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from remask.checks.values import weight
+from remask.checks.values import count_values
 from remask.server.app import create_app, router
 from remask.server.bodies import read_body
 from remask.server.config import ServerConfig
@@ -73,7 +73,7 @@ def test_what_is_done_for_a_body_grows_with_its_values(document: dict[str, Any],
     worst, seen = "", 0.0
     for path, name, body in largest_bodies(document, Bounds(items, items), deep):
         content = json.dumps(body).encode()
-        values = weight(body, 1 << 30)
+        values = count_values(body, 1 << 30)
         done = calls(lambda path=path, content=content: read_body(MODELS[path], content, 1 << 19))  # type: ignore[misc]
         share = done / (CALLS * values + FIXED)
         if share > seen:

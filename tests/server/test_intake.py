@@ -162,7 +162,7 @@ def test_texts_of_clients_that_have_gone_are_not_read(
         (URL, {"messages": [{"role": "user", "name": "x" * MIB4, "content": ""}]}, "messages.0.name", "at most 1024"),
         (URL, {"messages": [{"role": "user", "content": ""}] * 1025}, "messages", "1025 messages"),
         (URL, {"messages": [{"role": "user", "content": ""}] * 100_000}, "messages", "at most 8192 items"),
-        (URL, {"messages": [{}] * 500_000}, "messages.0.role", "required"),
+        (URL, {"messages": [{}] * 500_000}, "messages.0.role", "is missing"),
         (
             URL,
             {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 9000}]},
@@ -171,7 +171,7 @@ def test_texts_of_clients_that_have_gone_are_not_read(
         ),
         ("/tokenize", {"prompt": "x" * MIB4}, "prompt", f"at most {LONGEST}"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x" * MIB4}]}, "messages", f"at most {LONGEST}"),
-        ("/detokenize", {"tokens": [1] * (LONGEST + 1)}, None, f"at most {LONGEST}"),
+        ("/detokenize", {"tokens": [1] * (LONGEST + 1)}, "tokens", f"at most {LONGEST}"),
     ],
 )
 def test_sizes_are_refused_before_a_text_is_read(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from remask.cli.serve import WARM_UP, StepTrace
+from remask.cli.serve import WARM_UP_STEPS, StepTrace
 from remask.errors import ConfigError
 from remask.request.result import Event, Result, Usage
 from remask.server.metrics import VLLM, Metrics
@@ -125,7 +125,7 @@ def test_the_dashboard_asks_for_metrics_that_exist(server: Running) -> None:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("asked", "recorded"), [(2, 2), (100, 8 - WARM_UP)])
+@pytest.mark.parametrize(("asked", "recorded"), [(2, 2), (100, 8 - WARM_UP_STEPS)])
 def test_steps_are_recorded_after_the_first_few(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: int, recorded: int
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from remask.tasks.cards import card
@@ -278,7 +278,7 @@ def test_narrow_screens_need_no_sideways_scrolling(browser: Any, server: Running
 
 @pytest.mark.thorough
 def test_another_model_promises_nothing(browser: Any) -> None:
-    llm = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    llm = LLM(str(resolve_model("bundled-transit")), cache="none", dtype="float32", device="cpu")
     with serving(llm) as server, opened(browser, server.base) as tab:
         for hidden in ("#known-line", "#offers", "#alone"):
             assert not tab.page.is_visible(hidden)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.llm import LLM
 from remask.server.errors import ApiError
 from remask.server.pages import FILES
@@ -33,14 +33,14 @@ def conserved(sandbox: Sandbox) -> SandboxState:
     readers = Counter(page for request in state["requests"] for page in request["page_table"])
     assert [len(page["requests"]) for page in state["pages"]] == [readers[page] for page in range(PAGES)]
     totals = state["totals"]
-    filled = {page: extent.tokens for r in sandbox.requests.values() for extent in r.table for page in extent.pages}
+    filled = {page: extent.length for r in sandbox.requests.values() for extent in r.table for page in extent.pages}
     assert totals["pages_in_use"] == len(readers) == totals["slots_in_use"] / PAGE_SIZE
     assert totals["slots_wasted"] == len(readers) * PAGE_SIZE - sum(filled.values())
     assert totals["pages_shared"] == sum(count > 1 for count in readers.values())
     assert totals["pages_saved"] == sum(readers.values()) - len(readers)
     assert totals["pages_in_use"] + totals["pages_cached"] == np.count_nonzero(sandbox.allocator.references)
     for request in sandbox.requests.values():
-        assert sum(extent.tokens for extent in request.table) == len(request.canvas)
+        assert sum(extent.length for extent in request.table) == len(request.canvas)
     return state
 
 
@@ -224,7 +224,7 @@ def test_the_list_of_models_says_what_a_bundled_one_can_answer(server: Running) 
     assert server.client.get(f"/v1/models/{listed[0]['id']}").json() == listed[0]
     first = server.client.get("/playground/example").json()
     assert first["messages"] == known.messages(known.questions[0])
-    folder = LLM(str(resolve("bundled-transit")), cache="none", dtype="float32", device="cpu")
+    folder = LLM(str(resolve_model("bundled-transit")), cache="none", dtype="float32", device="cpu")
     with serving(folder) as other:
         assert all("card" not in each for each in other.client.get("/v1/models").json()["data"])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.llm import LLM
 from remask.tasks.cards import card
 from tests.server.browser import DONE, Tab, opened, sync_api
@@ -281,7 +281,7 @@ def test_the_shown_requests_give_the_same_answer(tab: Tab, server: Running) -> N
 
 
 def test_a_model_without_conversations_goes_on_with_a_text(browser: Any, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(resolve("bundled-uniform"), tmp_path / "model"))
+    folder = Path(shutil.copytree(resolve_model("bundled-uniform"), tmp_path / "model"))
     words = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**words, "chat_template": None}))
     llm = LLM(str(folder), dtype="float32", device="cpu")

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.answers.answer import SettledToken
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.readers.forced import ForcedTokens
 from remask.request.result import Transfer
+from remask.request.trace import TokenLogprob
 from remask.server.config import ServerConfig
 from remask.server.intake import Intake
 from remask.server.protocol.generation import ChatBody
-from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, detect_call_format, join_pieces
+from remask.server.tools import HERMES, LLAMA, CallReader, TextPiece, Tool, ToolCalls, detect_call_format, join_pieces
 from tests.server.serving import TEMPLATE, URL, Running, serving
 
 ORDER: dict[str, Any] = {
@@ -168,6 +170,41 @@ def test_calls_that_the_model_makes_are_read(client: openai.OpenAI, taught: Runn
     assert "tool_calls" not in plain["message"]
 
 
+CALL = '<tool_call>\n{"name": "buy", "arguments": {"who": "Nina", "price": 5}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(("said", "texts"), [(f"Sure. {CALL}\n{CALL} Bye.", ["Sure. ", " Bye."]), (CALL, [])])
+def test_log_probabilities_are_of_the_text_alone(taught: Running, said: str, texts: list[str]) -> None:
+    """Of chats and of responses, whole and streamed; OpenAI's are of the tokens of a message's content."""
+
+    def joined(content: list[dict[str, Any]]) -> str:
+        return b"".join(bytes(each["bytes"]) for each in content).decode()
+
+    chat = {"messages": ASK["messages"], "tools": [BUY, STOP], "logprobs": True, "top_logprobs": 1}
+    flat = {"type": "function", "name": "buy", "parameters": ORDER}
+    responses = {"input": "Buy it", "tools": [flat], "top_logprobs": 1}
+    with saying(taught, said):
+        (choice,) = taught.answer(URL, chat)["choices"]
+        parts = [part for chunk in taught.stream(chat) for part in chunk["choices"]]
+        output = taught.answer("/v1/responses", responses)["output"]
+        with taught.openai() as client:
+            events: list[Any] = list(client.responses.create(model="bundled-tariff", stream=True, extra_body=responses))
+    if texts:
+        assert joined(choice["logprobs"]["content"]) == choice["message"]["content"] == "".join(texts)
+    else:
+        assert (choice["logprobs"], choice["message"]["content"]) == (None, None)
+    assert all(part["logprobs"] is None for part in parts if "tool_calls" in part["delta"])
+    streamed = [each for part in parts for each in (part["logprobs"] or {}).get("content", [])]
+    assert joined(streamed) == "".join(texts)
+    found = [item["content"][0] for item in output if item["type"] == "message"]
+    assert [text["text"] for text in found] == texts
+    assert [joined(text["logprobs"]) for text in found] == texts
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(joined([each.model_dump() for each in event.logprobs]) for event in deltas) == "".join(texts)
+    kinds = ["message", "function_call", "function_call", "message"] if texts else ["function_call"]
+    assert [item["type"] for item in output] == kinds, "in the order in which the model wrote them"
+
+
 def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
     turns = [
         {"role": "user", "content": "Buy it"},
@@ -254,11 +291,29 @@ def calls(form: Any = HERMES, **more: Any) -> ToolCalls:
 
 
 def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[Any]]:
-    text, made = "", list[Any]()
+    """What the reader makes of the pieces, whose tokens are their characters and an end token without text."""
+    text, scored, made = "", "", list[Any]()
+    ends = False
+    start = 0
     for number, piece in enumerate(pieces):
-        told, found = reader.read(piece, final=number == len(pieces) - 1)
-        text, made = text + told, made + found
+        final = number == len(pieces) - 1
+        stop = start + len(piece)
+        tokens = [scored_token(ord(character), place) for place, character in enumerate(piece, start)]
+        tokens += [scored_token(0, stop, 0)] if final else []
+        start = stop
+        for found in reader.read(piece, tokens, final=final):
+            if isinstance(found, TextPiece):
+                text += found.text
+                scored += "".join(chr(settled.token.token_id) for settled in found.scored)
+            else:
+                made.append(found)
+            ends = isinstance(found, TextPiece)
+    assert scored == text + ("\0" if ends or not (text or made) else ""), "the tokens of the text alone"
     return text, [call["function"] for call in join_pieces(made)]
+
+
+def scored_token(token_id: int, place: int, length: int = 1) -> SettledToken:
+    return SettledToken(TokenLogprob(token_id, -1.0, 0), place, place + length, None)
 
 
 F = {"name": "f", "arguments": '{"é": [1]}'}

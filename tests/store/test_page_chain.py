@@ -57,7 +57,7 @@ def test_the_longest_run_of_leading_pages_is_found() -> None:
     stats = shelf.chain.stats
     assert (stats.queries, stats.hits, stats.published) == (8 + 6 + 4, 6 + 4, 3)
     assert [page.hits for page in shelf.chain.pages] == [1, 2, 2], "the longest unused first"
-    assert shelf.chain.tokens == 6
+    assert shelf.chain.token_count == 6
 
 
 def test_tenants_and_models_have_chains_of_their_own() -> None:

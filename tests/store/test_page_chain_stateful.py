@@ -189,7 +189,7 @@ class Chain(RuleBasedStateMachine):
         if not hasattr(self, "chain"):
             return
         pages = {page.key: page for page in self.chain.pages}
-        assert self.chain.tokens == len(pages) * self.size <= self.budget
+        assert self.chain.token_count == len(pages) * self.size <= self.budget
         for page in pages.values():
             assert self.path(page)[-self.size :] == page.tokens
             if page.parent is not None:

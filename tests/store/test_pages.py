@@ -15,7 +15,7 @@ from tests.goldens import cache_policy
 
 
 def test_slots_follow_the_pages() -> None:
-    extent = PageRange(range(2), np.array([3, 0, 7]), page_size=4, tokens=10)
+    extent = PageRange(range(2), np.array([3, 0, 7]), page_size=4, length=10)
     assert extent.slots().tolist() == [12, 13, 14, 15, 0, 1, 2, 3, 28, 29]
     below = extent.below(1)
     assert below.layers == range(1)

@@ -66,7 +66,7 @@ def test_the_authors_admission_log(budget: int) -> None:
             store.publish(lease.entry)
         store.release(lease)
         assert [names[tokens] for tokens in held(store)] == line["lru_order_oldest_first"]
-        assert store.tokens == line["num_cache_tokens"]
+        assert store.token_count == line["num_cache_tokens"]
     assert (store.stats.hits, store.stats.misses) == (hits, len(case["log"]) - hits)
 
 

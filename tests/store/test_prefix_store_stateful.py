@@ -254,8 +254,8 @@ class Store(RuleBasedStateMachine):
         assert self.store.stats.partial_hits == self.partial
         told = [(info.tokens, info.ready, info.leases) for info in self.store.describe()]
         assert told == [(len(kept.tokens), kept.ready, kept.leases) for kept in self.model.line]
-        assert self.store.tokens == sum(len(kept.tokens) for kept in self.model.line)
-        assert self.store.tokens < self.model.budget or not self.model.line
+        assert self.store.token_count == sum(len(kept.tokens) for kept in self.model.line)
+        assert self.store.token_count < self.model.budget or not self.model.line
         assert self.store.stats.evictions == self.evictions
 
     @invariant()

@@ -46,7 +46,7 @@ def check(tree: PromptTree) -> None:
             assert (child.parent, int(child.tokens[0])) == (node, first)
             assert child.tokens.base is None or child.tokens.base.size == child.tokens.size
         left += node.children.values()
-    assert tokens == tree.tokens
+    assert tokens == tree.token_count
     assert ends == len(tree)
     assert nodes <= 2 * len(tree) + 1
 
@@ -63,7 +63,7 @@ def test_a_tree_knows_what_a_list_knows(seed: int) -> None:
         else:
             prompt = [rng.randrange(letters) for _ in range(rng.randint(0, 20))]
         assert tree.add(prompt) == listed.add(prompt)
-        assert (tree.tokens, len(tree)) == (listed.tokens, len(listed.prompts))
+        assert (tree.token_count, len(tree)) == (listed.tokens, len(listed.prompts))
         check(tree)
 
 
@@ -73,7 +73,7 @@ def test_a_hostile_tenant_fills_no_more_than_its_own() -> None:
     assert recent.add([*range(50), 7], "good") == 50
     for number in range(300):
         recent.add(np.random.default_rng(number).integers(0, 1000, 4000).tolist(), "bad")
-    assert recent.tokens <= 65_536 + 101
+    assert recent.token_count <= 65_536 + 101
     assert recent.add([*range(40), 8], "good") == 40
 
 
@@ -97,4 +97,4 @@ def test_among_those_that_share_the_longest_silent_one_goes() -> None:
     recent.add([1, 2], "d")
     assert set(recent._trees) == {"c", "d"}
     assert recent._sharing_tenants == {"c"}
-    assert recent.prompts == 2
+    assert recent.prompt_count == 2

@@ -10,14 +10,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.checkpoint.tokenizer import load_tokenizer
 from remask.text.detokenize import Detokenizer
 from remask.text.tokenizer import Tokenizer
 
 
 def bundled() -> Tokenizer:
-    tokenizer = load_tokenizer(resolve("bundled-transit"))
+    tokenizer = load_tokenizer(resolve_model("bundled-transit"))
     assert tokenizer is not None
     return tokenizer
 

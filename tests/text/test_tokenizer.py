@@ -436,7 +436,7 @@ def test_candidates_of_one_text_keep_names_of_their_own() -> None:
     context = AnswerContext("x", 0, "m", "f", lambda token: tokenizer.decode([token], False), tokenizer.added_bytes)
     spaced, bare, first, second = (PIECES.index(piece) for piece in ("▁a", "a", "<0xC3>", "<0xA9>"))
     read = TokenLogprob(spaced, -1.0, 0, ((spaced, -1.0), (bare, -1.5), (first, -2.0), (second, -2.5)))
-    inside, begun = SettledToken(read, 0, bare), SettledToken(read, 0, None)
+    inside, begun = SettledToken(read, 0, 2, bare), SettledToken(read, 0, 1, None)
     assert list(context.unique_texts(inside).values()) == [" a", "a", r"bytes:\xc3", r"bytes:\xa9"]
     assert list(context.unique_texts(begun).values()) == ["a", f"token_id:{bare}", r"bytes:\xc3", r"bytes:\xa9"]
     told = context.logprobs_entry(begun)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.families.a2d import A2D
 
 SMOLLM2 = "smollm2"
@@ -25,7 +25,7 @@ def reference(name: str) -> str:
 
 def _read(name: str) -> tuple[Path, Any, dict[str, Any]]:
     """The folder of a base, its configuration without windows, and what else transformers must be told."""
-    path = resolve(reference(name))
+    path = resolve_model(reference(name))
     folder, words = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
     config: Any = AutoConfig.from_pretrained(folder, **words)
     if config.model_type not in KINDS:

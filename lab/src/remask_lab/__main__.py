@@ -17,7 +17,7 @@ import runpy
 import sys
 from collections.abc import Mapping
 
-from remask.errors import LEFT, UnknownNameError
+from remask.errors import REPLACEMENTS, UnknownNameError
 from remask.machine.cpu import wait_passively
 
 COMMANDS: Mapping[str, str] = {
@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
 def main() -> None:
     """Run the command that the first argument names, and exit with its status."""
     for words in (" ".join(sys.argv[1:2]), " ".join(sys.argv[1:3])):
-        if words in LEFT:
+        if words in REPLACEMENTS:
             sys.exit(f"error: {UnknownNameError('command', words, COMMANDS)}")
     parser = argparse.ArgumentParser(
         prog="python -m remask_lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

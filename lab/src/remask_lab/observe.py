@@ -248,7 +248,7 @@ def _observed_passes(engine: Engine, result: PassResult) -> list[ObservedPass]:
                 step=decoder.step,
                 block_step=decoder.block_step,
                 block=decoder.block,
-                block_length=running.pending.decoding.block,
+                block_length=running.pending.decoding.block_length,
                 prompt=canvas.prompt,
                 end=canvas.end,
                 tokens=tokens,

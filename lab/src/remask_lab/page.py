@@ -9,7 +9,7 @@ import sys
 from remask.cli.demo import CACHES
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
-from remask.tasks.page import CHOSEN, SAMPLING, candidates
+from remask.tasks.page import DEMO_QUESTIONS, SAMPLING, candidates
 from remask.tasks.town import is_correct
 from remask_lab.records.markdown import markdown_table
 from remask_lab.speed.command import command_parser, run_command
@@ -32,7 +32,7 @@ def main() -> None:
             ]
     rows = [
         [
-            "*" * (number in CHOSEN),
+            "*" * (number in DEMO_QUESTIONS),
             str(number),
             item.kind,
             item.question,

@@ -19,11 +19,13 @@ class SettledToken:
 
     Attributes:
         offset: where its text begins in the answer, in characters.
+        end: where it ends; the same where the token adds no text, or the beginning of a character.
         predecessor: the token before it in the same text, or None if a text begins with it.
     """
 
     token: TokenLogprob
     offset: int
+    end: int
     predecessor: int | None
 
 
@@ -187,15 +189,23 @@ class ResponseCollector:
                 self._has_stopped = True
                 del new_tokens[index + 1 :]
                 break
-        # Scored tokens are pushed one by one, as each needs its offset in the text.
-        for tokens in ([token] for token in new_tokens) if self._scored else (new_tokens,):
-            if self._scored and (token := self._logprobs[self._text_length]) is not None:
-                delta.scored.append(SettledToken(token, self._text.length, self._text.last_token))
-            delta.text += self._text.push(tokens)
-            self._text_length += len(tokens)
+        if self._scored:
+            for index, token in enumerate(new_tokens, start):
+                self._push_scored(delta, index, token)
+        else:
+            delta.text += self._text.push(new_tokens)
+        self._text_length += len(new_tokens)
         delta.tokens += [new_tokens[index - start] for index in self._template.answer_places(self._text_length, start)]
         if result is not None and result.finish_reason in ("stop", "length"):
             delta.text += self._text.finish()
+
+    def _push_scored(self, delta: Delta, index: int, token: int) -> None:
+        """Move the token at `index` of the response into the text, with its log-probability unless it was given."""
+        offset = self._text.length
+        predecessor = self._text.last_token
+        delta.text += self._text.push([token])
+        if (logprob := self._logprobs[index]) is not None:
+            delta.scored.append(SettledToken(logprob, offset, self._text.length, predecessor))
 
     def _canvas(self) -> list[Mapping[str, Any]]:
         """The token of each position of the response, and the step that wrote it, None while it may change."""

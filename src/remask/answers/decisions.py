@@ -105,12 +105,12 @@ class DecisionPlan:
                 raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
             asks = [*asks, *(replace(ask, content_free=True) for ask in base_builder.asks)]
         return cls(
-            tuple(layout.shared),
-            tuple(base_layout.shared),
-            layout.shareable_length(decisions),
-            tuple(asks),
-            builder.questions,
-            decisions.calibrate,
+            shared=tuple(layout.shared),
+            content_free=tuple(base_layout.shared),
+            shareable_length=layout.shareable_length(decisions),
+            asks=tuple(asks),
+            questions=builder.questions,
+            calibrated=decisions.calibrate,
         )
 
     def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
@@ -252,13 +252,13 @@ class _Builder:
                     candidates.append((labels, tokens))
                 elif max_length == max_lengths[-1]:
                     problem = problem or tokens
-                if candidates and candidates[-1][1].canvases == 1:
+                if candidates and candidates[-1][1].canvas_count == 1:
                     break
             if candidates:
                 break
         if not candidates:
             raise ConfigError(f"questions.{name[:64]}: {problem}; send other labels")
-        labels, best = min(candidates, key=lambda candidate: candidate[1].canvases)
+        labels, best = min(candidates, key=lambda candidate: candidate[1].canvas_count)
         self.questions[name] = QuestionPlan(question, labels, () if together else self._add_canvases(best))
 
     def _shortest_labels(self, question: Question, labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ class _Builder:
         first = masks[0]
         row = (*answer.prefix, *answer.labels[0], *answer.suffix)
         canvas = [self.mask_id if place in slots else token for place, token in enumerate(row)]
-        self._append(canvas, masks, slots, first)
+        self._add_ask(canvas, masks, slots, first)
         for place, (name, plan) in zip(slots, plans.items(), strict=True):
             summands = tuple(((0, place - first, token),) for token in range(len(plan.labels)))
             plans[name] = replace(plan, summands=summands)
@@ -315,7 +315,7 @@ class _Builder:
             numbers[beginning] = len(self.asks)
             place = start + len(beginning)
             row = (*tokens.prefix, *beginning, *[self.mask_id] * (stop - place), *tokens.suffix)
-            self._append(row, sorted({*tokens.masks, *range(place, stop)}), {place: tuple(next_tokens)}, first)
+            self._add_ask(row, sorted({*tokens.masks, *range(place, stop)}), {place: tuple(next_tokens)}, first)
 
         def summand(label: tuple[int, ...], length: int) -> LogprobIndex:
             beginning = label[:length]
@@ -332,9 +332,9 @@ class _Builder:
         """
         layout = self.layout
         masks: list[int] = []
-        quoted_prompt = _quoted(prompt, layout.tokenizer)
-        quoted_template = _quoted(template, layout.tokenizer)
-        quoted_labels = [_quoted(label, layout.tokenizer) for label in labels]
+        quoted_prompt = _quote(prompt, layout.tokenizer)
+        quoted_template = _quote(template, layout.tokenizer)
+        quoted_labels = [_quote(label, layout.tokenizer) for label in labels]
         if MASK in quoted_template:
             # Another special token in place of the mask tells where it is: a prompt may spell the mask too.
             mask, other = layout.mask_texts(self.mask_id)
@@ -350,7 +350,7 @@ class _Builder:
             return _uneven_labels(labels, texts, masks)
         return _even_labels(labels, texts, masks, max_length)
 
-    def _append(
+    def _add_ask(
         self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int
     ) -> None:
         """Add the ask of a `row` of tokens whose answer begins at `first`.
@@ -367,7 +367,7 @@ class _Builder:
             )
 
 
-def _quoted(text: str, tokenizer: Tokenizer) -> str:
+def _quote(text: str, tokenizer: Tokenizer) -> str:
     """`text` without names of special tokens, except the placeholders of masks and answers."""
     parts = re.split(f"({re.escape(MASK)}|{re.escape(ANSWER)})", text)
     return "".join(part if part in (MASK, ANSWER) else tokenizer.quote(part) for part in parts)
@@ -413,7 +413,7 @@ class _LabelTokens:
     masks: tuple[int, ...]
 
     @property
-    def canvases(self) -> int:
+    def canvas_count(self) -> int:
         """How many canvases must be read: one for each beginning of a label."""
         return len({label[:place] for label in self.labels for place in range(len(label))})
 

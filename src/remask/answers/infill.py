@@ -75,13 +75,14 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_t
     return Template(tuple(tokens), tuple(holes))
 
 
-def _check_length(fixed: int, holes: int, max_length: int, response: str) -> None:
-    if fixed + holes > max_length:
+def _check_length(fixed_length: int, hole_length: int, max_length: int, response: str) -> None:
+    length = fixed_length + hole_length
+    if length > max_length:
         raise CanvasLengthError(
-            f"{fixed} given tokens and {response} make a canvas of {fixed + holes}, but max_model_len is "
-            f"{max_length}; shorten one of them",
-            fixed,
-            holes,
+            f"{fixed_length} given tokens and {response} make a canvas of {length}, but max_model_len is {max_length}; "
+            "shorten one of them",
+            fixed_length,
+            hole_length,
         )
 
 

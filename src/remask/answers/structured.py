@@ -60,7 +60,7 @@ class Structures:
     def of_model(cls, tokenizer: Tokenizer | None, config: ModelConfig) -> "Structures":
         """The structures for the vocabulary of a model. Raises `FormError` if it has no tokenizer."""
         if tokenizer is None:
-            raise FormError(" need a tokenizer, and this model folder has none")
+            raise FormError(" cannot be met without a tokenizer, and this model folder has none")
         tokens = tokenizer.token_bytes(config.vocab)
         excluded = {config.mask_id, *config.stop_ids}
         padding = [token for token in config.stop_ids if token in tokenizer.special_ids]
@@ -120,7 +120,7 @@ class Structures:
         """Set the result or the exception of `future`. Removes transient errors and the oldest forms from the cache."""
         is_final = True
         try:
-            future.set_result(Constraint(self._automaton(self._run(*key))))
+            future.set_result(Constraint(self._automaton(self._compile_source(*key))))
         except BaseException as error:
             is_final = isinstance(error, ConfigError) and not isinstance(error, _TransientError)
             future.set_exception(copy(error) if isinstance(error, ConfigError) else error)
@@ -137,7 +137,7 @@ class Structures:
             future = self._forms.get(form.source)
         return future is not None and future.done()
 
-    def _run(self, kind: str, text: str) -> dict[str, Any]:
+    def _compile_source(self, form_kind: str, text: str) -> dict[str, Any]:
         """Compile the source `text` of a form in a process of its own. Returns the answer of its `compiler`.
 
         Raises `FormError`.
@@ -149,7 +149,7 @@ class Structures:
         task = "remask.answers.structured_worker:compiler"
         wait = WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
-        failure = f": the {_NAMES[kind]} cannot be compiled:"
+        failure = f": the {_NAMES[form_kind]} cannot be compiled:"
         try:
             answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
         except LateError as error:
@@ -165,8 +165,10 @@ class Structures:
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
         automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab_size, self._padding)
-        for name, limit in (("states", MAX_STATES), ("transitions", MAX_CLASS_TRANSITIONS)):
-            if (size := getattr(automaton, name)) > limit:
+        states = "states", automaton.state_count, MAX_STATES
+        transitions = "transitions", automaton.transition_count, MAX_CLASS_TRANSITIONS
+        for name, size, limit in (states, transitions):
+            if size > limit:
                 raise FormError(
                     f": its automaton has {size} {name}, and at most {limit} are taken; ask for a simpler form"
                 )

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from remask.checkpoint.files import CONVERTED, open_weight_file, read_json
+from remask.checkpoint.files import FLOATS, open_weight_file, read_json
 from remask.checkpoint.fingerprint import digest, file_content
 from remask.checkpoint.peft_config import PeftConfig, list_few
 from remask.checkpoint.source import ADAPTER_CONFIG as CONFIG
@@ -31,9 +31,9 @@ MatrixKey: TypeAlias = tuple[str, int | None, tuple[int, int] | None]
 """Identifies a matrix of the weights by the field, layer and rows of its `Slot`."""
 
 _FIELDS = ("qkv", "out", "gate_up", "down", "head")  # of matrices that an adapter may change
-_WRAPPED = "base_model.model."  # prefix of every name in a file of PEFT
+_PEFT_PREFIX = "base_model.model."  # prefix of every name in a file of PEFT
 _FACTOR = re.compile(r"(?P<stem>.+)\.lora_(?P<factor>[AB])\.weight")
-_BASE = (".base_layer.weight", ".base_layer.bias")
+_BASE_ENDINGS = (".base_layer.weight", ".base_layer.bias")
 """Endings of the model's own output matrix or embedding, which PEFT saves untrained if it has factors."""
 _RANK_MULTIPLE = 16
 
@@ -122,7 +122,7 @@ def read_adapter(name: str, config: ModelConfig, *, merge: bool = True, max_rank
     """
     folder = resolve_adapter(name)
     try:
-        adapter = _read(name, folder, config)
+        adapter = _read_adapter(name, folder, config)
         if not merge:
             with open_weight_file(adapter.file) as file:
                 for key in file.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
@@ -184,14 +184,15 @@ def _combine_factors(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, refe
     start = 0
     for slot, part in parts:
         rows = slice(None) if slot.rows is None else slice(*slot.rows)
-        ranks = slice(start, start + len(part.down))
-        down[ranks] = part.down
-        up[rows, ranks] = part.up
-        start = ranks.stop
+        rank_slice = slice(start, start + len(part.down))
+        down[rank_slice] = part.down
+        up[rows, rank_slice] = part.up
+        start = rank_slice.stop
     return LowRank(down.to(reference), up.to(reference))
 
 
-def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
+def _read_adapter(name: str, folder: Path, config: ModelConfig) -> Adapter:
+    """The adapter in `folder`, checked by keys and headers. Raises `CheckpointError` if it does not fit the model."""
     raw = read_json(folder / CONFIG)
     file = folder / WEIGHTS
     if config.self_conditioning:
@@ -217,7 +218,8 @@ def _read(name: str, folder: Path, config: ModelConfig) -> Adapter:
     peft.check(modules)
     pairs: dict[MatrixKey, _Pair] = {}
     for module in filter(peft.matches, modules):
-        slot, factors = modules[module], shapes.get(module)
+        slot = modules[module]
+        factors = shapes.get(module)
         reason = _reason_unsupported(slot)
         if factors is None and peft.all_linear and (reason or slot.field == "head"):
             continue  # "all-linear" leaves out the output matrix, and modules that are not linear layers
@@ -272,15 +274,15 @@ def _factor_shapes(file: Path) -> dict[str, _FactorShapes]:
     shapes, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
     with open_weight_file(file) as content:
         for name in content.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-            if name.endswith(_BASE):
+            if name.endswith(_BASE_ENDINGS):
                 continue
             header = content.get_slice(name)
             match = _FACTOR.fullmatch(name)
             if match is None:
                 raise CheckpointError(f"{file} holds {name!r}; supported: NAME.lora_A.weight and NAME.lora_B.weight.")
-            if header.get_dtype() not in CONVERTED:
-                raise CheckpointError(f"{name!r} in {file} is {header.get_dtype()}; supported: {', '.join(CONVERTED)}.")
-            module = match["stem"].removeprefix(_WRAPPED)
+            if header.get_dtype() not in FLOATS:
+                raise CheckpointError(f"{name!r} in {file} is {header.get_dtype()}; supported: {', '.join(FLOATS)}.")
+            module = match["stem"].removeprefix(_PEFT_PREFIX)
             stem = stems.setdefault(module, match["stem"])
             if stem != match["stem"]:
                 raise CheckpointError(

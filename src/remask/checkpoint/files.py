@@ -127,10 +127,10 @@ def _mask_token(folder: Path) -> tuple[str | None, object]:
 
 GENERATION = "generation_config.json"
 # Our names of keys of `generation_config.json`. The second ones apply if its `do_sample` is true.
-_ALWAYS: Mapping[str, str] = {"max_new_tokens": "max_tokens"}
-_SAMPLED: Mapping[str, str] = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+_GENERATION_KEYS: Mapping[str, str] = {"max_new_tokens": "max_tokens"}
+_SAMPLING_KEYS: Mapping[str, str] = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
 # Keys that do not affect which tokens are chosen.
-_MECHANICS = {
+_NEUTRAL_KEYS = {
     *("do_sample", "cache_config", "cache_implementation", "disable_compile", "return_dict_in_generate"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_commit_hash", "_from_model_config"),
 }
@@ -148,7 +148,7 @@ def read_sampling(folder: Path, family_reader: "GenerationReader | None" = None)
             if name == DEFAULTS_FILE:
                 sampling = dict(read_model_defaults(folder).get(SAMPLING, {}))
             else:
-                sampling = _read_generation(folder / name, family_reader)
+                sampling = _generation_sampling(folder / name, family_reader)
             try:
                 SamplingParams.from_mapping(sampling)
             except ConfigError as error:
@@ -169,11 +169,11 @@ def ignored_keys(folder: Path, family_reader: "GenerationReader | None") -> list
     if family_reader is None or (folder / DEFAULTS_FILE).is_file() or not path.is_file():
         return []
     content = read_json(path)
-    common_keys = _MECHANICS | _common_keys(content).keys()
+    common_keys = _NEUTRAL_KEYS | _common_keys(content).keys()
     return [key for key in family_reader(content)[1] if key not in common_keys]
 
 
-def _read_generation(path: Path, family_reader: "GenerationReader | None") -> dict[str, Any]:
+def _generation_sampling(path: Path, family_reader: "GenerationReader | None") -> dict[str, Any]:
     content = read_json(path)
     names = _common_keys(content)
     sampling = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
@@ -184,22 +184,22 @@ def _read_generation(path: Path, family_reader: "GenerationReader | None") -> di
 
 def _common_keys(content: Mapping[str, Any]) -> dict[str, str]:
     """Keys of `content` that apply to every family, with our names for them."""
-    return {**_ALWAYS, **(_SAMPLED if content.get("do_sample") is True else {})}
+    return {**_GENERATION_KEYS, **(_SAMPLING_KEYS if content.get("do_sample") is True else {})}
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LISTED = 20  # faults that an error lists; it counts the others
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number, in types that convert to any floating type
-CONVERTED = tuple(_BYTES)
+_MAX_FAULTS = 20  # faults that an error lists; it counts the others
+_ITEMSIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number, in types that convert to any floating type
+FLOATS = tuple(_ITEMSIZES)
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Scales of another tensor, one for each `block` of rows and columns. The last blocks may be smaller."""
+    """Scales of another tensor, one for each block of rows and columns. The last blocks may be smaller."""
 
     name: str
     file: Path
-    block: tuple[int, int]
+    block_shape: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +209,14 @@ class TensorLocation:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # as safetensors spells it, F32, BF16, ..., or as the GGUF file does
-    kind: Quantization | None = None  # how our own checkpoint encodes it; None: it does not
-    packed: float | None = None  # bytes of a number in GGUF files and of tensors with `scales`; None: as of `dtype`
+    quantization: Quantization | None = None  # how our own checkpoint encodes it; None: it does not
+    number_bytes: float | None = None  # in GGUF files, and of tensors with `scales`; None: as of `dtype`
     scales: Scales | None = None
 
     @property
     def itemsize(self) -> float | None:
         """Bytes of a number in the file. Returns None if its type does not convert to floating types."""
-        return _BYTES.get(self.dtype) if self.packed is None else self.packed
+        return _ITEMSIZES.get(self.dtype) if self.number_bytes is None else self.number_bytes
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -280,9 +280,9 @@ def _check_index(folder: Path, index: Mapping[str, str], locations: Mapping[str,
 
 
 def list_faults(faults: Sequence[str]) -> str:
-    """The first `_LISTED` of `faults` in one sentence, and how many more there are."""
-    more = len(faults) - _LISTED
-    return "; ".join(faults[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
+    """The first `_MAX_FAULTS` of `faults` in one sentence, and how many more there are."""
+    more = len(faults) - _MAX_FAULTS
+    return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")
 
 
 @contextmanager

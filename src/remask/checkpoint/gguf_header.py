@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 # Far above what any published file has.
-KEYS, TENSORS, NAME, DIMENSIONS = 2**12, 2**17, 2**8, 4
-ITEMS = 2**21  # of one array, such as tokens and merges
-HEADER = 2**26  # bytes; its texts are kept
-ALIGNMENT = 2**20
+MAX_KEYS, MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS = 2**12, 2**17, 2**8, 4
+MAX_ITEMS = 2**21  # of one array, such as tokens and merges
+MAX_HEADER = 2**26  # bytes; its texts are kept
+MAX_ALIGNMENT = 2**20
 
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY, _BOOL, _FLOAT = 8, 9, 7, 6
-# Formats of `struct` by the number of a value's kind, except for arrays and texts.
+# Formats of `struct` by the number of a value's type, except for arrays and texts.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -43,7 +43,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT: "f", _BOOL: 
 class List:
     """An array in a file, which `Header.items` reads."""
 
-    kind: int  # of its items
+    item_type: int  # number of the type of its items
     count: int  # number of items
     offset: int  # of the first item
 
@@ -53,7 +53,7 @@ class StoredTensor:
     """A tensor in a file."""
 
     shape: tuple[int, ...]  # the outermost dimension first (the file has them in reverse order)
-    kind: "GGMLQuantizationType"
+    ggml_type: "GGMLQuantizationType"
     offset: int  # of its first byte in the file
     nbytes: int
 
@@ -77,10 +77,10 @@ class Header:
         try:
             with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 reader = _Reader(self.file, data, value.offset)
-                if value.kind == _STRING:
+                if value.item_type == _STRING:
                     return reader.texts(value.count, key)
-                content = reader.take(value.count * _width(value.kind), key)
-                return list(struct.unpack(f"<{value.count}{_SCALARS[value.kind]}", content))
+                content = reader.take(value.count * _width(value.item_type), key)
+                return list(struct.unpack(f"<{value.count}{_SCALARS[value.item_type]}", content))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.file} cannot be read: {error}.") from error
 
@@ -97,17 +97,17 @@ def read_header(path: Path) -> Header:
     """
     try:
         state = os.stat(path)
-        return _read(path, state.st_size, state.st_mtime_ns)
+        return _read_header(path, state.st_size, state.st_mtime_ns)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
 
 
 @lru_cache(maxsize=4)  # it is read many times, and skipping a vocabulary takes 0.05 seconds
-def _read(path: Path, size: int, _changed: int) -> Header:
+def _read_header(path: Path, size: int, _modified_ns: int) -> Header:
     if size < 24:
         raise CheckpointError(f"{path} is not a GGUF file: it has {size} bytes, and the shortest header has 24.")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _header(_Reader(path, data, 0))
+        return _parse_header(_Reader(path, data, 0))
 
 
 class _Reader:
@@ -132,11 +132,11 @@ class _Reader:
                 f"{subject} needs {count} bytes, and the file ends after {remaining} more: it is truncated or corrupt"
             )
         self.position += count
-        if self.position > HEADER:
-            self.fail(f"{subject} reaches beyond byte {HEADER}; supported: headers of up to so many bytes")
+        if self.position > MAX_HEADER:
+            self.fail(f"{subject} reaches beyond byte {MAX_HEADER}; supported: headers of up to so many bytes")
 
     def skip_texts(self, count: int, subject: str) -> None:
-        position, end = self.position, min(len(self.data), HEADER)
+        position, end = self.position, min(len(self.data), MAX_HEADER)
         for _ in range(count):  # a vocabulary has some hundred thousand
             next_position = position + 8
             if next_position <= end:
@@ -179,105 +179,109 @@ class _Reader:
             self.fail(f"{subject} is not UTF-8 text ({error})")
 
 
-def _header(reader: _Reader) -> Header:
+def _parse_header(reader: _Reader) -> Header:
     magic, version = reader.take(4, "the magic"), reader.scalar("I", "the version")
     if magic != b"GGUF":
         raise CheckpointError(f"{reader.path} is not a GGUF file: it begins with {magic!r}, not with b'GGUF'.")
     if version not in (2, 3):
         order = " (it is written in big-endian order)" if version and not version & 0xFFFF else ""
         reader.fail(f"its version is {version}{order}; supported: 2 and 3, little-endian")
-    tensors, keys = reader.scalar("Q", "the number of tensors"), reader.scalar("Q", "the number of keys")
-    for noun, count, maximum in (("tensors", tensors, TENSORS), ("keys", keys, KEYS)):
+    tensor_count, key_count = (reader.scalar("Q", f"the number of {noun}") for noun in ("tensors", "keys"))
+    for noun, count, maximum in (("tensors", tensor_count, MAX_TENSORS), ("keys", key_count, MAX_KEYS)):
         if count > maximum:
             reader.fail(f"its header counts {count} {noun}; supported: at most {maximum}")
-    values = _values(reader, keys)
-    descriptions = _descriptions(reader, tensors)
+    values = _read_values(reader, key_count)
+    descriptions = _read_descriptions(reader, tensor_count)
     alignment = values.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 0 < alignment <= ALIGNMENT or alignment & (alignment - 1):
-        reader.fail(f"'general.alignment' is {shown(alignment)}; supported: a power of two up to {ALIGNMENT}")
+    if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        reader.fail(f"'general.alignment' is {shown(alignment)}; supported: a power of two up to {MAX_ALIGNMENT}")
     start = -(-reader.position // alignment) * alignment
     tensors_by_name = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
     return Header(reader.path, values, tensors_by_name, start)
 
 
-def _values(reader: _Reader, count: int) -> dict[str, Any]:
+def _read_values(reader: _Reader, count: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for number in range(count):
-        key = reader.text(f"the name of key {number + 1} of {count}", NAME)
+        key = reader.text(f"the name of key {number + 1} of {count}", MAX_NAME)
         if key in values:
             reader.fail(f"the key {shown(key)} is there twice")
-        values[key] = _value(reader, shown(key))
+        values[key] = _read_value(reader, shown(key))
     return values
 
 
-def _value(reader: _Reader, subject: str) -> Any:
-    kind = reader.scalar("I", subject)
-    if kind == _STRING:
-        return reader.text(subject, HEADER)
-    if kind != _ARRAY:
-        return _scalar(reader, kind, subject)
-    inner = reader.scalar("I", subject)
-    count, offset = reader.length(subject, ITEMS), reader.position
-    if inner == _STRING:
+def _read_value(reader: _Reader, subject: str) -> Any:
+    value_type = reader.scalar("I", subject)
+    if value_type == _STRING:
+        return reader.text(subject, MAX_HEADER)
+    if value_type != _ARRAY:
+        return _read_scalar(reader, value_type, subject)
+    item_type = reader.scalar("I", subject)
+    count = reader.length(subject, MAX_ITEMS)
+    array = List(item_type, count, reader.position)
+    if item_type == _STRING:
         reader.skip_texts(count, subject)
-    elif inner in _SCALARS:
-        reader.skip(count * _width(inner), subject)
+    elif item_type in _SCALARS:
+        reader.skip(count * _width(item_type), subject)
     else:
-        reader.fail(f"{subject} is an array of the kind {inner}; supported: arrays of numbers, flags and texts")
-    return List(inner, count, offset)
+        reader.fail(f"{subject} is an array of the kind {item_type}; supported: arrays of numbers, flags and texts")
+    return array
 
 
-def _scalar(reader: _Reader, kind: int, subject: str) -> int | float | bool:
-    if kind not in _SCALARS:
-        reader.fail(f"{subject} has a value of the kind {kind}; supported: the kinds 0 to 12")
-    value = reader.scalar(_SCALARS[kind], subject)
-    if kind == _BOOL:
+def _read_scalar(reader: _Reader, value_type: int, subject: str) -> int | float | bool:
+    if value_type not in _SCALARS:
+        reader.fail(f"{subject} has a value of the kind {value_type}; supported: the kinds 0 to 12")
+    value = reader.scalar(_SCALARS[value_type], subject)
+    if value_type == _BOOL:
         return bool(value)
     # The shortest decimal number of the float32, so that 1e-5 is 1e-5 as in config.json.
-    return float(str(np.float32(value))) if kind == _FLOAT else value
+    return float(str(np.float32(value))) if value_type == _FLOAT else value
 
 
-def _width(kind: int) -> int:
-    return struct.calcsize("<" + _SCALARS[kind])
+def _width(value_type: int) -> int:
+    return struct.calcsize("<" + _SCALARS[value_type])
 
 
-def _descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
-    """Shape, number of the kind, and offset of each tensor in the file, unchecked."""
+def _read_descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
+    """Read shape, number of the type, and offset of each tensor in the file, unchecked."""
     descriptions: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for number in range(count):
         subject = f"the description of tensor {number + 1} of {count}"
-        name = reader.text(subject, NAME)
+        name = reader.text(subject, MAX_NAME)
         if name in descriptions:
             reader.fail(f"the tensor {shown(name)} is there twice")
         dimensions = reader.scalar("I", subject)
-        if not 1 <= dimensions <= DIMENSIONS:
-            reader.fail(f"the tensor {shown(name)} has {dimensions} dimensions; supported: 1 to {DIMENSIONS}")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            reader.fail(f"the tensor {shown(name)} has {dimensions} dimensions; supported: 1 to {MAX_DIMENSIONS}")
         sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, subject))
         descriptions[name] = sizes[::-1], reader.scalar("I", subject), reader.scalar("Q", subject)
     return descriptions
 
 
 def _tensor(
-    reader: _Reader, name: str, start: int, alignment: int, shape: tuple[int, ...], number: int, offset: int
+    reader: _Reader, name: str, start: int, alignment: int, shape: tuple[int, ...], type_number: int, offset: int
 ) -> StoredTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    subject, size = f"the tensor {shown(name)} {list(shape)}", len(reader.data)
+    subject = f"the tensor {shown(name)} {list(shape)}"
     try:
-        kind = GGMLQuantizationType(number)
-        block, width = GGML_QUANT_SIZES[kind]
+        ggml_type = GGMLQuantizationType(type_number)
+        block_length, block_bytes = GGML_QUANT_SIZES[ggml_type]
     except (ValueError, KeyError):
-        reader.fail(f"{subject} has the type number {number}, which is unknown")
+        reader.fail(f"{subject} has the type number {type_number}, which is unknown")
     if not all(shape):
         reader.fail(f"{subject} is empty")
-    if shape[-1] % block:
-        reader.fail(f"{subject} has rows of {shape[-1]} numbers; supported for {kind.name}: multiples of {block}")
+    if shape[-1] % block_length:
+        reader.fail(
+            f"{subject} has rows of {shape[-1]} numbers; supported for {ggml_type.name}: multiples of {block_length}"
+        )
     if offset % alignment:
         reader.fail(f"{subject} is at offset {offset}; supported: multiples of the alignment {alignment}")
-    nbytes = prod(shape) // block * width
-    if start + offset + nbytes > size:
+    nbytes = prod(shape) // block_length * block_bytes
+    end = start + offset + nbytes
+    if end > len(reader.data):
         reader.fail(
-            f"{subject} of type {kind.name} ends at byte {start + offset + nbytes}, and the file has {size}: it is "
+            f"{subject} of type {ggml_type.name} ends at byte {end}, and the file has {len(reader.data)}: it is "
             "truncated or corrupt"
         )
-    return StoredTensor(shape, kind, start + offset, nbytes)
+    return StoredTensor(shape, ggml_type, start + offset, nbytes)

@@ -27,7 +27,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 _YARN = {"original_context_length": ORIGINAL, "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 # Supported values of keys for the factor of cosines and sines, which programs interpret differently otherwise.
 _YARN_GAINS = {"attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1, "yarn_log_multiplier": 0}
-_EXACT = 1e-5  # tolerance of shares that are computed from float32
+_TOLERANCE = 1e-5  # tolerance of shares that are computed from float32
 
 NAMES = TensorNames(
     embed="token_embd",
@@ -59,12 +59,12 @@ class _Architecture:
     # Names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings
     keys: tuple[str, str, str, str, str, str]
     shift: bool = False  # the row before a position predicts it
-    width: str | None = None  # name of the width of a dense layer's feed-forward; None: all layers have experts
+    width_key: str | None = None  # name of the width of a dense layer's feed-forward; None: all layers have experts
     interleaved: bool = False  # rows of Q and K are adjacent RoPE pairs, not two halves of each head
     has_head_dim: bool = False  # there is a key for the width of a head
 
 
-_QWEN = (
+_QWEN_KEYS = (
     "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
@@ -76,15 +76,15 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "llada": _Architecture(
         constants={"model_type": "llada", **SWITCHES},
         keys=("n_layers", "d_model", "n_heads", "n_kv_heads", "max_sequence_length", "weight_tying"),
-        width="mlp_hidden_size",
+        width_key="mlp_hidden_size",
         interleaved=True,
     ),
-    "dream": _Architecture({"model_type": "Dream"}, _QWEN, shift=True, width="intermediate_size"),
-    "llada-moe": _Architecture({"model_type": "llada_moe"}, _QWEN),
+    "dream": _Architecture({"model_type": "Dream"}, _QWEN_KEYS, shift=True, width_key="intermediate_size"),
+    "llada-moe": _Architecture({"model_type": "llada_moe"}, _QWEN_KEYS),
     # No diffusion models, unless overrides of their keys make them ones.
-    "llama": _Architecture({"model_type": "llama"}, _QWEN, width="intermediate_size", interleaved=True),
-    "qwen2": _Architecture({"model_type": "qwen2"}, _QWEN, width="intermediate_size"),
-    "qwen3": _Architecture({"model_type": "qwen3"}, _QWEN, width="intermediate_size", has_head_dim=True),
+    "llama": _Architecture({"model_type": "llama"}, _QWEN_KEYS, width_key="intermediate_size", interleaved=True),
+    "qwen2": _Architecture({"model_type": "qwen2"}, _QWEN_KEYS, width_key="intermediate_size"),
+    "qwen3": _Architecture({"model_type": "qwen3"}, _QWEN_KEYS, width_key="intermediate_size", has_head_dim=True),
 }
 
 
@@ -96,15 +96,16 @@ def config_object(header: Header) -> dict[str, Any]:
     values = header.values
     fields = _fields(header)
     arch = _architecture(header)
-    kind = _ARCHITECTURES[arch]
+    architecture = _ARCHITECTURES[arch]
     if values.get("split.count", 1) not in (0, 1):
         raise fields.unfit("split.count", "1: a model in one file (merge the parts with llama.cpp's gguf-split)")
     fields.only(f"{arch}.attention.causal", False, optional=True)
-    fields.only("diffusion.shift_logits", kind.shift, optional=True)
+    fields.only("diffusion.shift_logits", architecture.shift, optional=True)
     scaling = _scaling(fields, arch)
     hidden_key, heads_key = f"{arch}.embedding_length", f"{arch}.attention.head_count"
-    width = f"{arch}.attention.key_length"
-    dim = fields.integer(width, least=2) if kind.has_head_dim else fields.head_dim(hidden_key, heads_key)
+    dim_key = f"{arch}.attention.key_length"
+    has_dim = architecture.has_head_dim
+    dim = fields.integer(dim_key, least=2) if has_dim else fields.head_dim(hidden_key, heads_key)
     heads = fields.integer(heads_key)
     for key in ("key_length", "value_length"):
         fields.only(f"{arch}.attention.{key}", dim, optional=True)
@@ -115,13 +116,13 @@ def config_object(header: Header) -> dict[str, Any]:
     positions = fields.integer(f"{arch}.context_length")
     shape = (layers, fields.integer(hidden_key), heads, kv_heads, positions, "output.weight" not in header.tensors)
     raw = {
-        **kind.constants,
-        **dict(zip(kind.keys, shape, strict=True)),
+        **architecture.constants,
+        **dict(zip(architecture.keys, shape, strict=True)),
         "vocab_size": vocab,
         "rope_theta": fields.number(f"{arch}.rope.freq_base"),
         "rms_norm_eps": fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "eos_token_id": list(dict.fromkeys(eos)),
-        **({"head_dim": dim} if kind.has_head_dim else {}),
+        **({"head_dim": dim} if has_dim else {}),
     }
     llama3_scaling = _llama3_scaling(header, raw["rope_theta"], dim)
     if scaling and llama3_scaling:
@@ -132,9 +133,9 @@ def config_object(header: Header) -> dict[str, Any]:
     if values.get("tokenizer.ggml.mask_token_id") is not None or arch not in ("llada-moe", "llama", "qwen2", "qwen3"):
         raw["mask_token_id"] = fields.token("tokenizer.ggml.mask_token_id", vocab)
     rotary_dim = fields.integer(f"{arch}.rope.dimension_count", dim, most=dim)
-    if kind.width is not None:
+    if architecture.width_key is not None:
         fields.only(f"{arch}.rope.dimension_count", dim, optional=True)
-        return raw | {kind.width: fields.integer(f"{arch}.feed_forward_length")}
+        return raw | {architecture.width_key: fields.integer(f"{arch}.feed_forward_length")}
     experts = fields.integer(f"{arch}.expert_count", most=EXPERTS)
     fields.only(f"{arch}.expert_shared_count", 0, optional=True)
     fields.only(f"{arch}.leading_dense_block_count", 0, optional=True)
@@ -151,17 +152,18 @@ def config_object(header: Header) -> dict[str, Any]:
 def _scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
     """The equivalent of `rope_scaling`, or None. Without a type the scaling is linear, as in llama.cpp."""
     key = f"{arch}.rope.scaling."
-    kind, factor = fields.get(key + "type"), key + "factor"
-    if kind is None and fields.get(factor) is None:
-        factor = f"{arch}.rope.scale_linear"
+    kind = fields.get(key + "type")
+    factor_key = key + "factor"
+    if kind is None and fields.get(factor_key) is None:
+        factor_key = f"{arch}.rope.scale_linear"
     if arch == "llada" and kind is None:
-        fields.only(factor, 1, optional=True)
+        fields.only(factor_key, 1, optional=True)
     supported = ("none",) if arch == "llada" else ("none", "linear", "yarn")
     if kind not in (None, *supported):
         raise fields.unfit(key + "type", ", ".join(supported))
-    if kind == "none" or (kind is None and fields.number(factor, 1) == 1):
+    if kind == "none" or (kind is None and fields.number(factor_key, 1) == 1):
         return None
-    scaling = {"rope_type": kind or "linear", "factor": fields.number(factor)}
+    scaling = {"rope_type": kind or "linear", "factor": fields.number(factor_key)}
     if kind != "yarn":
         return scaling
     for name, neutral in _YARN_GAINS.items():
@@ -196,7 +198,7 @@ def _fit_llama3(factors: NDArray[np.float64], turns: NDArray[np.float64]) -> dic
     """The keys that give `factors` for pairs with `turns` turns per position. Returns None if there are none."""
     slowest = float(factors.max())
     shares = (1 / factors - 1 / slowest) / (1 - 1 / slowest)  # the share of each frequency that is not slowed
-    is_mixed = (shares > _EXACT) & (shares < 1 - _EXACT)
+    is_mixed = (shares > _TOLERANCE) & (shares < 1 - _TOLERANCE)
     if is_mixed.sum() < 2:
         return None
     slope, start = np.polyfit(turns[is_mixed], shares[is_mixed], 1)
@@ -205,7 +207,7 @@ def _fit_llama3(factors: NDArray[np.float64], turns: NDArray[np.float64]) -> dic
     # Only the ratios of length and bounds are known; the lower bound of published models is 1.
     length = max(1, round(-slope / start))
     low, high = (float(f"{(share - start) * length / slope:.6g}") for share in (0, 1))
-    if not np.allclose(((turns * length - low) / (high - low)).clip(0, 1), shares, atol=100 * _EXACT):
+    if not np.allclose(((turns * length - low) / (high - low)).clip(0, 1), shares, atol=100 * _TOLERANCE):
         return None
     names = ("rope_type", "factor", ORIGINAL, "low_freq_factor", "high_freq_factor")
     return dict(zip(names, ("llama3", float(f"{slowest:.6g}"), length, low, high), strict=True))
@@ -218,10 +220,10 @@ def factors_tensor(header: Header) -> StoredTensor | None:
 
 def _vector(header: Header, tensor: StoredTensor) -> NDArray[np.float64]:
     """The numbers of a tensor of one dimension. Raises `CheckpointError` if it is not float32 or has more."""
-    if tensor.kind.name != "F32" or len(tensor.shape) != 1:
+    if tensor.ggml_type.name != "F32" or len(tensor.shape) != 1:
         raise CheckpointError(
-            f"{header.file}: the tensor {ROPE_FACTORS!r} is {tensor.kind.name} {list(tensor.shape)}; supported: a row "
-            "of F32."
+            f"{header.file}: the tensor {ROPE_FACTORS!r} is {tensor.ggml_type.name} {list(tensor.shape)}; supported: a "
+            "row of F32."
         )
     with header.file.open("rb") as file:
         return np.fromfile(file, np.float32, tensor.shape[0], offset=tensor.offset).astype(float)

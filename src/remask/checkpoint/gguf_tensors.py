@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.checkpoint.files import TensorLocation
-from remask.checkpoint.gguf_header import TENSORS, Header, StoredTensor, read_header
+from remask.checkpoint.gguf_header import MAX_TENSORS, Header, StoredTensor, read_header
 from remask.checkpoint.gguf_model import EXPERT, factors_tensor, interleaved_heads
 from remask.checkpoint.quantized_files import groups_of
 from remask.checks import Quantization
@@ -36,7 +36,7 @@ class _View:
 
     stored: StoredTensor
     shape: tuple[int, ...]
-    first: int = 0  # row of `stored`
+    first_row: int = 0  # of `stored`
 
 
 def locate(path: Path) -> dict[str, TensorLocation]:
@@ -46,33 +46,33 @@ def locate(path: Path) -> dict[str, TensorLocation]:
     locations = dict[str, TensorLocation]()
     for name, view in _views(header).items():
         if view.stored is not scaling:
-            kind = view.stored.kind
-            block, width = GGML_QUANT_SIZES[kind]
-            packed = width / block if _can_unpack(kind) else None
-            locations[name] = TensorLocation(path, view.shape, kind.name, packed=packed)
+            ggml_type = view.stored.ggml_type
+            block_length, block_bytes = GGML_QUANT_SIZES[ggml_type]
+            number_bytes = block_bytes / block_length if _can_unpack(ggml_type) else None
+            locations[name] = TensorLocation(path, view.shape, ggml_type.name, number_bytes=number_bytes)
     return locations
 
 
 @cache
-def _can_unpack(kind: GGMLQuantizationType) -> bool:
-    """Whether numbers of `kind` can be read: the `gguf` package has types that it cannot unpack."""
+def _can_unpack(ggml_type: GGMLQuantizationType) -> bool:
+    """Whether numbers of `ggml_type` can be read: the `gguf` package has types that it cannot unpack."""
     try:
-        if kind.name not in _PLAIN:
-            _unpack(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        if ggml_type.name not in _PLAIN:
+            _unpack(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
     except NotImplementedError:
         return False
     return True
 
 
 def _views(header: Header) -> dict[str, _View]:
-    """The tensors of a file by our names. Raises `CheckpointError` if there are more than `TENSORS`."""
+    """The tensors of a file by our names. Raises `CheckpointError` if there are more than `MAX_TENSORS`."""
     views: dict[str, _View] = {}
     for name, stored in header.tensors.items():
         if name.endswith(_STACKED) and len(stored.shape) == 3 and stored.shape[0] <= EXPERTS:
-            if len(views) + stored.shape[0] > TENSORS:  # a short header may describe any number of them
+            if len(views) + stored.shape[0] > MAX_TENSORS:  # a short header may describe any number of them
                 raise CheckpointError(
-                    f"{header.file} has {name!r} {list(stored.shape)}, with which it holds more than {TENSORS} tensors "
-                    "(each expert has its own); supported: at most so many."
+                    f"{header.file} has {name!r} {list(stored.shape)}, with which it holds more than {MAX_TENSORS} "
+                    "tensors (each expert has its own); supported: at most so many."
                 )
             prefix, _, projection = name.removesuffix(".weight").rpartition(".")
             for expert in range(stored.shape[0]):
@@ -117,8 +117,8 @@ class OpenGGUF:
             # Rows are reordered as bytes, before they are unpacked.
             matrix = self._bytes(view, slice(0, view.shape[0]))
             raw = matrix.reshape(heads, -1, 2, matrix.shape[1]).swapaxes(1, 2).reshape(matrix.shape)[start:stop]
-        if kind == "int4" and view.stored.kind.name in _FOUR_BITS:
-            codes, groups = _codes(raw, view.stored.kind.name), groups_of(name, columns)
+        if kind == "int4" and view.stored.ggml_type.name in _FOUR_BITS:
+            codes, groups = _codes(raw, view.stored.ggml_type.name), groups_of(name, columns)
             assert codes.zeros is not None
             return Codes(codes.values[:, columns], codes.scales[:, groups], codes.zeros[:, groups])
         return self._plain(view, raw, stop - start)[:, columns]
@@ -128,45 +128,46 @@ class OpenGGUF:
         tensor = view.stored
         width = tensor.nbytes // (prod(tensor.shape) // tensor.shape[-1])
         count = rows.stop - rows.start
-        self._file.seek(tensor.offset + (view.first + rows.start) * width)
+        self._file.seek(tensor.offset + (view.first_row + rows.start) * width)
         raw = np.fromfile(self._file, np.uint8, count * width)
         if len(raw) != count * width:
             raise CheckpointError(f"{self._path} cannot be read: it has become shorter while it was. Copy it again.")
         return raw.reshape(count, width)
 
-    def _plain(self, view: _View, raw: NDArray[np.uint8], rows: int) -> Tensor:
-        """The numbers of `raw` rows."""
-        kind, columns = view.stored.kind, view.shape[-1]
-        if kind.name in _PLAIN:
-            return torch.from_numpy(np.ascontiguousarray(raw)).view(_PLAIN[kind.name]).view(rows, columns)
-        out = torch.empty((rows, columns))
+    def _plain(self, view: _View, raw: NDArray[np.uint8], row_count: int) -> Tensor:
+        """The numbers of the `raw` bytes of `row_count` rows."""
+        ggml_type = view.stored.ggml_type
+        columns = view.shape[-1]
+        if ggml_type.name in _PLAIN:
+            return torch.from_numpy(np.ascontiguousarray(raw)).view(_PLAIN[ggml_type.name]).view(row_count, columns)
+        out = torch.empty((row_count, columns))
         step = max(1, _STEP // columns)
-        for first in range(0, rows, step):
-            out[first : first + step] = _unpack(raw[first : first + step], kind)
+        for first in range(0, row_count, step):
+            out[first : first + step] = _unpack(raw[first : first + step], ggml_type)
         return out
 
 
-def _unpack(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+def _unpack(raw: NDArray[np.uint8], ggml_type: GGMLQuantizationType) -> Tensor:
     # Scales may be any bits; the check of weights finds numbers that are not finite.
     with np.errstate(all="ignore"):
-        return torch.from_numpy(dequantize(np.ascontiguousarray(raw), kind))
+        return torch.from_numpy(dequantize(np.ascontiguousarray(raw), ggml_type))
 
 
-def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
+def _codes(raw: NDArray[np.uint8], type_name: str) -> Codes:
     """The codes of rows of Q4_0, d (q - 8), of Q4_1, d q + m, or of Q4_K (see `_q4_k_codes`)."""
-    width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
-    blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, width)
+    block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][1]
+    blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, block_bytes)
     least: Tensor | None = None
-    if kind == "Q4_K":
+    if type_name == "Q4_K":
         values, steps, least = _q4_k_codes(blocks)
     else:
-        first_code = width - GROUP // 2
-        numbers = blocks[..., :first_code].contiguous().view(torch.float16).float()
+        first_code = block_bytes - GROUP // 2
+        constants = blocks[..., :first_code].contiguous().view(torch.float16).float()
         packed = blocks[..., first_code:]
         values = torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
-        steps = numbers[..., 0]
-        if kind == "Q4_1":
-            least = numbers[..., 1]
+        steps = constants[..., 0]
+        if type_name == "Q4_1":
+            least = constants[..., 1]
     return Codes(values, steps, torch.zeros_like(steps) if least is None else least + 8 * steps)
 
 

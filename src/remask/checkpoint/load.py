@@ -16,7 +16,7 @@ from torch import Tensor
 from remask.checkpoint.adapter import Adapter
 from remask.checkpoint.files import (
     CONFIG,
-    CONVERTED,
+    FLOATS,
     GENERATION,
     TensorLocation,
     list_faults,
@@ -28,14 +28,15 @@ from remask.checkpoint.files import (
 )
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.gguf_model import NAMES as GGUF_NAMES
-from remask.checkpoint.quantized_files import MATRICES, check_kind, join_codes, read_codes, read_numbers
-from remask.checkpoint.source import resolve
+from remask.checkpoint.quantized_files import MATRICES, check_stored_quantization, join_codes, read_codes, read_numbers
+from remask.checkpoint.source import resolve_model
 from remask.checks import Quantization
 from remask.checks.values import is_whole
 from remask.errors import CheckpointError, ConfigError
 from remask.families import Family, Slot, family_of
 from remask.families.fields import Fields
-from remask.families.harmless import unknown
+from remask.families.harmless import unknown_keys
+from remask.machine.device import dtype_name
 from remask.machine.progress import Progress
 from remask.model.config import ModelConfig
 from remask.model.quantized import Codes, QuantizedMatrix
@@ -43,8 +44,8 @@ from remask.model.ranks import Shard
 from remask.model.weights import WHOLE, LowRank, Weights, empty_weights
 
 TEXT = "text_config"
-_MAPPED = 2**24  # bytes of a file that stay mapped while it is read
-_UNPACKED = 2**24  # numbers of the embedding or the output matrix that are unpacked to float32 at a time
+_MAX_MAPPED_BYTES = 2**24  # bytes of a file that stay mapped while it is read
+_MAX_UNPACKED = 2**24  # numbers of the embedding or the output matrix that are unpacked to float32 at a time
 # With more experts for each stored tensor, a configuration does not belong to the files: an expert has three tensors.
 _MAX_EXPERTS_PER_TENSOR = 4
 
@@ -65,7 +66,7 @@ def read_config(
     raw = raw_config(folder) | dict(overrides or {})
     family = replace(family_of(raw), names=GGUF_NAMES) if is_gguf(folder) else family_of(raw)
     if raw.get("mask_token_id") is None and not is_gguf(folder):
-        raw |= _tokenizer_mask_key(folder if tokenizer is None else resolve(tokenizer, weights=False), raw)
+        raw |= _tokenizer_mask_key(folder if tokenizer is None else resolve_model(tokenizer, weights=False), raw)
     tracked = _TrackedKeys(raw)
     try:
         config = family.config(tracked)
@@ -83,7 +84,7 @@ def read_config(
                 f"{', '.join(sorted(tracked.keys_read))}"
             )
     if family.harmless is not None and not force and not is_gguf(folder):
-        _refuse_unknown(folder, family, tracked)
+        _check_keys(folder, family, tracked)
     factors = family.factors
     return replace(family, factors=lambda raw: factors({**raw, **(overrides or {})})), config
 
@@ -101,23 +102,23 @@ def _tokenizer_mask_key(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {} if mask is None else {"mask_token_id": mask}
 
 
-def _refuse_unknown(folder: Path, family: Family, tracked: "_TrackedKeys") -> None:
+def _check_keys(folder: Path, family: Family, tracked: "_TrackedKeys") -> None:
     """Raise `CheckpointError` if `tracked` has keys that the family's reader has not read.
 
     A newer model of a family may have the tensors of an older one, but compute something else.
     """
-    values = {key: tracked[key] for key in unknown(tracked, frozenset(tracked.keys_read), family.harmless or ())}
+    values = {key: tracked[key] for key in unknown_keys(tracked, frozenset(tracked.keys_read), family.harmless or ())}
     for outer, inner in tracked.inner.items():
-        keys = unknown(inner, frozenset(inner.keys_read), family.harmless or ())
+        keys = unknown_keys(inner, frozenset(inner.keys_read), family.harmless or ())
         values |= {f"{outer}.{key}": inner[key] for key in keys}
     if not values:
         return
-    unread = ", ".join(f"{key!r} ({value!r:.60})" for key, value in values.items())
+    listing = ", ".join(f"{key!r} ({value!r:.60})" for key, value in values.items())
     nulls = json.dumps({key: None for key in values if key in tracked})
     removal = f"--hf-overrides {nulls!r} (hf_overrides), or " if nulls != "{}" else ""
     raise CheckpointError(
         f"The model in {folder} cannot be loaded. {CONFIG} ({family.name}) has keys that this family is not known to "
-        f"have: {unread}. Newer models of a family may compute something else by such a key, and would write wrong "
+        f"have: {listing}. Newer models of a family may compute something else by such a key, and would write wrong "
         f"text without it. If these change nothing, pass {removal}--force (force=True)."
     )
 
@@ -164,7 +165,7 @@ def load_weights(
     NaN, infinities, and numbers that are too large for `dtype`.
     """
     slots, locations = check_tensors(folder, family, config, dtype)
-    check_kind(folder, quantization)
+    check_stored_quantization(folder, quantization)
     merges = (
         {} if adapter is None else {slot.name: partial(adapter.read, slot) for slot in slots if adapter.changes(slot)}
     )
@@ -216,7 +217,7 @@ def _description(checkpoint: Path) -> str:
 
 
 def _batch_by_file(slots: Sequence[Slot], locations: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
-    """Consecutive `slots` of one file, in batches of at most `_MAPPED` bytes or one slot, with the file.
+    """Consecutive `slots` of one file, in batches of at most `_MAX_MAPPED_BYTES` bytes or one slot, with the file.
 
     An open file keeps every page that was read mapped, and a mapping of the whole checkpoint would be a second copy.
     Opening it for each slot would take too long: it takes milliseconds with thousands of experts.
@@ -225,8 +226,9 @@ def _batch_by_file(slots: Sequence[Slot], locations: Mapping[str, TensorLocation
     mapped = 0
     file = locations[slots[0].name].file
     for slot in slots:
-        location, size = locations[slot.name], _size(slot, locations)
-        if batch and (file != location.file or mapped + size > _MAPPED):
+        location = locations[slot.name]
+        size = _size(slot, locations)
+        if batch and (file != location.file or mapped + size > _MAX_MAPPED_BYTES):
             yield file, batch
             batch = []
             mapped = 0
@@ -243,8 +245,8 @@ def _size(slot: Slot, locations: Mapping[str, TensorLocation]) -> int:
 
 def _unpacked_parts(slot: Slot, location: TensorLocation) -> Iterator[Slot]:
     """`slot`, or parts of it if it is a large tensor that is unpacked when it is read."""
-    large = slot.field in ("embed", "head") and location.packed is not None and location.dtype not in CONVERTED
-    yield from slot.in_rows(max(1, _UNPACKED // slot.shape[1])) if large else (slot,)
+    large = slot.field in ("embed", "head") and location.number_bytes is not None and location.dtype not in FLOATS
+    yield from slot.in_rows(max(1, _MAX_UNPACKED // slot.shape[1])) if large else (slot,)
 
 
 def _read_slots(
@@ -265,20 +267,20 @@ def _read_slots(
                 assert isinstance(tensor, Tensor)
                 tensor = tensor.float() + read_change().dense(slot.part)
             slot.fill(weights, tensor)
-            numbers = tensor.constants if isinstance(tensor, Codes) else tensor
+            values = tensor.constants if isinstance(tensor, Codes) else tensor
             target = slot.target(weights)
-            if check and not _is_finite(numbers if isinstance(target, QuantizedMatrix) else target):
-                raise _not_finite_error(slot, locations[slot.name], numbers, weights.embed.dtype)
-            del tensor, numbers  # before the next one is read
+            if check and not _is_finite(values if isinstance(target, QuantizedMatrix) else target):
+                raise _not_finite_error(slot, locations[slot.name], values, weights.embed.dtype)
+            del tensor, values  # before the next one is read
 
 
 def _read_tensor(file: Any, slot: Slot, location: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
     """The part of a tensor in an open file that `slot` reads; nothing else of it is read."""
     if is_gguf(location.file):
-        kind = quantization if slot.field in MATRICES else None
-        return file.read(slot.name, slot.part, kind)  # type: ignore[no-any-return]
-    if location.kind is not None:
-        return read_codes(file, slot.name, location.kind, slot.part or (slice(None),))
+        allowed = quantization if slot.field in MATRICES else None
+        return file.read(slot.name, slot.part, allowed)  # type: ignore[no-any-return]
+    if location.quantization is not None:
+        return read_codes(file, slot.name, location.quantization, slot.part or (slice(None),))
     return read_numbers(file, slot.name, location, slot.part)
 
 
@@ -288,19 +290,19 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def _not_finite_error(slot: Slot, location: TensorLocation, numbers: Tensor, dtype: torch.dtype) -> CheckpointError:
+def _not_finite_error(slot: Slot, location: TensorLocation, values: Tensor, dtype: torch.dtype) -> CheckpointError:
     """The error for a tensor whose values in memory are not all finite."""
     subject = f"The tensor {slot.name!r} in {location.file}"
-    count = int((~torch.isfinite(numbers)).sum())
+    count = int((~torch.isfinite(values)).sum())
     bypass = "load it all the same with --skip-weight-check (check_weights=False)"
     if count:
         return CheckpointError(
-            f"{subject} holds {count} values of {numbers.numel()} that are NaN or infinite. The file is damaged, or "
+            f"{subject} holds {count} values of {values.numel()} that are NaN or infinite. The file is damaged, or "
             f"its training diverged: download it again, or {bypass}."
         )
-    largest = float(numbers.abs().max())
+    largest = float(values.abs().max())
     return CheckpointError(
-        f"{subject} holds values that become infinite as {_name(dtype)}; the largest is {largest:.3g}. "
+        f"{subject} holds values that become infinite as {dtype_name(dtype)}; the largest is {largest:.3g}. "
         f"Load it with --dtype bfloat16 or float32, or {bypass}."
     )
 
@@ -316,25 +318,21 @@ def _check_layers(
         shape = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
             f"The {_description(folder)} of the {family.name} model in {folder} describes {shape}, and its files "
-            f"list {len(locations)} tensors in all. {_sizes(config, locations, dtype)} "
+            f"list {len(locations)} tensors in all. {_sizes_sentence(config, locations, dtype)} "
             f"{_way_out(folder)}"
         )
 
 
-def _sizes(config: ModelConfig, locations: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
+def _sizes_sentence(config: ModelConfig, locations: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
     """A sentence with the memory for the configuration's weights, and for the tensors in the files."""
     counts = config.parameters, sum(prod(location.shape) for location in locations.values())
-    needed, present = (_bytes(count * dtype.itemsize) for count in counts)
-    return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {present}."
+    needed, present = (_size_text(count * dtype.itemsize) for count in counts)
+    return f"Its weights need {needed} as {dtype_name(dtype)}; the tensors in the files need {present}."
 
 
-def _bytes(size: int) -> str:
+def _size_text(size: int) -> str:
     power = min(4, (len(str(size)) - 1) // 3)
     return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _check_tensors(
@@ -365,7 +363,7 @@ def _check_tensors(
             for slot, location in common
             if location.shape != slot.shape
         ],
-        "of a type that does not convert" if is_gguf(folder) else f"of a type other than {', '.join(CONVERTED)}": [
+        "of a type that does not convert" if is_gguf(folder) else f"of a type other than {', '.join(FLOATS)}": [
             f"{slot.name} is {location.dtype}" for slot, location in common if location.itemsize is None
         ],
     }
@@ -374,7 +372,7 @@ def _check_tensors(
         text = "\n".join(lines)
         raise CheckpointError(
             f"The tensors in {folder} are not those of the {family.name} model that its {_description(folder)} "
-            f"describes.\n{text}\n{_sizes(config, locations, dtype)} {_way_out(folder)}"
+            f"describes.\n{text}\n{_sizes_sentence(config, locations, dtype)} {_way_out(folder)}"
         )
 
 

@@ -16,7 +16,7 @@ from remask.checkpoint.files import CONFIG, GENERATION, raw_config, weight_files
 from remask.checkpoint.fingerprint import fingerprint
 from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.load import load_weights, read_config
-from remask.checkpoint.quantized_files import stored_kind
+from remask.checkpoint.quantized_files import stored_quantization
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
 from remask.checkpoint.tokenizer import read_tokenizer
@@ -104,17 +104,13 @@ class FoundModel:
     tokenizer: Tokenizer | None = None  # None if there is none, or none is needed
     adapter: Adapter | None = None  # is merged into the weights when they are read
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # see `LoadedModel`
-    refused: Mapping[str, str] = field(default_factory=dict)  # the reason why an adapter is left out, by its name
+    refusals: Mapping[str, str] = field(default_factory=dict)  # the reason why an adapter is left out, by its name
     # Keys that replaced those of `config.json`, including those that the model's files give
     overrides: Mapping[str, Any] = field(default_factory=dict)
     default_names: Mapping[str, str] = field(default_factory=dict)  # see `Source`
 
     def load(
-        self,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = WHOLE,
-        quantization: Quantization | None = None,
+        self, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE, quantization: Quantization | None = None
     ) -> LoadedModel:
         """Read the weights that `shard` holds and quantize their matrices; without a folder they are random.
 
@@ -192,8 +188,8 @@ def find_model(settings: ModelSettings) -> FoundModel:
         for name, value in (("adapter", adapter), ("hf_overrides", settings.hf_overrides)):
             if value:
                 raise ConfigError(f"{name}={value!r} changes a checkpoint; leave load_format='dummy' out")
-        shape = preset(settings.model)
-        model = FoundModel(settings, shape, tokenizer=read_tokenizer(settings, shape, None))
+        config = preset(settings.model)
+        model = FoundModel(settings, config, tokenizer=read_tokenizer(settings, config, None))
     else:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
         family, config = read_config(source.weights, source.overrides, settings.tokenizer, force=settings.force)
@@ -217,7 +213,7 @@ def find_model(settings: ModelSettings) -> FoundModel:
             source.weights,
             family,
             sampling=({"stop": stops} if stops else {}) | source.sampling(family.read_generation),
-            quantization=stored_kind(source.weights),
+            quantization=stored_quantization(source.weights),
             tokenizer=tokenizer,
             overrides=source.overrides,
             default_names=source.default_names,
@@ -235,15 +231,16 @@ def find_model(settings: ModelSettings) -> FoundModel:
             f"adapters: {model._drafter_folder.name!r} is the name of the adapter that the folder of {settings.model!r}"
             " has for drafts; give yours another name (adapters=..., --lora-modules)"
         )
-    merged = None if adapter is None else read_adapter(adapter, model.config)
-    adapters, refused = dict[str, Adapter](), dict[str, str]()
+    merged_adapter = None if adapter is None else read_adapter(adapter, model.config)
+    adapters = dict[str, Adapter]()
+    refusals = dict[str, str]()
     for name, path in (settings.adapters or {}).items():
         try:
             adapters[name] = read_adapter(path, model.config, merge=False, max_rank=settings.max_lora_rank)
         except CheckpointError as error:
             if not settings.skip_bad_adapters:
                 raise
-            refused[name] = str(error)
+            refusals[name] = str(error)
     usable = {name: path for name, path in (settings.adapters or {}).items() if name in adapters}
     settings = replace(settings, adapters=usable)
-    return replace(model, settings=settings, adapter=merged, adapters=adapters, refused=refused)
+    return replace(model, settings=settings, adapter=merged_adapter, adapters=adapters, refusals=refusals)

@@ -11,15 +11,16 @@ from remask.checks.values import is_real, is_whole
 from remask.errors import CheckpointError
 from remask.families.fields import Fields
 
-_RANK, _SHOWN = 2**12, 3
+_MAX_R = 2**12
+_MAX_NAMES = 3  # that an error lists
 ALL = "all-linear"
 # Keys that only training reads. PEFT sets `fan_in_fan_out` to false on linear layers, which all of ours are.
-_IGNORED = (
+_TRAINING_KEYS = (
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
     "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
 )  # fmt: skip
-_READ = (
+_KEYS = (
     "peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform",
     "layers_pattern", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights",
 )  # fmt: skip
@@ -32,11 +33,11 @@ class PeftConfig:
 
     alpha: float
     default_rank: int
-    rooted: bool
+    rank_stabilised: bool
     targets: str | Sequence[str]
-    excluded: str | Sequence[str]
+    exclusions: str | Sequence[str]
     layers: Sequence[int]
-    pattern: Sequence[str]
+    layer_patterns: Sequence[str]
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
 
@@ -47,7 +48,7 @@ class PeftConfig:
         if raw.get("peft_type") != "LORA":
             raise fields.unfit("peft_type", '"LORA"')
         for key, value in raw.items():
-            if key not in (*_READ, *_IGNORED) and value not in (None, False, [], {}):
+            if key not in (*_KEYS, *_TRAINING_KEYS) and value not in (None, False, [], {}):
                 raise fields.unfit(key, "null or false, as no other value of it is known here")
         fields.only("bias", "none", optional=True)
         if raw.get("init_lora_weights") not in (None, *_INITS):
@@ -68,19 +69,19 @@ class PeftConfig:
             layers = [layers]
         if not all(is_whole(layer, 0) for layer in layers):
             raise fields.unfit("layers_to_transform", "a layer's number >= 0, or a list of them")
-        pattern = _names_or_pattern(fields, "layers_pattern")
-        pattern = [pattern] if isinstance(pattern, str) else pattern
-        for name in pattern:
-            _check_pattern(fields, "layers_pattern", _layer_pattern(name))
+        layer_patterns = _names_or_pattern(fields, "layers_pattern")
+        layer_patterns = [layer_patterns] if isinstance(layer_patterns, str) else layer_patterns
+        for pattern in layer_patterns:
+            _check_pattern(fields, "layers_pattern", _layer_pattern(pattern))
         return cls(
             alpha=fields.real("lora_alpha"),
-            default_rank=fields.integer("r", most=_RANK),
-            rooted=fields.flag("use_rslora", False),
+            default_rank=fields.integer("r", most=_MAX_R),
+            rank_stabilised=fields.flag("use_rslora", False),
             targets=targets,
-            excluded=_names_or_pattern(fields, "exclude_modules"),
+            exclusions=_names_or_pattern(fields, "exclude_modules"),
             layers=layers,
-            pattern=pattern,
-            ranks=_pattern_values(fields, "rank_pattern", f"names and ranks from 1 to {_RANK}"),
+            layer_patterns=layer_patterns,
+            ranks=_pattern_values(fields, "rank_pattern", f"names and ranks from 1 to {_MAX_R}"),
             alphas=_pattern_values(fields, "alpha_pattern", "names and finite numbers"),
         )
 
@@ -91,7 +92,7 @@ class PeftConfig:
 
     def matches(self, module: str) -> bool:
         """Whether the adapter has factors for `module`."""
-        if self.excluded and _matches_names(self.excluded, module):
+        if self.exclusions and _matches_names(self.exclusions, module):
             return False
         if self.all_linear:
             return True
@@ -99,7 +100,7 @@ class PeftConfig:
             return False
         if isinstance(self.targets, str) or not self.layers:
             return True
-        patterns = map(_layer_pattern, self.pattern) if self.pattern else [r".*?\.[^.]*\.(?P<layer>\d+)\."]
+        patterns = [_layer_pattern(name) for name in self.layer_patterns] or [r".*?\.[^.]*\.(?P<layer>\d+)\."]
         match = next(filter(None, (re.match(pattern, module) for pattern in patterns)), None)
         return match is not None and int(match["layer"]) in self.layers
 
@@ -110,7 +111,7 @@ class PeftConfig:
     def scale(self, module: str) -> float:
         """The scale of the factors' product: alpha / r, or alpha / sqrt(r) if rank-stabilised (arXiv 2312.03732)."""
         rank = self.rank(module)
-        return _value_for(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
+        return _value_for(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
 
     def check(self, modules: Iterable[str]) -> None:
         """Raise `CheckpointError` if a name in `target_modules` fits none of the model's `modules`."""
@@ -129,8 +130,8 @@ class PeftConfig:
 
 def list_few(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are."""
-    more = len(names) - _SHOWN
-    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(map(repr, names[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 def _names_or_pattern(fields: Fields, key: str) -> str | list[str]:
@@ -155,7 +156,7 @@ def _check_pattern(fields: Fields, key: str, pattern: str) -> None:
 def _pattern_values(fields: Fields, key: str, supported: str) -> dict[str, Any]:
     """The value of `key`: an object of patterns with numbers, which are whole for ranks."""
     value = fields.get(key) or {}
-    fits = (lambda item: is_whole(item, 1, _RANK)) if key == "rank_pattern" else (lambda item: is_real(item, -math.inf))
+    fits = (lambda item: is_whole(item, 1, _MAX_R)) if key == "rank_pattern" else (lambda x: is_real(x, -math.inf))
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise fields.unfit(key, f"an object of {supported}")
     for pattern in value:

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from remask.checkpoint.files import (
     CONFIG,
-    CONVERTED,
     DEFAULTS_FILE,
+    FLOATS,
     INDEX,
     VERSION,
     Scales,
@@ -53,21 +53,21 @@ from remask.model.sizes import GROUP
 
 KEY = "quantization_config"
 _CODES = "F8_E4M3"
-_SCALES = (*CONVERTED, "F8_E8M0")
-_UNREAD = re.compile(r".*\.(input|output|activation|[qkv]|kv_cache)_scale(_inv)?")
+_SCALES = (*FLOATS, "F8_E8M0")
+_OTHER_SCALES = re.compile(r".*\.(input|output|activation|[qkv]|kv_cache)_scale(_inv)?")
 # Other programs by their `quant_method`, and by endings of names of tensors that only their files have.
-_OTHERS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "gptqmodel": "GPTQ", "auto-round": "AutoRound"}
-_SIGNS = {".g_idx": "GPTQ", ".qweight": "GPTQ or AWQ", ".SCB": "bitsandbytes", ".quant_map": "bitsandbytes"}
+_TOOLS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "gptqmodel": "GPTQ", "auto-round": "AutoRound"}
+_TOOL_ENDINGS = {".g_idx": "GPTQ", ".qweight": "GPTQ or AWQ", ".SCB": "bitsandbytes", ".quant_map": "bitsandbytes"}
 
 METHOD = "remask"
 SCALE, ZERO = "_scale", "_zero"
-SHARD = 4 * 2**30  # bytes of a weight file
+SHARD_BYTES = 4 * 2**30  # bytes of a weight file
 MATRICES = ("qkv", "out", "gate_up", "down", "mixture.gate_up", "mixture.down")
-_BYTES = {"int8": "I8", "int4": "U8", "fp8": _CODES}
+_CODE_TYPES = {"int8": "I8", "int4": "U8", "fp8": _CODES}
 
 
-def stored_kind(folder: Path) -> Quantization | None:
-    """The kind of a checkpoint that we have quantized. Returns None for others; their fp8 is read as numbers.
+def stored_quantization(folder: Path) -> Quantization | None:
+    """The quantization of a checkpoint that is our own. Returns None for others; their fp8 is read as numbers.
 
     Raises `CheckpointError` if another program has quantized it in a format that is not supported.
     """
@@ -76,25 +76,25 @@ def stored_kind(folder: Path) -> Quantization | None:
         return None
     if not isinstance(settings, dict):
         raise CheckpointError(f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported: an object.")
-    kind = settings.get("kind")
+    quantization = settings.get("kind")
     if settings.get("quant_method") != METHOD:
         _scale_convention(folder, settings)
         return None
     check_version(settings.get(VERSION, 1), f"{KEY!r} in {folder / CONFIG}")
-    if kind not in QUANTIZATIONS:
+    if quantization not in QUANTIZATIONS:
         raise CheckpointError(
             f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported as 'kind': "
             f"{', '.join(QUANTIZATIONS)}. Write the model again with 'remask quantize'."
         )
-    return kind  # type: ignore[no-any-return]
+    return quantization  # type: ignore[no-any-return]
 
 
-def check_kind(folder: Path, quantization: Quantization | None) -> None:
-    """Raise `ConfigError` if the checkpoint in `folder` is quantized as another kind than `quantization`."""
-    kind = stored_kind(folder)
-    if kind is not None and kind != quantization:
+def check_stored_quantization(folder: Path, quantization: Quantization | None) -> None:
+    """Raise `ConfigError` if the checkpoint in `folder` is quantized, but not as `quantization`."""
+    stored = stored_quantization(folder)
+    if stored is not None and stored != quantization:
         raise ConfigError(
-            f"the model in {folder} is quantized as {kind!r}, and quantization={quantization!r}: leave that out"
+            f"the model in {folder} is quantized as {stored!r}, and quantization={quantization!r}: leave that out"
         )
 
 
@@ -103,11 +103,11 @@ def join_codes(folder: Path, locations: Mapping[str, TensorLocation]) -> dict[st
 
     Raises `CheckpointError` if scales or zeros are missing or have a wrong shape, or another program has quantized it.
     """
-    kind = stored_kind(folder)
+    quantization = stored_quantization(folder)
     settings = raw_config(folder).get(KEY)
-    if kind is None:
+    if quantization is None:
         for name in locations:
-            for ending, program in _SIGNS.items():
+            for ending, program in _TOOL_ENDINGS.items():
                 if name.endswith(ending):
                     raise _foreign_error(folder, program, name)
         if settings is None:
@@ -116,31 +116,31 @@ def join_codes(folder: Path, locations: Mapping[str, TensorLocation]) -> dict[st
         return _join_scales(folder, endings, block, locations)
     matrices = {name.removesuffix(SCALE) for name in locations if name.endswith(SCALE)} & locations.keys()
     constants = {name + end for name in matrices for end in (SCALE, ZERO)}
-    joined = {name: place for name, place in locations.items() if name not in constants}
-    is_int4 = kind == "int4"
+    tensors = {name: location for name, location in locations.items() if name not in constants}
+    is_int4 = quantization == "int4"
     faults = []
     for name in sorted(matrices):
-        place = locations[name]
-        if not place.shape:
+        location = locations[name]
+        if not location.shape:
             faults.append(f"{name} as a matrix")
             continue
-        rows, columns = place.shape[:-1], place.shape[-1] * (2 if is_int4 else 1)
+        rows, columns = location.shape[:-1], location.shape[-1] * (2 if is_int4 else 1)
         shape = (*rows, columns // GROUP) if is_int4 else rows
         for constant in (locations.get(name + end) for end in ((SCALE, ZERO) if is_int4 else (SCALE,))):
-            if constant is None or (constant.shape, constant.file) != (shape, place.file):
+            if constant is None or (constant.shape, constant.file) != (shape, location.file):
                 faults.append(f"{name}{SCALE} {list(shape)}" + (f" or {name}{ZERO}" if is_int4 else ""))
                 break
-        if place.dtype != _BYTES[kind]:
-            faults.append(f"{name} as {_BYTES[kind]}")
-        joined[name] = replace(place, shape=(*rows, columns), dtype="F32", kind=kind)
+        if location.dtype != _CODE_TYPES[quantization]:
+            faults.append(f"{name} as {_CODE_TYPES[quantization]}")
+        tensors[name] = replace(location, shape=(*rows, columns), dtype="F32", quantization=quantization)
     if faults:
         raise CheckpointError(
-            f"The {kind} model in {folder} lacks {list_faults(faults)}. Write it again with 'remask quantize'."
+            f"The {quantization} model in {folder} lacks {list_faults(faults)}. Write it again with 'remask quantize'."
         )
-    return joined
+    return tensors
 
 
-def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]) -> Codes:
+def read_codes(file: Any, name: str, quantization: Quantization, part: tuple[slice, ...]) -> Codes:
     """The codes of `part`, rows and columns of a quantized matrix or of some experts', in an open file.
 
     Nothing else of the tensor is read. Raises `CheckpointError` if a group of int4 would be cut.
@@ -148,7 +148,7 @@ def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]
     rows, columns = part[0], part[1] if len(part) == 2 else slice(None)
     values, scales = file.get_slice(name), file.get_slice(name + SCALE)
     inner = (slice(None),) * (len(values.get_shape()) - 2)  # all rows of each expert, if `rows` are experts
-    if kind != "int4":
+    if quantization != "int4":
         return Codes(values[rows, *inner, columns], scales[rows])
     groups = rows, *inner, groups_of(name, columns)
     packed = values[rows, *inner, _divide_slice(columns, 2)]
@@ -157,7 +157,7 @@ def read_codes(file: Any, name: str, kind: Quantization, part: tuple[slice, ...]
 
 def groups_of(name: str, columns: slice) -> slice:
     """The groups of int4 in `columns` of a matrix. Raises `CheckpointError` if one would be cut."""
-    if any(place is not None and place % GROUP for place in (columns.start, columns.stop)):
+    if any(bound is not None and bound % GROUP for bound in (columns.start, columns.stop)):
         raise CheckpointError(f"{name} cannot be cut within a group of {GROUP} columns; use fewer processes")
     return _divide_slice(columns, GROUP)
 
@@ -177,12 +177,12 @@ def _scale_convention(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[
     if method == "fp8":
         fields.only("fmt", "e4m3", optional=True)
         has_blocks = fields.get("weight_block_size") is not None
-        block = _block(fields, "weight_block_size") if has_blocks else (None, None)
+        block = _block_shape(fields, "weight_block_size") if has_blocks else (None, None)
         return ("_scale_inv",) if has_blocks else ("_scale_inv", "_scale"), block
     if method == "compressed-tensors":
         return ("_scale",), _compressed_block(fields)
     name = "a program that it does not name" if method is None else str(method)
-    raise _foreign_error(folder, _OTHERS.get(name.casefold(), name), settings)
+    raise _foreign_error(folder, _TOOLS.get(name.casefold(), name), settings)
 
 
 def _foreign_error(folder: Path, program: str, sign: object) -> CheckpointError:
@@ -218,7 +218,7 @@ def _compressed_block(fields: Fields) -> Block:
             case "channel":
                 blocks.add((1, None))
             case "block":
-                blocks.add(_block(weights, "block_structure"))
+                blocks.add(_block_shape(weights, "block_structure"))
             case _:
                 raise weights.unfit("strategy", '"tensor", "channel" or "block"')
     if len(blocks) > 1:
@@ -226,7 +226,7 @@ def _compressed_block(fields: Fields) -> Block:
     return blocks.pop()
 
 
-def _block(fields: Fields, key: str) -> tuple[int, int]:
+def _block_shape(fields: Fields, key: str) -> tuple[int, int]:
     block = fields.get(key)
     if not isinstance(block, list) or len(block) != 2 or not all(is_whole(size, 1) for size in block):
         raise fields.unfit(key, "two positive integers, rows and columns of a block")
@@ -234,60 +234,61 @@ def _block(fields: Fields, key: str) -> tuple[int, int]:
 
 
 def _join_scales(
-    folder: Path, endings: tuple[str, ...], sizes: Block, locations: Mapping[str, TensorLocation]
+    folder: Path, endings: tuple[str, ...], block: Block, locations: Mapping[str, TensorLocation]
 ) -> dict[str, TensorLocation]:
     """The tensors of a checkpoint without their scales, which become `TensorLocation.scales`.
 
     Raises `CheckpointError` with all tensors of codes whose scale is missing or wrong.
     """
-    joined = dict[str, TensorLocation]()
+    tensors = dict[str, TensorLocation]()
     faults = list[str]()
     all_scales = set[str]()
-    for name, place in locations.items():
+    for name, location in locations.items():
         names = [name + end for end in endings if name + end in locations]
         all_scales.update(names)
-        if place.dtype != _CODES:
-            joined[name] = place
-            faults += [f"{scale} is the scale of {name}, which is {place.dtype}" for scale in names]
+        if location.dtype != _CODES:
+            tensors[name] = location
+            faults += [f"{scale} is the scale of {name}, which is {location.dtype}" for scale in names]
             continue
-        if len(names) != 1 or len(place.shape) != 2:
+        if len(names) != 1 or len(location.shape) != 2:
             allowed = " or ".join(name + end for end in endings)
-            faults.append(f"{name} {list(place.shape)} has {len(names) or 'no'} scales; supported: one, {allowed}")
+            faults.append(f"{name} {list(location.shape)} has {len(names) or 'no'} scales; supported: one, {allowed}")
             continue
         scale = locations[names[0]]
-        block = sizes[0] or place.shape[0], sizes[1] or place.shape[1]
-        grid = _grid(place.shape, block)
+        block_shape = block[0] or location.shape[0], block[1] or location.shape[1]
+        grid = _grid(location.shape, block_shape)
         if [size for size in scale.shape if size > 1] != [size for size in grid if size > 1]:
             faults.append(f"{names[0]} is {list(scale.shape)}, {KEY} asks for {list(grid)}")
         if scale.dtype not in _SCALES:
             faults.append(f"{names[0]} is {scale.dtype}; supported: {', '.join(_SCALES)}")
-        joined[name] = replace(place, packed=1.0, scales=Scales(names[0], scale.file, block))
+        tensors[name] = replace(location, number_bytes=1.0, scales=Scales(names[0], scale.file, block_shape))
     if faults:
         raise CheckpointError(
             f"The fp8 tensors in {folder} are not scaled as {KEY} in its config.json says: "
             f"{list_faults(faults)}. Use the config.json that belongs to these weights, or download them again."
         )
-    return {name: place for name, place in joined.items() if name not in all_scales and not _UNREAD.fullmatch(name)}
+    all_scales.update(filter(_OTHER_SCALES.fullmatch, tensors))
+    return {name: location for name, location in tensors.items() if name not in all_scales}
 
 
-def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
-    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+def _grid(shape: tuple[int, ...], block_shape: tuple[int, int]) -> tuple[int, int]:
+    return -(-shape[0] // block_shape[0]), -(-shape[1] // block_shape[1])
 
 
-def read_numbers(file: Any, name: str, place: TensorLocation, part: tuple[slice, ...] | None = None) -> Tensor:
+def read_numbers(file: Any, name: str, location: TensorLocation, part: tuple[slice, ...] | None = None) -> Tensor:
     """`part` of a tensor in an open safetensors file. If it has scales, it is multiplied by them, in float32."""
     codes: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
-    if place.scales is None:
+    if location.scales is None:
         return codes
-    if place.scales.file == place.file:
-        scales = file.get_tensor(place.scales.name)
+    if location.scales.file == location.file:
+        scales = file.get_tensor(location.scales.name)
     else:
-        with open_weight_file(place.scales.file) as scales_file:
-            scales = scales_file.get_tensor(place.scales.name)
-    height, width = place.scales.block
-    scales = scales.float().reshape(_grid(place.shape, place.scales.block))
+        with open_weight_file(location.scales.file) as scales_file:
+            scales = scales_file.get_tensor(location.scales.name)
+    height, width = location.scales.block_shape
+    scales = scales.float().reshape(_grid(location.shape, location.scales.block_shape))
     cuts = (*(part or ()), slice(None), slice(None))
-    rows, columns = (range(size)[cut] for size, cut in zip(place.shape, cuts, strict=False))
+    rows, columns = (range(size)[cut] for size, cut in zip(location.shape, cuts, strict=False))
     if scales.shape[1] > 1:
         scales = scales[:, torch.arange(columns.start, columns.stop) // width]
     numbers = codes.float()
@@ -303,26 +304,26 @@ def save_quantized(
     folder: Path,
     family: Family,
     config: ModelConfig,
-    kind: Quantization,
+    quantization: Quantization,
     target: Path,
     progress: bool = True,
     *,
     overrides: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the checkpoint in `folder` to the new folder `target` with matrices as `kind`. Returns bytes of weights.
+    """Write the checkpoint in `folder` to the new folder `target`, with quantized matrices. Returns bytes of weights.
 
     One tensor is read at a time, and the tensors of one output file are in memory. Keys of `overrides` replace those of
     `config.json`, and `defaults` are written as `remask.json`; None: an existing one is copied. Raises `ConfigError` if
-    `target` exists and is not an empty folder, or the checkpoint is quantized or a GGUF file, and `CheckpointError` if
-    a file cannot be read.
+    `target` exists and is not an empty folder, or the checkpoint is quantized or a GGUF file, `CheckpointError` if a
+    file cannot be read, and `OSError` if one cannot be written.
     """
     if is_gguf(folder):
         raise ConfigError(
             f"the model {str(folder)!r} is a GGUF file, and 'remask quantize' takes a folder of safetensors: load the "
             "file itself with --quantization"
         )
-    if stored_kind(folder) is not None:
+    if stored_quantization(folder) is not None:
         raise ConfigError(f"the model in {folder} is quantized already")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--output: {str(target)!r} exists and is not an empty folder; name another one")
@@ -332,32 +333,33 @@ def save_quantized(
     total = sum(prod(location.shape) for location in locations.values())
     index = dict[str, str]()
     shard = dict[str, Tensor]()
-    size = number = 0
+    weight_bytes = shard_number = 0
     with Progress("quantizing", total, "weight", enabled=progress, scale=True) as bar:
-        for name, tensor in _tensors(folder, locations):
-            shard.update(_codes(name, tensor, kind if name in matrices else None))
+        for name, tensor in _read_tensors(folder, locations):
+            shard.update(_encoded_tensors(name, tensor, quantization if name in matrices else None))
             bar.update(tensor.numel())
-            if sum(content.nbytes for content in shard.values()) > SHARD:
-                size += _write(target, shard, index, number)
-                number += 1
+            if sum(content.nbytes for content in shard.values()) > SHARD_BYTES:
+                weight_bytes += _write_shard(target, shard, index, shard_number)
+                shard_number += 1
                 shard = {}
-    size += _write(target, shard, index, number)
-    (target / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": index}), encoding="utf-8")
-    settings = {"quant_method": METHOD, VERSION: 1, "kind": kind}
+    weight_bytes += _write_shard(target, shard, index, shard_number)
+    metadata = {"total_size": weight_bytes}
+    (target / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": index}), encoding="utf-8")
+    settings = {"quant_method": METHOD, VERSION: 1, "kind": quantization}
     raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: settings}
     (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    replaced = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
+    new_names = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
     for file in folder.iterdir():
-        if file.is_file() and file.name not in replaced and file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.is_file() and file.name not in new_names and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, target / file.name)
     if config.drafter is not None and (folder / config.drafter).is_dir():
         shutil.copytree(folder / config.drafter, target / config.drafter)
     if defaults is not None:
         (target / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
-    return size
+    return weight_bytes
 
 
-def _tensors(folder: Path, locations: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
+def _read_tensors(folder: Path, locations: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         with open_weight_file(path) as file:
             for name, location in locations.items():
@@ -365,19 +367,20 @@ def _tensors(folder: Path, locations: Mapping[str, TensorLocation]) -> Iterator[
                     yield name, read_numbers(file, name, location)
 
 
-def _codes(name: str, tensor: Tensor, kind: Quantization | None) -> dict[str, Tensor]:
+def _encoded_tensors(name: str, tensor: Tensor, quantization: Quantization | None) -> dict[str, Tensor]:
     """The tensors to store for `tensor`, a matrix [M, K], or one of each expert [E, M, K], by name."""
-    if kind is None:
+    if quantization is None:
         return {name: tensor}
-    codes, rows = encode(kind, tensor.flatten(0, -2)), tensor.shape[:-1]
+    codes = encode(quantization, tensor.flatten(0, -2))
+    rows = tensor.shape[:-1]
     values = codes.values
-    packed = values[:, ::2] | (values[:, 1::2] << 4) if kind == "int4" else values
+    packed = values[:, ::2] | (values[:, 1::2] << 4) if quantization == "int4" else values
     parts = {"": packed, SCALE: codes.scales, ZERO: codes.zeros}
     return {name + end: part.view(*rows, *part.shape[1:]) for end, part in parts.items() if part is not None}
 
 
-def _write(target: Path, shard: dict[str, Tensor], index: dict[str, str], number: int) -> int:
-    """Write a weight file, and enter its tensors into `index`. Returns its bytes of weights."""
+def _write_shard(target: Path, shard: dict[str, Tensor], index: dict[str, str], number: int) -> int:
+    """Write a weight file, and enter its tensors into `index`. Returns its bytes of weights. Raises `OSError`."""
     file = f"model-{number + 1:05d}.safetensors"
     try:
         save_file({name: tensor.contiguous() for name, tensor in shard.items()}, target / file)

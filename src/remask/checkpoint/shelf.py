@@ -51,8 +51,8 @@ class ShelfEntry:
         return self.config.family not in _UNRECORDED and self.config.edit_tokens is None  # LLaDA2.2: by description
 
 
-def _rows() -> Iterator[ShelfEntry]:
-    """The rows of `shelf.txt`, whose cells two or more spaces separate; "-" is an empty cell."""
+def _entries() -> Iterator[ShelfEntry]:
+    """The entries of `shelf.txt`, whose cells two or more spaces separate; "-" is an empty cell."""
     _, *lines = Path(__file__).with_name("shelf.txt").read_text(encoding="utf-8").splitlines()
     for line in lines:
         name, hub, licence, sampling, overrides = ("" if cell == "-" else cell for cell in re.split(" {2,}", line))
@@ -61,7 +61,7 @@ def _rows() -> Iterator[ShelfEntry]:
         )
 
 
-SHELF: Mapping[str, ShelfEntry] = MappingProxyType({row.name: row for row in _rows()})
+SHELF: Mapping[str, ShelfEntry] = MappingProxyType({entry.name: entry for entry in _entries()})
 
 
 def is_in_cache(repo: str) -> bool:
@@ -87,9 +87,8 @@ def suggest_models(model: str) -> str:
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
             paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
-    candidates = {
-        name.casefold(): name for name in (*paths, *(row.hub for row in SHELF.values()), *BUNDLED_MODELS, *SHELF)
-    }
+    hub_ids = [entry.hub for entry in SHELF.values()]
+    candidates = {name.casefold(): name for name in (*paths, *hub_ids, *BUNDLED_MODELS, *SHELF)}
     if model in candidates.values():
         return ""
     similar = [repr(candidates[name]) for name in difflib.get_close_matches(model.casefold(), candidates, n=3)]

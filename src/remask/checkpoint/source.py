@@ -36,14 +36,14 @@ _PACKAGED = re.compile(rf"package:(\w+)/([\w.-]+\{SUFFIX})")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern}):((?:\w[\w.+-]*/)*\w[\w.+-]*\{SUFFIX})", re.IGNORECASE)
 
 
-def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path:
+def resolve_model(model: str, *, weights: bool = True, progress: bool = False) -> Path:
     """The folder or the GGUF file of `model`: a bundled model, a path, a hub id, `id:file.gguf`, a name of the shelf.
 
     `package:name/file.gguf` is a file of an installed package. Files that the hub's cache lacks are downloaded, weights
     only with `weights`, and of `id:file.gguf` that file alone; if none is missing, the network is not used. Raises
     `CheckpointError` if the model is not found, or the download fails.
     """
-    path = local(model)
+    path = local_model(model)
     if path is not None:
         return path
     # Imported here, as the client takes 0.2 seconds, and most models do not need it.
@@ -52,12 +52,12 @@ def resolve(model: str, *, weights: bool = True, progress: bool = False) -> Path
     file = _HUB_FILE.fullmatch(model)
     if file is not None:
         return hub.fetch_file(file[1], file[2], progress=progress)
-    row = shelf_entry(model)
-    repo, revision = (model, None) if row is None else (row.hub, row.revision)
+    entry = shelf_entry(model)
+    repo, revision = (model, None) if entry is None else (entry.hub, entry.revision)
     return hub.on_disk(repo, revision) or hub.fetch(repo, revision, weights=weights, progress=progress)
 
 
-def local(model: str) -> Path | None:
+def local_model(model: str) -> Path | None:
     """The folder or GGUF file of a local `model`. Returns None for hub names; raises `CheckpointError` for others."""
     if model in BUNDLED_MODELS:
         return _bundled(model)
@@ -125,7 +125,7 @@ def local_adapter(adapter: str) -> Path | None:
 class Source:
     """Where the parts of a model are."""
 
-    weights: Path  # a folder or a GGUF file, as of `resolve`
+    weights: Path  # a folder or a GGUF file, as of `resolve_model`
     # The folder of the model if it is an adapter that names `weights` as its base; None: it is not
     adapter: Path | None = None
     # Keys that replace those of the weights' `config.json`
@@ -174,17 +174,18 @@ class Source:
 
 
 def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progress: bool = False) -> Source:
-    """The parts of `model`, a name for `resolve` or the folder of an adapter that names its base.
+    """The parts of `model`, a name for `resolve_model` or the folder of an adapter that names its base.
 
     Keys of `config.json` are replaced by those of `overrides`, then by "hf_overrides" in the folder's `remask.json`
     (such as keys that make a diffusion model of an adapter's base), then by the shelf's. Raises `CheckpointError` if
     the model or the base cannot be found, or the adapter names no base.
     """
-    row = shelf_entry(model)
-    path = resolve(model, progress=progress)
-    merged = {**(row.overrides if row else {}), **read_model_defaults(path).get(OVERRIDES, {}), **(overrides or {})}
+    entry = shelf_entry(model)
+    path = resolve_model(model, progress=progress)
+    shelf_overrides = entry.overrides if entry else {}
+    overrides = {**shelf_overrides, **read_model_defaults(path).get(OVERRIDES, {}), **(overrides or {})}
     if not is_adapter(path):
-        return Source(path, None, merged, row)
+        return Source(path, None, overrides, entry)
     base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise CheckpointError(
@@ -192,11 +193,11 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve(base, progress=progress), path, merged)
+    return Source(resolve_model(base, progress=progress), path, overrides)
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether `path`, a result of `resolve`, is the folder of an adapter without a model of its own."""
+    """Whether `path`, a result of `resolve_model`, is the folder of an adapter without a model of its own."""
     return not is_gguf(path) and not (path / CONFIG).is_file() and (path / ADAPTER_CONFIG).is_file()
 
 

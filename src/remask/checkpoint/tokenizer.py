@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 
 from remask.checkpoint.gguf_header import Header, is_gguf, read_header
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import resolve
+from remask.checkpoint.source import resolve_model
 from remask.errors import CheckpointError, ConfigError
 from remask.families.fields import Fields
 from remask.model.config import ModelConfig
@@ -78,13 +78,13 @@ def read_tokenizer(
     """
     if settings.reads is None:
         return None
-    name, tokenizer = settings.model, _find_tokenizer(settings, config, folder)
+    tokenizer = _find_tokenizer(settings, config, folder)
     if tokenizer is None:
         if settings.reads != "tokens" or settings.chat_template is not None:
             lacks = "no chat template and no tokenizer" if settings.reads == "chat" else "no tokenizer"
             raise ConfigError(
-                f"the model {name!r} has {lacks}, so it reads no texts; put a tokenizer into its folder, or name one "
-                "with --tokenizer PATH_OR_ID (LLM(tokenizer=...))"
+                f"the model {settings.model!r} has {lacks}, so it reads no texts; put a tokenizer into its folder, or "
+                "name one with --tokenizer PATH_OR_ID (LLM(tokenizer=...))"
             )
     elif settings.chat_template is not None:
         tokenizer.use_chat_template(settings.chat_template)
@@ -94,7 +94,7 @@ def read_tokenizer(
         log.warning(
             "the model %r has no chat template, so turns are plain paragraphs that begin with 'User:' and "
             "'Assistant:', which it may not know; --chat-template FILE gives it one",
-            name,
+            settings.model,
         )
         tokenizer.use_plain_template()
     return tokenizer
@@ -102,7 +102,7 @@ def read_tokenizer(
 
 def _find_tokenizer(settings: ModelSettings, config: ModelConfig, folder: Path | None) -> Tokenizer | None:
     if settings.tokenizer is not None:
-        tokenizer = load_tokenizer(resolve(settings.tokenizer, weights=False))
+        tokenizer = load_tokenizer(resolve_model(settings.tokenizer, weights=False))
         if tokenizer is None:
             raise ConfigError(f"tokenizer: there is none in {settings.tokenizer!r}; name a folder or hub id with one")
         if len(tokenizer) > config.vocab:
@@ -130,10 +130,10 @@ def _gguf_tokenizer(path: Path) -> Tokenizer | None:
 
 
 _KEY = "tokenizer.ggml."
-_NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens; others are texts that BPE does not make
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # types of tokens; others are texts that BPE does not make
 # The longest texts of all tokens and of added tokens, which BPE does not make, and the most added tokens: several
 # times those of published files. An expression that nests with each of their characters finds these in texts.
-_LONGEST, _ADDED_LONGEST, _ADDED = 2**9, 2**7, 2**13
+_MAX_TEXT, _MAX_ADDED_TEXT, _MAX_ADDED = 2**9, 2**7, 2**13
 # Where a text is cut before BPE, as the tokenizers of these models say it themselves.
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -171,8 +171,8 @@ def read_backend(header: Header) -> NativeTokenizer | None:
     pre = values.get(f"{_KEY}pre")
     if not isinstance(pre, str) or pre not in PATTERNS:
         raise fields.unfit(f"{_KEY}pre", ", ".join(PATTERNS))
-    tokens, kinds = _tokens(header)
-    vocab = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
+    tokens, token_types = _tokens(header)
+    vocab = {token: number for number, token in enumerate(tokens) if token_types[number] != _UNUSED}
     backend = Backend(models.BPE(vocab=vocab, merges=_merges(header, vocab), ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -187,15 +187,15 @@ def read_backend(header: Header) -> NativeTokenizer | None:
         )
     backend.decoder = decoders.ByteLevel()
     added = [
-        AddedToken(tokens[number], special=kind == _CONTROL, normalized=False)
-        for number, kind in enumerate(kinds)
-        if kind in (_CONTROL, _OWN) and tokens[number]
+        AddedToken(tokens[number], special=token_type == _CONTROL, normalized=False)
+        for number, token_type in enumerate(token_types)
+        if token_type in (_CONTROL, _USER_DEFINED) and tokens[number]
     ]
-    if len(added) > _ADDED or any(len(token.content) > _ADDED_LONGEST for token in added):
+    if len(added) > _MAX_ADDED or any(len(token.content) > _MAX_ADDED_TEXT for token in added):
         raise CheckpointError(
             f"{header.file}: '{_KEY}token_type' calls {len(added)} tokens control or user-defined ones, of up to "
-            f"{max(len(token.content) for token in added)} characters; supported: at most {_ADDED} of up to "
-            f"{_ADDED_LONGEST} characters."
+            f"{max(len(token.content) for token in added)} characters; supported: at most {_MAX_ADDED} of up to "
+            f"{_MAX_ADDED_TEXT} characters."
         )
     backend.add_tokens(added)
     ids = {role: fields.token(f"{_KEY}{role}_token_id", len(tokens), 0) for role in _ROLES}
@@ -203,7 +203,7 @@ def read_backend(header: Header) -> NativeTokenizer | None:
     special = {
         _ROLES[role]: tokens[number]
         for role, number in ids.items()
-        if values.get(f"{_KEY}{role}_token_id") is not None and kinds[number] == _CONTROL
+        if values.get(f"{_KEY}{role}_token_id") is not None and token_types[number] == _CONTROL
     }
     bos = fields.flag(f"{_KEY}add_bos_token", False) and values.get("general.architecture") not in _NO_BOS
     eos = fields.flag(f"{_KEY}add_eos_token", False)
@@ -219,23 +219,23 @@ def read_backend(header: Header) -> NativeTokenizer | None:
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
-    """The text and the kind of every token. Raises `CheckpointError` if two have one text, or one is too long."""
+    """The text and the type of every token. Raises `CheckpointError` if two have one text, or one is too long."""
     tokens = _texts(header, "tokens")
     longest = max(map(len, tokens), default=0)
-    if longest > _LONGEST:
+    if longest > _MAX_TEXT:
         raise CheckpointError(
-            f"{header.file}: '{_KEY}tokens' holds a token of {longest} characters; supported: at most {_LONGEST}."
+            f"{header.file}: '{_KEY}tokens' holds a token of {longest} characters; supported: at most {_MAX_TEXT}."
         )
     if len(set(tokens)) != len(tokens):
         duplicate = next(token for token, count in Counter(tokens).items() if count > 1)
         raise CheckpointError(f"{header.file}: '{_KEY}tokens' holds {duplicate[:40]!r} twice; each token has one id.")
-    kinds = header.items(f"{_KEY}token_type") or [_NORMAL] * len(tokens)
-    if len(kinds) != len(tokens) or not all(isinstance(kind, int) for kind in kinds):
+    token_types = header.items(f"{_KEY}token_type") or [_NORMAL] * len(tokens)
+    if len(token_types) != len(tokens) or not all(isinstance(item, int) for item in token_types):
         raise CheckpointError(
-            f"{header.file}: '{_KEY}token_type' has {len(kinds)} items; supported: a whole number for each of the "
-            f"{len(tokens)} tokens."
+            f"{header.file}: '{_KEY}token_type' has {len(token_types)} items; supported: a whole number for each of "
+            f"the {len(tokens)} tokens."
         )
-    return tokens, kinds
+    return tokens, token_types
 
 
 def _merges(header: Header, vocab: Mapping[str, int]) -> list[tuple[str, str]]:

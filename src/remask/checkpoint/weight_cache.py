@@ -19,6 +19,7 @@ from torch import Tensor
 
 from remask.checkpoint.fingerprint import digest
 from remask.errors import CheckpointError, RemaskError
+from remask.machine.device import dtype_name
 from remask.machine.disk import cache_folder, whole_file
 from remask.model.quantized import QuantizedMatrix
 from remask.model.weights import Weights
@@ -43,8 +44,7 @@ class WeightCache:
 
         Sizes and times of these files are compared as well, as a fingerprint only samples large files.
         """
-        name = str(dtype).removeprefix("torch.")
-        self.file = cache_folder() / "weights" / f"{identity}-{name}.safetensors"
+        self.file = cache_folder() / "weights" / f"{identity}-{dtype_name(dtype)}.safetensors"
         self._stamp = {"made_of": _digest_file_states(sources), "made_by": _code_digest()}
 
     def read(self, empty: Callable[[], Weights]) -> Weights | None:

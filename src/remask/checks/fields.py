@@ -144,17 +144,17 @@ def _misplaced_rule_hint(cls: type[Any], name: str) -> str:
     """
     groups = [field.values for field in declared(cls).values() if isinstance(field.values, Group)]
     rules = [declared(group.cls)[group.text_field].values for group in groups if group.text_field]
-    number = next((field for field in declared(cls) if name.endswith(f"_{field}")), None)
-    if number is None or not any(isinstance(rule, Choice) and rule.fits(name) for rule in rules):
+    number_field = next((field for field in declared(cls) if name.endswith(f"_{field}")), None)
+    if number_field is None or not any(isinstance(rule, Choice) and rule.fits(name) for rule in rules):
         return ""
-    return f"{name}: did you mean {number!r}? The field {name!r}"
+    return f"{name}: did you mean {number_field!r}? The field {name!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Nested(Values):
     """Instances of another declared class, or JSON-like objects for `parse`. `kind` is what its fields are called."""
 
-    makes = True
+    converts = True
 
     cls: type[Any]
     kind: str

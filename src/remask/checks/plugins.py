@@ -102,21 +102,19 @@ class Registry(Generic[T]):
 
     def imported(self) -> dict[str, T]:
         """The values of other packages' names whose modules are already imported."""
-        names = list[str]()
-        for name, claims in plugins(self.group).items():
-            if all(claim.entry.module in sys.modules for claim in claims):
-                names.append(name)
+        claims_by_name = plugins(self.group).items()
+        names = [name for name, claims in claims_by_name if all(claim.entry.module in sys.modules for claim in claims)]
         return self._values(names, None)
 
-    def _values(self, names: Iterable[str], report: Callable[[str], None] | None) -> dict[str, T]:
-        """The values of the `names` that can be used. `report` is called with the errors of the others."""
+    def _values(self, names: Iterable[str], on_error: Callable[[str], None] | None) -> dict[str, T]:
+        """The values of the `names` that can be used. `on_error` is called with the errors of the others."""
         values = {}
         for name in names:
             try:
                 values[name] = self.get(name)
             except PluginError as error:
-                if report is not None:
-                    report(str(error))
+                if on_error is not None:
+                    on_error(str(error))
         return values
 
 

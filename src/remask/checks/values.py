@@ -29,7 +29,7 @@ _MARK = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)  # texts and br
 class Values(ABC):
     """A set of values."""
 
-    makes: ClassVar[bool] = False  # `convert` may return another object than its argument
+    converts: ClassVar[bool] = False  # `convert` may return another object than its argument
 
     @property
     @abstractmethod
@@ -144,42 +144,42 @@ class Share(Real):
 class OrWord(Values):
     """The values of a set, and one word."""
 
-    of: Values
+    values: Values
     word: str
 
     @property
     def words(self) -> str:
-        return f"{self.of.words}, or {self.word!r}"
+        return f"{self.values.words}, or {self.word!r}"
 
     def fits(self, value: object) -> bool:
-        return value == self.word or self.of.fits(value)
+        return value == self.word or self.values.fits(value)
 
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [self.of.schema(), {"const": self.word}]}
+        return {"anyOf": [self.values.schema(), {"const": self.word}]}
 
     @property
     def metavar(self) -> str:
-        return f"{self.of.metavar}|{self.word}"
+        return f"{self.values.metavar}|{self.word}"
 
     def from_text(self, text: str) -> Any:
-        return text if text == self.word else self.of.from_text(text)
+        return text if text == self.word else self.values.from_text(text)
 
 
 @dataclass(frozen=True, slots=True)
 class OrNull(Values):
     """None and the values of a set."""
 
-    of: Values
+    values: Values
 
     @property
     def words(self) -> str:
-        return f"{self.of.words}, or null"
+        return f"{self.values.words}, or null"
 
     def fits(self, value: object) -> bool:
-        return value is None or self.of.fits(value)
+        return value is None or self.values.fits(value)
 
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [self.of.schema(), {"type": "null"}]}
+        return {"anyOf": [self.values.schema(), {"type": "null"}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,12 @@ class Flag(Values):
 class Choice(Values):
     """A few names, or those of a registry, whose packages are imported when a name is first used."""
 
-    of: tuple[str, ...] | Registry[Any]
+    source: tuple[str, ...] | Registry[Any]
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names; no package is imported."""
-        return self.of.names() if isinstance(self.of, Registry) else self.of
+        return self.source.names() if isinstance(self.source, Registry) else self.source
 
     @property
     def words(self) -> str:
@@ -227,8 +227,8 @@ class Choice(Values):
         """Raise `UnknownNameError` for another name, or `PluginError` if the name's package is broken."""
         if not self.fits(value):
             raise UnknownNameError(name, value[:SHOWN] if isinstance(value, str) else shown(value), self.names)
-        if isinstance(self.of, Registry):
-            self.of.get(str(value))
+        if isinstance(self.source, Registry):
+            self.source.get(str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class ListOf(Values):
     at any depth; they are counted before any of them is checked.
     """
 
-    of: Values
+    values: Values
     noun: str
     limit: int
     single: bool = False
@@ -278,18 +278,18 @@ class ListOf(Values):
         words = f"a list of at most {self.limit} {self.noun}"
         if self.total_limit is not None:
             words += f", with at most {self.total_limit} values in it altogether"
-        return f"{self.of.words}, or {words}" if self.single else words
+        return f"{self.values.words}, or {words}" if self.single else words
 
     def fits(self, value: object) -> bool:
-        if self.single and self.of.fits(value):
+        if self.single and self.values.fits(value):
             return True
         if not isinstance(value, list | tuple) or len(value) > self.limit or self._has_too_many_values(value):
             return False
-        return all(map(self.of.fits, value))
+        return all(map(self.values.fits, value))
 
     def schema(self) -> dict[str, Any]:
-        array = {"type": "array", "items": self.of.schema(), "maxItems": self.limit}
-        return {"anyOf": [self.of.schema(), array]} if self.single else array
+        array = {"type": "array", "items": self.values.schema(), "maxItems": self.limit}
+        return {"anyOf": [self.values.schema(), array]} if self.single else array
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` with the length of a list that is too long, or the name of the first wrong item."""
@@ -297,15 +297,15 @@ class ListOf(Values):
         if self.fits(value):
             return
         for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
-            self.of.check(f"{name}[{index}]", item)
+            self.values.check(f"{name}[{index}]", item)
         Values.check(self, name, value)
 
     def convert(self, name: str, value: Any) -> Any:
-        if not self.of.makes or not isinstance(value, list | tuple):
+        if not self.values.converts or not isinstance(value, list | tuple):
             self.check(name, value)
             return value
         self._check_length(name, value)
-        return tuple(self.of.convert(f"{name}[{index}]", item) for index, item in enumerate(value))
+        return tuple(self.values.convert(f"{name}[{index}]", item) for index, item in enumerate(value))
 
     def _check_length(self, name: str, value: object) -> None:
         if isinstance(value, list | tuple) and len(value) > self.limit:
@@ -314,7 +314,7 @@ class ListOf(Values):
             raise ConfigError(f"{name} holds more than {self.total_limit} values altogether; it must be {self.words}")
 
     def _has_too_many_values(self, value: object) -> bool:
-        return self.total_limit is not None and weight(value, self.total_limit) > self.total_limit
+        return self.total_limit is not None and count_values(value, self.total_limit) > self.total_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class AnyOf(Values):
 class Biases(Values):
     """Objects of at most `limit` token ids, which may be texts, with numbers from -`size` to `size`."""
 
-    makes = True
+    converts = True
 
     limit: int
     size: float
@@ -415,7 +415,7 @@ class Settings(Values):
         if (
             not isinstance(value, Mapping)
             or len(value) > self.limit
-            or weight(value, self.chars, texts=True) > self.chars
+            or count_values(value, self.chars, texts=True) > self.chars
         ):
             return False
         return all(isinstance(key, str) for key in value)
@@ -441,7 +441,7 @@ class TextsByName(Values):
         return {"type": "object", "additionalProperties": {"type": "string"}}
 
 
-def weight(value: object, limit: int, *, texts: bool = False) -> int:
+def count_values(value: object, limit: int, *, texts: bool = False) -> int:
     """The number of values in a JSON-like value, including itself; with `texts`, characters are counted as well.
 
     Counting ends, with a result above `limit`, once there are more than `limit`.
@@ -513,12 +513,12 @@ def json_list(name: str, text: str) -> list[Any]:
     return _parse(name, text, list, "list")
 
 
-def _parse(name: str, text: str, kind: type[T], noun: str) -> T:
+def _parse(name: str, text: str, json_type: type[T], noun: str) -> T:
     try:
         value = parse_json(text)
     except ValueError as error:  # also for numbers of too many digits
         raise ConfigError(f"{name} is not JSON that can be read: {error}") from error
-    if not isinstance(value, kind):
+    if not isinstance(value, json_type):
         raise ConfigError(f"{name} must be a JSON {noun}, got {type(value).__name__}")
     return value
 

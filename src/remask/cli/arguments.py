@@ -86,13 +86,13 @@ def serve(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
-    parser.set_defaults(early=early.check_server)
+    parser.set_defaults(early=early.check_serve)
 
 
 def _add_server_model(parser: argparse.ArgumentParser) -> None:
     """Add the options that `serve` and `deploy` share: the model, its engine, and defaults of requests."""
     parser.allow_abbrev = False
-    parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     add_config_option(parser)
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
@@ -162,7 +162,7 @@ def deploy(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remask deploy`."""
     _add_server_model(parser)
     add_server_options(parser, IntakeLimits)
-    parser.set_defaults(early=early.check_fleet)
+    parser.set_defaults(early=early.check_deploy)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--ray-address", metavar="ADDRESS", help="address of a running Ray cluster (default: start one here)"
@@ -183,7 +183,7 @@ def chat(parser: argparse.ArgumentParser) -> None:
         add_model_options(target, BUNDLED)
         add_engine_options(target)
         target.set_defaults(model=None)
-    parser.add_argument("named", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model, which it overrides")
     add_config_option(parser)
     parser.add_argument("--base-url", metavar="URL", help="talk to this server, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
@@ -196,11 +196,11 @@ def chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_chat(args: argparse.Namespace) -> None:
-    """Check the options for a model in this process, which must have their defaults with `--base-url`.
+    """Set `args.model`, and check the options for a model in this process, which stay at defaults with `--base-url`.
 
-    Raises errors as `early.check` does.
+    Raises `ConfigError` on one that does not, and the errors of `early.check` without `--base-url`.
     """
-    args.model = args.named or args.model
+    args.model = args.positional_model or args.model
     if args.base_url is None:
         early.check(args)
         return

@@ -55,9 +55,9 @@ _CONNECT_S = 5.0  # timeout of the first list of models
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer lines of standard input until its end or `/exit`; `/help` lists the other commands. Returns 0."""
+    """Answer lines of standard input until its end or `/exit`. Returns 0. Raises `ConfigError`, and as `open_llm`."""
     with ExitStack() as resources:
-        answerer, card = _remote(args) if args.base_url else _local(args, resources)
+        answerer, card = _remote_answerer(args) if args.base_url else _local_answerer(args, resources)
         _converse(args, answerer, card)
     return 0
 
@@ -174,7 +174,7 @@ def _print_answer(args: argparse.Namespace, answerer: Answerer, turns: Turns) ->
         return None
 
 
-def _local(args: argparse.Namespace, resources: ExitStack) -> tuple[Answerer, Card | None]:
+def _local_answerer(args: argparse.Namespace, resources: ExitStack) -> tuple[Answerer, Card | None]:
     """Load the model, which `resources` closes. Returns its answerer, and the card of a bundled model."""
     # Imported here, as a conversation with a server needs no PyTorch.
     from remask.cli.options import engine_config, object_option, open_llm, sampling_option
@@ -191,26 +191,27 @@ def _local(args: argparse.Namespace, resources: ExitStack) -> tuple[Answerer, Ca
 def _generate(llm: "LLM", turns: Turns, sampling: Mapping[str, Any]) -> Answer:
     """Yield the text of the answer of `llm` as it settles, and return a summary of the work."""
     from remask.cli.summary import summary
-    from remask.machine.speeds import keep
+    from remask.machine.speeds import store_speed
     from remask.session import events_of
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     (request,) = llm.session.requests([turns], sampling, **template_ending(turns))
     collector = llm.session.collector(llm.engine.check(request))
     for events in events_of([request], llm.engine):
-        for piece in llm.session.pieces(collector, events):
+        for piece in llm.session.collect(collector, events):
             output = piece.output
             if output is not None and output.error is not None:
                 raise RemaskError(output.error)
             if output is not None:
-                keep(llm.loaded.name, len(output.token_ids), output.elapsed_s)
+                store_speed(llm.loaded.name, len(output.token_ids), output.elapsed_s)
             yield piece.delta
             if output is not None:
-                return summary(llm.loaded.config, [(request, output)], time.perf_counter() - began)
+                return summary(llm.loaded.config, [(request, output)], time.perf_counter() - start)
     return None
 
 
-def _remote(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
+def _remote_answerer(args: argparse.Namespace) -> tuple[Answerer, Card | None]:
+    """Connect to the server of `--base-url`. Returns its answerer, and the card of its model if that is bundled."""
     client = ChatClient(args.base_url, args.api_key or os.environ.get(KEY_VARIABLE))
     fields = {} if args.sampling is None else json_object("--sampling", args.sampling)
     if args.cache is not None:
@@ -294,7 +295,7 @@ class ChatClient:
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read().decode(errors="replace")
-            raise RemaskError(_error_of_body(text, f"the server answers with status {error.code}")) from error
+            raise RemaskError(_body_error_message(text, f"the server answers with status {error.code}")) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", error)
             raise RemaskError(
@@ -312,7 +313,7 @@ def _parse_object(text: bytes) -> dict[str, Any]:
     return value
 
 
-def _error_of_body(text: str, prefix: str) -> str:
+def _body_error_message(text: str, prefix: str) -> str:
     """Return `prefix` with the message of an error in OpenAI's form, or else with the beginning of the body."""
     try:
         return _error_message(json.loads(text), prefix)

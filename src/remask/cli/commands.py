@@ -50,7 +50,7 @@ class Command:
         self._call(self.arguments or self.module.partition(":")[0], "add_arguments", parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Run it. Returns the exit status. Raises `ConfigError` if a package of its extra is missing."""
+        """Run it. Returns the exit status. Raises its errors; `ConfigError` if a package of its extra is missing."""
         status: int = self._call(self.module, "run", args)
         return status
 
@@ -82,10 +82,7 @@ def _frozen_imports() -> Iterator[None]:
         gc.enable()
 
 
-MODEL_EXAMPLES = (
-    "remask inspect model bundled",
-    "remask inspect model llada-moe-7b-a1b --json",
-)
+MODEL_EXAMPLES = ("remask inspect model bundled", "remask inspect model llada-moe-7b-a1b --json")
 STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",

@@ -48,7 +48,7 @@ def check(args: argparse.Namespace) -> None:
     for option in _POLICY_OPTIONS:
         check_policies(values.get(option))
     check_dtype_and_device(values.get("dtype"), values.get("device"))
-    models = [values.get(name) for name in ("served", "named", "model")]
+    models = [values.get(name) for name in ("positional_model", "model")]
     if "" in models:  # such as from an unset variable of the shell
         raise ConfigError("the model is an empty text; name one, or leave it out")
     model = next(filter(None, models), None)
@@ -65,7 +65,7 @@ def check_extra(extra: str, *packages: str) -> None:
         raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
 
 
-def check_fleet(args: argparse.Namespace) -> None:
+def check_deploy(args: argparse.Namespace) -> None:
     """Check the options of `remask deploy`, and that its packages are installed. Raises errors as `check` does."""
     check_extra("ray", *_SERVER_PACKAGES, "ray")
     if args.port == 0:
@@ -73,7 +73,7 @@ def check_fleet(args: argparse.Namespace) -> None:
     _check_server_settings(args)
 
 
-def check_server(args: argparse.Namespace) -> None:
+def check_serve(args: argparse.Namespace) -> None:
     """Check the options of `remask serve`, that its packages are installed and that its address is free.
 
     Raises errors as `check` does.
@@ -190,19 +190,19 @@ def check_model(model: str, load_format: str = "auto", overrides: str | None = N
     """
     from remask.checkpoint.files import OVERRIDES, raw_config, read_json, read_model_defaults
     from remask.checkpoint.gguf_header import is_gguf
-    from remask.checkpoint.source import ADAPTER_CONFIG, is_adapter, local
+    from remask.checkpoint.source import ADAPTER_CONFIG, is_adapter, local_model
     from remask.families import family_of, preset
 
     if load_format == "dummy":
         preset(model)
         return
-    folder = local(model)
+    folder = local_model(model)
     if folder is None or is_gguf(folder):
         return
     if is_adapter(folder):
         base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         if isinstance(base, str) and base:
-            local(base)
+            local_model(base)
         return
     config = raw_config(folder) | read_model_defaults(folder).get(OVERRIDES, {})
     family_of(config | options.object_option("--hf-overrides", overrides))

@@ -25,7 +25,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
 from remask.machine.disk import LineFile
-from remask.machine.speeds import keep
+from remask.machine.speeds import store_speed
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
 from remask.request.trace import step_map
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer all requests. Returns 0 if all were answered, 1 if some failed."""
+    """Answer all requests. Returns 0, or 1 if some failed. Raises `ConfigError`, `OutputError`, and as `open_llm`."""
     sampling = sampling_option(args)
     settings = object_option("--cache-config", args.cache_config)
     with ExitStack() as resources:
@@ -73,14 +73,14 @@ def _prompt_fields(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
 
 def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
     """Answer `--prompt`, and print or write the answer. Returns the exit status."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     (output,) = llm.session.run([request], trace=args.trace)
     if output.error is not None:
         print_error(f"remask generate: error: {output.error}")
         return 1
-    keep(llm.loaded.name, len(output.token_ids), output.elapsed_s)
+    store_speed(llm.loaded.name, len(output.token_ids), output.elapsed_s)
     print_notice(
-        args, f"remask generate: {summary(llm.loaded.config, [(request, output)], time.perf_counter() - began)}"
+        args, f"remask generate: {summary(llm.loaded.config, [(request, output)], time.perf_counter() - start)}"
     )
     if args.output is None and not args.trace:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
@@ -111,7 +111,7 @@ def _answer_lines(
     numbers: dict[str, int] = {}  # of lines, by their `id` as JSON
     pending: deque[str] = deque()  # engine ids of lines whose answers are not yet written, in order
     answers: dict[str, Mapping[str, Any]] = {}  # by engine id, not yet written
-    failures = 0
+    failure_count = 0
 
     def write_in_order(request_id: str, answer: Mapping[str, Any]) -> None:
         """Write this answer and all that wait for it, once those of earlier lines are written."""
@@ -140,24 +140,24 @@ def _answer_lines(
         except Exception as error:
             if not isinstance(error, RemaskError):
                 log.error("line %s cannot be read: %s", request_id, error, exc_info=True)
-            failures += 1
+            failure_count += 1
             write_in_order(request_id, _report_failure(line_id, request_id, str(error)))
             continue
         lines[request_id] = _Line(line_id, request, terms_of(fields))
-    completed: list[tuple[Request, Output]] = []
-    began = time.perf_counter()
+    successes: list[tuple[Request, Output]] = []
+    start = time.perf_counter()
     for output in llm.session.run([line.request for line in lines.values()], trace=True):
         line = lines[output.id]
         if output.error is None:
-            completed.append((line.request, output))
+            successes.append((line.request, output))
             report = _report_fields(llm, line.request, line.terms, args.trace, output)
             write_in_order(output.id, _answer_fields(output, line.id) | report)
         else:
-            failures += 1
+            failure_count += 1
             write_in_order(output.id, _report_failure(line.id, output.id, output.error))
-    if completed:
-        print_notice(args, f"remask generate: {summary(llm.loaded.config, completed, time.perf_counter() - began)}")
-    return 1 if failures else 0
+    if successes:
+        print_notice(args, f"remask generate: {summary(llm.loaded.config, successes, time.perf_counter() - start)}")
+    return 1 if failure_count else 0
 
 
 def _answer_fields(output: Output, line_id: object) -> dict[str, Any]:

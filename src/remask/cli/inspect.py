@@ -28,7 +28,7 @@ from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
 from remask.families import presets
 from remask.machine.cpu import memory
-from remask.machine.device import DTYPES, free_memory
+from remask.machine.device import DTYPES, cuda_memory
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
 from remask.model.ranks import Shard
@@ -36,15 +36,15 @@ from remask.policies import names_for
 
 
 def run(args: argparse.Namespace) -> int:
-    """Inspect a model or the store. Returns 0."""
+    """Inspect a model or the store. Returns 0. Raises as `inspect_model`, or as `open_llm` and `load_lines`."""
     return _run_model(args) if args.subject == "model" else _run_store(args)
 
 
 def _run_model(args: argparse.Namespace) -> int:
     """Print a `ModelReport`."""
     check_real("--memory", args.memory, low=0, above=True, optional=True)
-    size = None if args.memory is None else int(args.memory * 1e9)
-    report = inspect_model(args.path, size, args.tensor_parallel, args.adapter)
+    memory_bytes = None if args.memory is None else int(args.memory * 1e9)
+    report = inspect_model(args.path, memory_bytes, args.tensor_parallel, args.adapter)
     print(json.dumps(report.as_json()) if args.json else report.text())
     return 0
 
@@ -91,8 +91,8 @@ def report_text(report: MemoryReport) -> str:
         f"  {'holder':<{width}}{'tokens':>8}{'pages':>8}{'shared':>8}{'found':>8}",
     ]
     for holder in report.holders:
-        numbers = (holder.tokens, holder.pages, holder.shared, holder.found)
-        lines.append(f"  {holder.name:<{width}}" + "".join(f"{number:>8}" for number in numbers))
+        counts = (holder.tokens, holder.pages, holder.shared, holder.found)
+        lines.append(f"  {holder.name:<{width}}" + "".join(f"{count:>8}" for count in counts))
         lines += [f"    {_table_text(table)}" for table in holder.tables]
     if report.stored:
         lines += ["", "  stored (hash, tokens up to its end, pages, who reads it):", *_stored_lines(report.stored)]
@@ -222,7 +222,7 @@ def inspect_model(
     """
     shapes = presets()
     if name in shapes:
-        return _report(name, shapes[name], {}, memory_bytes, ranks, adapter)
+        return _model_report(name, shapes[name], {}, memory_bytes, ranks, adapter)
     source = find_source(name)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
@@ -231,7 +231,7 @@ def inspect_model(
     stored = Counter[str]()
     for tensor in tensors.values():
         stored[tensor.dtype] += prod(tensor.shape)
-    return _report(name, config, stored, memory_bytes, ranks, adapter)
+    return _model_report(name, config, stored, memory_bytes, ranks, adapter)
 
 
 _SHAPE = (
@@ -240,29 +240,32 @@ _SHAPE = (
 )  # of `ModelConfig`, in the JSON of a `ModelReport`
 
 
-def _report(
+def _model_report(
     name: str, config: ModelConfig, stored: Mapping[str, int], memory_bytes: int | None, ranks: int, adapter: str | None
 ) -> ModelReport:
+    """The report of a shape; `adapter` is read to check it. Raises `ConfigError` and `CheckpointError`."""
     check_whole("--tensor-parallel", ranks, low=1)
     Shard(0, ranks).check(config)
     total, free = _machine_memory() if memory_bytes is None else (memory_bytes, memory_bytes)
-    cuda = torch.cuda.is_available()
-    on_cpu = memory_bytes is None and not cuda  # whose memory all ranks share
+    has_cuda = torch.cuda.is_available()
+    on_cpu = memory_bytes is None and not has_cuda  # whose memory all ranks share
     attention = (
         resolve_executor("auto", config, torch.device("cuda")).attention(config)
-        if memory_bytes is None and cuda
+        if memory_bytes is None and has_cuda
         else None
     )
     forms: dict[str, tuple[torch.dtype, Quantization | None]] = {form: (dtype, None) for form, dtype in DTYPES.items()}
-    forms |= {kind: (torch.bfloat16, kind) for kind in cpu_quantizations(config, ranks)}
-    form_bytes = {form: weight_bytes(config, dtype, ranks, kind) for form, (dtype, kind) in forms.items()}
+    forms |= {quantization: (torch.bfloat16, quantization) for quantization in cpu_quantizations(config, ranks)}
+    form_bytes = {
+        form: weight_bytes(config, dtype, ranks, quantization) for form, (dtype, quantization) in forms.items()
+    }
     kv_bytes = {form: token_bytes(config, dtype.itemsize, ranks).kv for form, (dtype, _) in forms.items()}
     kv_tokens: dict[str, int | None] = {}
-    for form, (dtype, kind) in forms.items():
-        if on_cpu or kind is not None:
+    for form, (dtype, quantization) in forms.items():
+        if on_cpu or quantization is not None:
             kv_tokens[form] = CpuMemory.before_loading(
-                config, dtype, kind, (free or 0) * (1 if on_cpu else ranks), ranks
-            ).tokens()
+                config, dtype, quantization, (free or 0) * (1 if on_cpu else ranks), ranks
+            ).kv_tokens()
         else:
             device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)
             kv_tokens[form] = gpu_tokens(config, dtype, None, device, ranks, attention)
@@ -283,6 +286,5 @@ def _report(
 def _machine_memory() -> tuple[int, int] | tuple[None, None]:
     """Return the total and free bytes of the first CUDA device, or else of this machine; None, None if unknown."""
     if torch.cuda.is_available():
-        free, total = free_memory(torch.device("cuda"))
-        return total, free
+        return cuda_memory(torch.device("cuda"))
     return memory() or (None, None)

@@ -33,11 +33,11 @@ def build_request(llm: LLM, line: Mapping[str, Any], request_id: str, sampling: 
         if key not in KEYS:
             check_setting(str(key))
             raise unknown_name_error(SamplingParams, "key", str(key), KEYS)
-    kinds = [key for key in PROMPTS if values.get(key) is not None]
-    if len(kinds) != 1:
-        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(kinds) or 'none'}")
+    prompt_keys = [key for key in PROMPTS if values.get(key) is not None]
+    if len(prompt_keys) != 1:
+        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(prompt_keys) or 'none'}")
     terms = terms_of(values)
-    tokens, shared = _encode_prompt(llm, kinds[0], values[kinds[0]], terms.control_tokens)
+    tokens, shared = _encode_prompt(llm, prompt_keys[0], values[prompt_keys[0]], terms.control_tokens)
     parameters = {name: values[name] for name in declared(SamplingParams) if values.get(name) is not None}
     policy = llm.session.policy_of(terms)
     return llm.session.request(request_id, tokens, shared, parameters, terms, policy, command_sampling=sampling)
@@ -48,16 +48,16 @@ def terms_of(line: Mapping[str, Any]) -> Terms:
     return Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
 
 
-def _encode_prompt(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tuple[list[int], int]:
-    """Return the token ids of a prompt, one of `PROMPTS`, and the default length of its shared prefix in tokens."""
-    if kind == "prompt_token_ids":
+def _encode_prompt(llm: LLM, key: str, value: Any, control_tokens: bool | None) -> tuple[list[int], int]:
+    """Return the token ids of the prompt in `key`, and its default prefix length. Raises `ConfigError` on a bad one."""
+    if key == "prompt_token_ids":
         if not isinstance(value, list):
             raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
         return value, 0
-    if kind == "prompt" and not isinstance(value, str):
+    if key == "prompt" and not isinstance(value, str):
         raise ConfigError(f"prompt must be a text, got {shown(value)}; token ids go into prompt_token_ids")
     # `encode` would read a list of numbers, or an empty list, as token ids.
-    if kind == "messages" and (not isinstance(value, list) or all(isinstance(item, int) for item in value)):
+    if key == "messages" and (not isinstance(value, list) or all(isinstance(item, int) for item in value)):
         raise ConfigError(f"messages must be a list of {{role, content}}, got {shown(value)}")
     return encode(value, llm.tokenizer, control_tokens)
 
@@ -66,7 +66,7 @@ class RequestLine(NamedTuple):
     """A line of a file of requests: its number in the file, from 1 on, the id of its request, and its object."""
 
     number: int
-    name: str
+    request_id: str
     fields: dict[str, Any]
 
 
@@ -94,15 +94,15 @@ def load_lines(path: str, forbidden_keys: Collection[str] = ()) -> RequestFile:
             try:
                 fields = json_object("a line", text)
                 line_id = fields.get("id", number)
-                name = line_id if isinstance(line_id, str) else json.dumps(number if line_id is None else line_id)
-                if numbers.setdefault(name, number) != number:
-                    raise ConfigError(f"id {shown(name)} is used by line {numbers[name]} too; ids must differ")
+                request_id = line_id if isinstance(line_id, str) else json.dumps(number if line_id is None else line_id)
+                if (first_number := numbers.setdefault(request_id, number)) != number:
+                    raise ConfigError(f"id {shown(request_id)} is used by line {first_number} too; ids must differ")
                 for key in forbidden_keys:
                     if fields.get(key) is not None:
                         raise ConfigError(f"{key} is an option of the command, for all lines; leave it out")
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
-            lines.append(RequestLine(number, name, fields))
+            lines.append(RequestLine(number, request_id, fields))
     return RequestFile(path, tuple(lines))
 
 
@@ -114,10 +114,10 @@ def build_requests(
     Raises `ConfigError`, naming the line, on the first line that is not a valid request.
     """
     requests = []
-    for number, name, fields in file.lines:
+    for number, request_id, fields in file.lines:
         values = {key: value for key, value in fields.items() if key not in extra_keys}
         try:
-            request = build_request(llm, values, name, sampling)
+            request = build_request(llm, values, request_id, sampling)
             llm.engine.check(request)
         except ConfigError as error:
             raise ConfigError(f"{file.path}, line {number}: {error}") from error
@@ -126,7 +126,7 @@ def build_requests(
 
 
 def standard_input() -> TextIO:
-    """Return standard input, which is read as UTF-8 whatever the locale, as `open_text` reads files."""
+    """Make standard input read UTF-8 whatever the locale, as `open_text` reads files, and return it."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin

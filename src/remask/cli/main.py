@@ -16,7 +16,7 @@ from remask.cli.about import print_about
 from remask.cli.commands import ALIASES, LAB_COMMANDS, MOVED_COMMANDS, all_commands
 from remask.cli.logs import DEFAULTS, VALUE_OPTIONS, StderrLog, print_error, print_notice, requested_format
 from remask.cli.parser import Parser, examples, with_config
-from remask.errors import LEFT, ConfigError, RemaskError, UnknownNameError
+from remask.errors import REPLACEMENTS, ConfigError, RemaskError, UnknownNameError
 from remask.machine.cpu import wait_passively
 from remask.machine.log_format import logs_json
 
@@ -177,7 +177,7 @@ def _normalize_command(words: list[str], commands: Collection[str]) -> list[str]
         return [*words[:index], ALIASES[first[0]], *words[index + 1 :]]
     pair = " ".join(words[index : index + 2])
     for name in (pair, *first):
-        if name in LEFT and "--" not in name:  # the command's own parser refuses options that have left
+        if name in REPLACEMENTS and "--" not in name:  # the command's own parser refuses options that have left
             raise UnknownNameError("command", name, commands)
         if name in MOVED_COMMANDS:
             raise ConfigError(f"there is no command {name!r} any more; use {MOVED_COMMANDS[name]}")

@@ -37,10 +37,8 @@ class ModelLine:
     """A line of the list: one model.
 
     Attributes:
-        name: its short name.
         hub: its id on the Hugging Face hub; empty if it ships with remask or in a package of its own.
         licence: the licence of its weights; empty if unknown.
-        parameters: number of weights.
         download_bytes: approximate bytes to download, those of the weights as bfloat16; 0 if it ships.
         memory_bytes: bytes of the weights as bfloat16, int8 and int4.
         fits: `fits as FORM` if a default engine has room for canvases of the longest default length (`max_num_seqs` of
@@ -70,19 +68,25 @@ class ModelLine:
         return not self.hub
 
 
-def line_of(row: ShelfEntry, dtype: str, fit: Fit | None, device: str | int | None) -> ModelLine:
+def shelf_line(entry: ShelfEntry, dtype: str, fit: Fit | None, device: str | int | None) -> ModelLine:
     """Return the line of a model of the shelf, with its default dtype, and its `fit` (None if memory is unknown).
 
     `device` is that of `tokens_per_second`; None computes no speed.
     """
-    weights = _weights(row.config)
+    form_bytes = _form_bytes(entry.config)
     line = ModelLine(
-        *(row.name, row.hub, row.licence, row.config.parameters, weights[WIDEST], weights),
-        *(_fits(dtype, fit), _on_disk(row)),
+        name=entry.name,
+        hub=entry.hub,
+        licence=entry.licence,
+        parameters=entry.config.parameters,
+        download_bytes=form_bytes[WIDEST],
+        memory_bytes=form_bytes,
+        fits=_fit_text(dtype, fit),
+        on_disk=_on_disk(entry),
     )
-    if device is None or (isinstance(device, int) and "int8" not in weights) or (fit is not None and not fit.length):
+    if device is None or (isinstance(device, int) and "int8" not in form_bytes) or (fit is not None and not fit.length):
         return line
-    return replace(line, tokens_per_second=tokens_per_second(row.config, row.cache, device), speed="computed")
+    return replace(line, tokens_per_second=tokens_per_second(entry.config, entry.cache, device), speed="computed")
 
 
 def shipped_line(name: str, room: DeviceMemory | None, cpu_instructions: frozenset[str]) -> ModelLine:
@@ -106,46 +110,53 @@ def shipped_line(name: str, room: DeviceMemory | None, cpu_instructions: frozens
     if fit is not None and quantization in CPU_QUANTIZATIONS:
         fit = replace(fit, quantization=quantization)
     return ModelLine(
-        *(name, "", _APACHE, config.parameters, 0, _weights(config), _fits(dtype, fit), source is not None)
+        name=name,
+        hub="",
+        licence=_APACHE,
+        parameters=config.parameters,
+        download_bytes=0,
+        memory_bytes=_form_bytes(config),
+        fits=_fit_text(dtype, fit),
+        on_disk=source is not None,
     )
 
 
-def _weights(config: ModelConfig) -> dict[str, int]:
+def _form_bytes(config: ModelConfig) -> dict[str, int]:
     """Return the bytes of the weights as `WIDEST` and as each quantization for CPUs that they allow."""
-    kinds: list[Quantization | None] = [None, *cpu_quantizations(config)]
-    return {kind or WIDEST: weight_bytes(config, FORMATS[WIDEST], 1, kind) for kind in kinds}
+    forms: list[Quantization | None] = [None, *cpu_quantizations(config)]
+    return {form or WIDEST: weight_bytes(config, FORMATS[WIDEST], 1, form) for form in forms}
 
 
-def _fits(dtype: str, fit: Fit | None) -> str:
+def _fit_text(dtype: str, fit: Fit | None) -> str:
     if fit is None:
         return "-"
     word = "fits as" if fit.is_full else "tight as"
     return f"{word} {fit.quantization or dtype}" if fit.length else "does not fit"
 
 
-def _on_disk(row: ShelfEntry) -> bool:
+def _on_disk(entry: ShelfEntry) -> bool:
     """Whether all files of a model are in the hub's cache. Imports the hub's client only if some may be."""
-    if not is_in_cache(row.hub):
+    if not is_in_cache(entry.hub):
         return False
     from remask.checkpoint import hub
 
-    return hub.on_disk(row.hub, row.revision) is not None
+    return hub.on_disk(entry.hub, entry.revision) is not None
 
 
-def lines_of(memory_bytes: int) -> list[ModelLine]:
-    """Return the lines of all models, shipped ones first, on another machine with a CPU and so much memory."""
+def lines_for(memory_bytes: int) -> list[ModelLine]:
+    """Return the lines of all models, shipped ones first, on another machine with a CPU and this memory."""
     room = DeviceMemory(memory_bytes, memory_bytes, 1.0)
-    fits = {row.name: widest_fit(row.config, FORMATS[WIDEST], room, EngineConfig()) for row in SHELF.values()}
-    shelf = [line_of(row, WIDEST, fits[row.name], CORES) for row in SHELF.values()]
+    fits = {entry.name: widest_fit(entry.config, FORMATS[WIDEST], room, EngineConfig()) for entry in SHELF.values()}
+    shelf = [shelf_line(entry, WIDEST, fits[entry.name], CORES) for entry in SHELF.values()]
     return [*(shipped_line(name, room, BFLOAT16) for name in BUNDLED_MODELS), *shelf]
 
 
-def lines_here() -> list[ModelLine]:
+def local_lines() -> list[ModelLine]:
     """Return the lines of all models on this machine, shipped ones first, with measured speeds if there are any."""
     machine_memory = memory()
     room = None if machine_memory is None else DeviceMemory(*machine_memory, 1.0)
     lines = [shipped_line(name, room, instructions()) for name in BUNDLED_MODELS]
-    lines += [_line_here(row, room) for row in SHELF.values()]
+    lines += [_local_shelf_line(entry, room) for entry in SHELF.values()]
     speeds = read_speeds()
     rates = [speeds.get(line.name, speeds.get(line.hub)) for line in lines]
     return [
@@ -155,14 +166,14 @@ def lines_here() -> list[ModelLine]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list of models. Returns 0."""
+    """Print the list of models. Returns 0. Raises `ConfigError` if `--memory` is not a positive number."""
     check_real("--memory", args.memory, low=0, above=True, optional=True)
-    lines = lines_here() if args.memory is None else lines_of(int(args.memory * 1e9))
+    lines = local_lines() if args.memory is None else lines_for(int(args.memory * 1e9))
     if args.json:
         print(json.dumps([asdict(line) for line in lines]))
         return 0
     print(table_text(lines))
-    cores = cores_here() if args.memory is None else CORES
+    cores = local_cores() if args.memory is None else CORES
     print_notice(
         args,
         "tokens/s: * measured here, by the last answer; others computed, what one request comes to at most"
@@ -171,32 +182,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cores_here() -> int:
+def local_cores() -> int:
     """Return the number of cores that this process may use: physical ones, up to its quota."""
     return max(1, min(physical_cores(), int(quota() or physical_cores())))
 
 
-def _line_here(row: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
+def _local_shelf_line(entry: ShelfEntry, room: DeviceMemory | None) -> ModelLine:
     """Return the line of a model of the shelf on this machine: on its first GPU, or its CPU with this memory."""
     if may_have_gpu():
         # Imported here, as PyTorch takes seconds.
         import torch
 
         from remask.loading import fit_on, memory_of
-        from remask.machine.device import resolve_device, resolve_dtype
+        from remask.machine.device import dtype_name, resolve_device, resolve_dtype
 
         device, limits = resolve_device(AUTO), EngineConfig()
         if device.type == "cuda":
-            dtype, _ = resolve_dtype(AUTO, device, row.config.parameters)
+            dtype, _ = resolve_dtype(AUTO, device, entry.config.parameters)
             gpu_memory = memory_of(device, None)
             assert gpu_memory is not None
             gpu_name = torch.cuda.get_device_name(device).lower()
             sheet = next((model for model in DATA_SHEETS if model in gpu_name), None)
-            fit = fit_on(row.config, dtype, device, gpu_memory, limits)
-            return line_of(row, str(dtype).removeprefix("torch."), fit, sheet)
-    dtype_name, _ = usual_dtype(row.config.parameters, instructions())
-    cpu_fit = None if room is None else widest_fit(row.config, FORMATS[dtype_name], room, EngineConfig())
-    return line_of(row, dtype_name, cpu_fit, cores_here())
+            fit = fit_on(entry.config, dtype, device, gpu_memory, limits)
+            return shelf_line(entry, dtype_name(dtype), fit, sheet)
+    usual_name, _ = usual_dtype(entry.config.parameters, instructions())
+    cpu_fit = None if room is None else widest_fit(entry.config, FORMATS[usual_name], room, EngineConfig())
+    return shelf_line(entry, usual_name, cpu_fit, local_cores())
 
 
 def table_text(lines: Sequence[ModelLine]) -> str:

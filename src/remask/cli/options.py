@@ -160,17 +160,17 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "allowed_hosts": [args.host, *args.allowed_hosts],
         "root_path": getattr(args, "root_path", ""),  # `remask deploy` has no such option
         "tools_by_form": args.tools_by_form,
-        "kv_events": _kv_events(getattr(args, "kv_events_config", None)),
+        "kv_events": _kv_events_option(getattr(args, "kv_events_config", None)),
     }
 
 
-def _kv_events(text: str | None) -> KvEventsConfig | None:
+def _kv_events_option(text: str | None) -> KvEventsConfig | None:
     option = "--kv-events-config"
     return None if text is None else parse(KvEventsConfig, json_object(option, text), option, f"field of {option}")
 
 
 def print_banner(args: argparse.Namespace, llm: LLM, output: str, next_command: str) -> None:
-    """Print a banner for people: the model, where the output goes, and what to run next. Only once in a process."""
+    """Print a banner for people: the model, where the output goes, and what to run next. Only once for `args`."""
     if not vars(args).get("has_banner"):
         args.has_banner = True
         command = " ".join([args.command, *filter(None, [vars(args).get("subject")])])
@@ -187,15 +187,15 @@ def model_summary(args: argparse.Namespace, llm: LLM) -> str:
     if device.type == "cpu":
         threads = torch.get_num_threads()
         place += " (1 thread)" if threads == 1 else f" ({threads} threads)"
-    parts = [
+    facts = [
         f"{args.model} ({config.family}, {size_text(config.parameters)} parameters) on {place}",
         str(llm.model.dtype).removeprefix("torch."),
     ]
     if llm.loaded.quantization is not None:
-        parts.append(f"matrices {llm.loaded.quantization}")
+        facts.append(f"matrices {llm.loaded.quantization}")
     if "cache" in args:
-        parts.append(f"cache {llm.session.cache_name if args.cache in (None, AUTO) else args.cache}")
-    return ", ".join(parts)
+        facts.append(f"cache {llm.session.cache_name if args.cache in (None, AUTO) else args.cache}")
+    return ", ".join(facts)
 
 
 def size_text(number: int) -> str:

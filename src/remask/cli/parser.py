@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from remask.cli.logs import add_log_options
-from remask.errors import LEFT, ConfigError, UnknownNameError
+from remask.errors import REPLACEMENTS, ConfigError, UnknownNameError
 
 _EXAMPLES = "examples:\n"
 _GLOBAL_OPTIONS = ("--version",)  # which come before the command
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
             if not (self.allow_abbrev and any(flag.startswith(name) for flag in options)):
                 path = f"{self.prog.removeprefix('remask ')} {name}"
                 self.error(
-                    str(UnknownNameError("option", path, ())) if path in LEFT else _unknown_option(name, options)
+                    str(UnknownNameError("option", path, ())) if path in REPLACEMENTS else _option_hint(name, options)
                 )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -134,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         return f"{formatter.format_help().rstrip()} [options]\n"
 
 
-def _unknown_option(name: str, options: Sequence[str] | dict[str, Any]) -> str:
+def _option_hint(name: str, options: Sequence[str] | dict[str, Any]) -> str:
     if name in _GLOBAL_OPTIONS:
         return f"{name} comes before the command: remask {name} COMMAND"
     matches = difflib.get_close_matches(name, options, n=1, cutoff=0.6)

@@ -11,7 +11,7 @@ import torch
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.quantized_files import save_quantized
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import find_source, is_adapter, resolve
+from remask.checkpoint.source import find_source, is_adapter, resolve_model
 from remask.checks.values import check_real, check_whole
 from remask.cli.arguments import PROFILE_REQUESTS
 from remask.cli.lines import RequestLine, build_requests, load_lines
@@ -23,11 +23,11 @@ from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.loading import announce_download
-from remask.model.sizes import check_sizes
+from remask.model.sizes import check_matrix_sizes
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a depth table, print it, and write it to `--output` or keep it for later starts. Returns 0."""
+    """Measure, print and store a depth table. Returns 0. Raises `ConfigError`, `TableError`, and as `open_llm` does."""
     check_real("--bound", args.bound, low=0)
     check_whole("--requests", args.requests, low=1, optional=True)
     file = None if args.input is None else load_lines(args.input, forbidden_keys=("cache", "cache_config"))
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             requests = [request for request, _ in build_requests(llm, file, {})][: args.requests]
             source = f"{len(requests)} requests of {Path(args.input).name}"
         table = measure(llm.session, requests, source, args.bound, progress=llm.session.progress)
-        print(report(table))
+        print(table_text(table))
         if args.output is None:
             print(f"\nKept for all further starts, in {save_table(table, llm.loaded)}")
         else:
@@ -65,7 +65,7 @@ def _with_system_prompt(line: RequestLine, system: str, path: str) -> RequestLin
     return line._replace(fields={**line.fields, "messages": [{"role": "system", "content": system}, *messages]})
 
 
-def report(table: DepthTable) -> str:
+def table_text(table: DepthTable) -> str:
     """Return the table as text: for each prefix ratio the proven depth, and the measured nats of each depth."""
     lines = [
         f"{table.model}: {table.layers} layers, {table.samples} requests audited ({table.source})",
@@ -82,9 +82,9 @@ def report(table: DepthTable) -> str:
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Write the quantized checkpoint, and print its size. Returns 0."""
+    """Write the quantized checkpoint, and print its size. Returns 0. Raises `ConfigError` and `CheckpointError`."""
     announce_download(ModelSettings(args.model), None)
-    if is_adapter(resolve(args.model, progress=args.progress)):
+    if is_adapter(resolve_model(args.model, progress=args.progress)):
         raise ConfigError(
             f"--model: {args.model!r} is an adapter, which is merged into its base when it is loaded; --quantization "
             "of the command that loads it quantizes the sum then"
@@ -92,7 +92,7 @@ def quantize(args: argparse.Namespace) -> int:
     source = find_source(args.model, progress=args.progress)
     folder = source.weights
     family, config = read_config(folder, source.overrides)
-    check_sizes(args.quantization, config)
+    check_matrix_sizes(args.quantization, config)
     check_tensors(folder, family, config, torch.bfloat16)
     try:
         size = save_quantized(

@@ -20,6 +20,7 @@ from remask.cli.logs import print_notice
 from remask.cli.options import engine_config, model_settings, object_option, open_llm, print_banner, server_settings
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.machine.device import dtype_name
 from remask.machine.log_format import FIELDS
 from remask.policies.registry import file_and_class
 from remask.server.config import ServerConfig, ServerLimits, bind, url_of
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
+WARM_UP_STEPS = 3  # before the trace: they allocate memory and choose kernels
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the server. Returns 0."""
+    """Serve until a signal stops the server. Returns 0. Raises `ConfigError` on options, and as `open_llm` does."""
     from remask.server.app import create_app
     from remask.server.run import Server
 
-    args.model = args.served or args.model
+    args.model = args.positional_model or args.model
     config = ServerConfig(**server_settings(args))
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     cache_config = object_option("--cache-config", args.cache_config)
@@ -82,7 +83,7 @@ class StepTrace:
 
     def before_step(self) -> None:
         """Start the profiler after the warm-up."""
-        if self._step_count == WARM_UP:
+        if self._step_count == WARM_UP_STEPS:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -92,7 +93,7 @@ class StepTrace:
     def after_step(self) -> None:
         """Count the step, and write the trace after the last one."""
         self._step_count += 1
-        if self._step_count == WARM_UP + self.steps:
+        if self._step_count == WARM_UP_STEPS + self.steps:
             self.close()
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class StepTrace:
             return
         self._profile.stop()
         self._profile.export_chrome_trace(str(self.file))
-        log.info("the trace of %d steps is in %s", self._step_count - WARM_UP, self.file)
+        log.info("the trace of %d steps is in %s", self._step_count - WARM_UP_STEPS, self.file)
         self._profile = None
 
 
@@ -114,7 +115,7 @@ def _log_settings(args: argparse.Namespace, url: str, llm: LLM, config: ServerCo
         "adapters": {name: adapter.name for name, adapter in llm.loaded.adapters.items()},
         "refused_adapters": llm.refused_adapters,
         "device": str(llm.model.device),
-        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(llm.model.dtype),
         "threads": torch.get_num_threads(),
         "cache": llm.session.cache_name,
         "cache_config": llm.session.cache_config,
@@ -143,10 +144,10 @@ APPLICATION = "remask"
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the fleet. Returns 0."""
+    """Serve until a signal stops the fleet. Returns 0. Raises `ConfigError` on options, `DeployError` if Ray fails."""
     from remask.deploy.settings import FleetSettings, Scaling
 
-    args.model = args.served or args.model
+    args.model = args.positional_model or args.model
     if file_and_class(args.cache) is not None:
         raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
     load_settings = model_settings(args)
@@ -163,14 +164,14 @@ def deploy(args: argparse.Namespace) -> int:
         chat_template=load_settings["chat_template"],
         **{name: getattr(args, name) for name in declared(Scaling)} | {"max_replicas": most_replicas},
     )
-    public = {name: value for name, value in asdict(settings).items() if name != "server"}
-    log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **public}))
+    logged_settings = {name: value for name, value in asdict(settings).items() if name != "server"}
+    log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **logged_settings}))
     _run_fleet(settings, args)
     return 0
 
 
 def _run_fleet(settings: "FleetSettings", args: argparse.Namespace) -> None:
-    """Run the application until SIGTERM or SIGINT."""
+    """Run the application until SIGTERM or SIGINT. Raises `DeployError` if Ray or a replica does not start."""
     import ray
     from ray import serve
 

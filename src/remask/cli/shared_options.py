@@ -19,7 +19,7 @@ from remask.engine.config import AUTO, EngineConfig
 
 
 def further_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Return the group of a command's options that `--help` leaves out; makes it if it is missing."""
+    """Return the group of a command's options that `--help` leaves out, after making it if it is missing."""
     group = next((group for group in parser._action_groups if group.title == FURTHER), None)
     return group or parser.add_argument_group(FURTHER)
 
@@ -124,20 +124,20 @@ def fields_text() -> str:
 
     parts = [
         'Sampling parameters, as in --sampling \'{"max_tokens": 64}\' and in the object "sampling" of a line:',
-        *_fields(SamplingParams),
+        *_field_entries(SamplingParams),
         "Terms, beside the prompt of a line:",
-        *_fields(Terms),
+        *_field_entries(Terms),
         "Values of remasking, and of remasking.rule:",
         *(_entry(rule.name, f"{rule.meaning} For {in_words(rule.kinds)} models.") for rule in RULES.usable().values()),
     ]
     return "\n".join(parts)
 
 
-def _fields(cls: type[Any], prefix: str = "") -> Iterator[str]:
+def _field_entries(cls: type[Any], prefix: str = "") -> Iterator[str]:
     for name, field in declared(cls).items():
         if isinstance(field.values, Group):
             yield _entry(name, f"{field.values.words}. {field.meaning} Its fields:")
-            yield from _fields(field.values.cls, f"{name}.")
+            yield from _field_entries(field.values.cls, f"{name}.")
             continue
         default = "" if field.default is None else f"; default {json.dumps(field.default)}"
         yield _entry(prefix + name, f"{field.values.words}{default}. {field.description}")

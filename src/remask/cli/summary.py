@@ -10,9 +10,9 @@ from remask.request.result import Usage
 _MIN_SAVED_SHARE = 0.005  # of the work; less is not reported
 
 
-def summary(config: ModelConfig, answered: Sequence[tuple[Request, Output]], seconds: float) -> str:
-    """Return the line about requests that were answered in `seconds` together, not counting loading."""
-    usage = Usage.total([output.usage for _, output in answered])
+def summary(config: ModelConfig, answers: Sequence[tuple[Request, Output]], seconds: float) -> str:
+    """Return the line about requests with their outputs, which took `seconds` together, not counting loading."""
+    usage = Usage.total([output.usage for _, output in answers])
     tokens = usage.completion_tokens
     passes = usage.forwards
     parts = [f"{_count(tokens, 'token')} in {_count(passes, 'pass')}"]
@@ -20,14 +20,14 @@ def summary(config: ModelConfig, answered: Sequence[tuple[Request, Output]], sec
     parts.append(f"{seconds:.1f} s" if tokens < 2 or passes < 2 else f"{tokens / seconds:.1f} tokens/s")
     if passes and tokens > passes:
         parts.append(f"{tokens / passes:.1f} tokens a pass")
-    saved = saved_share(config, answered)
+    saved = saved_share(config, answers)
     if saved is not None and saved > _MIN_SAVED_SHARE:
         method = f" by {usage.approximation}" if usage.approximation else ""
         parts.append(f"{100 * saved:.0f} % of the work saved{method}")
     return ", ".join(parts)
 
 
-def saved_share(config: ModelConfig, answered: Sequence[tuple[Request, Output]]) -> float | None:
+def saved_share(config: ModelConfig, answers: Sequence[tuple[Request, Output]]) -> float | None:
     """Return the share of row-layers that a cache saved, from 0 to 1, against the same passes over full canvases.
 
     Passes that compute a shared prefix count as work. Returns None if a pass without a cache would not compute one full
@@ -37,14 +37,14 @@ def saved_share(config: ModelConfig, answered: Sequence[tuple[Request, Output]])
         return None
     full_work = 0
     computed_work = 0
-    for request, output in answered:
+    for request, output in answers:
         usage = output.usage
         params = request.params
         grows = params.blocks.growing_canvas
         if params.cfg_scale or (config.sampling.growing_canvas if grows is None else grows):
             return None
-        canvas = len(request.prompt_token_ids) + params.max_tokens
-        full_work += usage.forwards * config.layers * canvas
+        canvas_length = len(request.prompt_token_ids) + params.max_tokens
+        full_work += usage.forwards * config.layers * canvas_length
         computed_work += usage.row_layers + usage.prefix_row_layers
     return None if not full_work or computed_work > full_work else 1 - computed_work / full_work
 

@@ -95,18 +95,18 @@ class Round:
 
     Attributes:
         fills, edits: position and token of the filled masks, and of the replaced tokens, before DELETE and INSERT.
-        original, new: numbers of masks before the pass: those that the block began with, and inserted ones.
-        post: passes that count towards `Limits.max_post_steps`.
-        last: the pass left no mask, and wrote neither DELETE nor INSERT.
+        original_count, inserted_count: masks before the pass: those that the block began with, and inserted ones.
+        post_steps: passes that count towards `Limits.max_post_steps`.
+        is_last: the pass left no mask, and wrote neither DELETE nor INSERT.
         escapes: position and token of each attempt to leave a repeated state.
     """
 
     fills: Writes
     edits: Writes
-    original: int
-    new: int
-    post: int
-    last: bool
+    original_count: int
+    inserted_count: int
+    post_steps: int
+    is_last: bool
     escapes: Writes
 
 
@@ -117,7 +117,7 @@ class IndelBlock(ABC):
         tokens: tokens of the positions that are denoised, int64 [n].
         original: whether a mask is one that the block began with, bool [n]; without meaning for other tokens.
         step: passes so far.
-        post: passes that count towards `Limits.max_post_steps`, the next one included.
+        post_steps: passes that count towards `Limits.max_post_steps`, the next one included.
         end_reason: why the block is done; None until it is.
         draws: whether masks may be filled with drawn tokens.
     """
@@ -129,7 +129,7 @@ class IndelBlock(ABC):
         self.tokens: Tokens = np.full(length, mask_id, dtype=np.int64)
         self.original: Mask = np.ones(length, dtype=np.bool_)
         self.step = 0
-        self.post = 0
+        self.post_steps = 0
         self.end_reason: EndReason | None = None
         self._mask_id = mask_id
         self._edit_tokens = edit_tokens
@@ -152,21 +152,21 @@ class IndelBlock(ABC):
         """Apply the predictions of a pass, with `pick` for escapes. Writes all attributes."""
         old_tokens = self.tokens
         masks = self.masks
-        original = int((masks & self.original).sum())
+        original_count = int((masks & self.original).sum())
         best = candidates.tokens[:, 0]
         best_probabilities = candidates.probabilities[:, 0]
         fill_tokens, fill_probabilities, plain_tokens = best, best_probabilities, None
         if candidates.drawn is not None:
             fill_tokens, fill_probabilities, plain_tokens = candidates.drawn
-        filled = self._choose_fills(masks, fill_probabilities, original)
+        filled = self._choose_fills(masks, fill_probabilities, original_count)
         edited = ~masks & (best_probabilities > self._limits.edit_threshold) & (best != old_tokens)
-        last = self._is_last_pass(bool((masks & self.original & ~filled).any()), original)
-        if last:
+        is_last = self._is_last_pass(bool((masks & self.original & ~filled).any()), original_count)
+        if is_last:
             filled = masks
         new_tokens = np.where(filled, fill_tokens, np.where(edited, best, old_tokens))
         write_mask = filled | edited
         escapes: Writes = ()
-        if last:
+        if is_last:
             self._replace_edit_tokens(new_tokens, write_mask, filled, candidates, plain_tokens)
         elif write_mask.any():
             probabilities = np.where(filled, fill_probabilities, best_probabilities)
@@ -176,12 +176,13 @@ class IndelBlock(ABC):
             tuple((position, int(new_tokens[position])) for position in np.flatnonzero(changed).tolist())
             for changed in (filled, edited)
         )
-        result = Round(fills, edits, original, int(masks.sum()) - original, self.post, last, escapes)
+        inserted_count = int(masks.sum()) - original_count
+        result = Round(fills, edits, original_count, inserted_count, self.post_steps, is_last, escapes)
         self._apply_edits(new_tokens)
         self.step += 1
         if self._is_stable(old_tokens, write_mask):
             self.end_reason = "stable"
-        elif last and self._ends_with_last:
+        elif is_last and self._ends_with_last:
             self.end_reason = "budget"
         else:
             self._count_pass()
@@ -211,17 +212,17 @@ class IndelBlock(ABC):
 
     @abstractmethod
     def _count_pass(self) -> None:
-        """Count the next pass in `post`, or end the block."""
+        """Count the next pass in `post_steps`, or end the block."""
 
     @abstractmethod
-    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original: int) -> Mask:
-        """Which masks are filled, bool [n]. `original` of them are from the block's beginning."""
+    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original_count: int) -> Mask:
+        """Which masks are filled, bool [n]. `original_count` of them are from the block's beginning."""
 
     @abstractmethod
-    def _is_last_pass(self, unfilled: bool, original: int) -> bool:
+    def _is_last_pass(self, unfilled: bool, original_count: int) -> bool:
         """Whether the pass fills all masks and deletes and inserts nothing.
 
-        `unfilled`: without that, it would leave some of the `original` masks of the block.
+        `unfilled`: without that, it would leave some of the `original_count` masks of the block.
         """
 
     @abstractmethod
@@ -276,26 +277,26 @@ class Levenshtein(IndelBlock):
 
     def _count_pass(self) -> None:
         masks = self.masks
-        self.post = 0 if (masks & self.original).any() else self.post + 1
-        if not masks.any() and self.post > self._limits.max_post_steps:
+        self.post_steps = 0 if (masks & self.original).any() else self.post_steps + 1
+        if not masks.any() and self.post_steps > self._limits.max_post_steps:
             self.end_reason = "budget"
         elif self.step == self._limits.max_steps:
             self.end_reason = "cap"
 
-    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original: int) -> Mask:
+    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original_count: int) -> Mask:
         limits = self._limits
         if self.step >= limits.steps:
             return masks
         share = len(masks) // limits.steps + int(self.step < len(masks) % limits.steps)
-        return self._choose_by_threshold(masks, probabilities, share + int(masks.sum()) - original)
+        return self._choose_by_threshold(masks, probabilities, share + int(masks.sum()) - original_count)
 
-    def _is_last_pass(self, unfilled: bool, original: int) -> bool:
+    def _is_last_pass(self, unfilled: bool, original_count: int) -> bool:
         max_post_steps = self._limits.max_post_steps
         if self.step + 1 == self._limits.max_steps:
             return True
         if max_post_steps:
-            return self.post >= max_post_steps
-        return original > 0 and not unfilled
+            return self.post_steps >= max_post_steps
+        return original_count > 0 and not unfilled
 
     def _escape(
         self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
@@ -317,7 +318,7 @@ class Levenshtein(IndelBlock):
 
 
 class JointThresholdIndel(IndelBlock):
-    """SGLang's variant: a pass fills at least one mask more than were inserted, and `post` is never reset."""
+    """SGLang's variant: a pass fills at least one mask more than were inserted, and `post_steps` is never reset."""
 
     draws = False
     _ends_with_last = True
@@ -337,16 +338,17 @@ class JointThresholdIndel(IndelBlock):
         return max(3, 2 + max(map(len, self._past_tokens), default=0))
 
     def _count_pass(self) -> None:
-        self.post += int(not (self.masks & self.original).any())
+        self.post_steps += int(not (self.masks & self.original).any())
 
-    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original: int) -> Mask:
-        return self._choose_by_threshold(masks, probabilities, 1 + int(masks.sum()) - original) if original else masks
+    def _choose_fills(self, masks: Mask, probabilities: Probabilities, original_count: int) -> Mask:
+        least = 1 + int(masks.sum()) - original_count
+        return self._choose_by_threshold(masks, probabilities, least) if original_count else masks
 
-    def _is_last_pass(self, unfilled: bool, original: int) -> bool:  # noqa: ARG002
+    def _is_last_pass(self, unfilled: bool, original_count: int) -> bool:  # noqa: ARG002
         max_post_steps = self._limits.max_post_steps
         if self.step > len(self.tokens) + max_post_steps:
             return True
-        return self.post >= max_post_steps if max_post_steps else not unfilled
+        return self.post_steps >= max_post_steps if max_post_steps else not unfilled
 
     def _escape(
         self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick

@@ -66,24 +66,24 @@ def sigmoid(x: float) -> float:
     return float(np.float32(1 / (1 + math.exp(-x)))) if x > -700 else 0.0
 
 
-def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
+def log_snrs(schedule: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
     """Return GIDD's grid of log-SNRs over a block, float64 [steps + 1]: index 0 is the cleanest, `steps` the noisiest.
 
-    The clean probability falls from its highest to its lowest value along a line (`kind` "linear") or half a cosine.
+    The clean probability falls from its highest to its lowest value along a line ("linear") or half a cosine.
     """
     times = np.arange(steps + 1) / steps
-    shape = 1 - times if kind == "linear" else (1 + np.cos(np.pi * times)) / 2
+    shape = 1 - times if schedule == "linear" else (1 + np.cos(np.pi * times)) / 2
     low, high = (1 / (1 + np.exp(-bound)) for bound in (lowest, highest))
     clean = (high - low) * shape + low
     return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))
 
 
-def canvas_log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
+def canvas_log_snrs(schedule: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
     """Return Sumi's grid of log-SNRs over a canvas, float64 [steps + 1], in the order of `log_snrs`.
 
     Its ends are fixed, and log-SNRs are clamped to `lowest` and `highest`.
     """
-    if kind == "linear":
+    if schedule == "linear":
         clean = np.linspace(1 - 1e-4, 1e-4, steps + 1)
     else:
         clean = (1 + np.cos(np.pi * np.linspace(1e-3, 1 - 1e-3, steps + 1))) / 2

@@ -218,7 +218,7 @@ class _WithinBudget:
         self._left_over = 0
 
     def __call__(self, step: Step) -> select.Chosen:
-        """Choose within the budget of this pass."""
+        """Choose within the budget of this pass, and count what it leaves over."""
         count = self._budget + self._left_over
         chosen = select.within_budget(step.confidence, self._threshold, count)
         self._left_over = count - len(chosen)

@@ -38,14 +38,15 @@ class RankRule:
         """The rule that chooses all candidates above `threshold`, and at least the `least` most confident."""
         return cls(least, float(np.nextafter(np.float32(threshold), np.float32(np.inf))))
 
-    def min_count(self, candidates: int) -> int:
-        """How many of `candidates` are chosen whatever their confidences."""
+    def min_count(self, candidate_count: int) -> int:
+        """How many of `candidate_count` candidates are chosen whatever their confidences."""
         # The factor rule always accepts the first and the last rank.
-        return candidates if self.factor is not None and candidates <= 2 else min(self.least, candidates)
+        takes_all = self.factor is not None and candidate_count <= 2
+        return candidate_count if takes_all else min(self.least, candidate_count)
 
-    def has_fixed_count(self, candidates: int) -> bool:
-        """Whether exactly `min_count` of `candidates` are chosen, so that their number is known before the pass."""
-        return self.min_count(candidates) == candidates or (self.threshold == np.inf and self.factor is None)
+    def has_fixed_count(self, candidate_count: int) -> bool:
+        """Whether exactly `min_count` of the candidates are chosen, so that their number is known before the pass."""
+        return self.min_count(candidate_count) == candidate_count or (self.threshold == np.inf and self.factor is None)
 
 
 def top(confidence: Confidence, count: int) -> Chosen:

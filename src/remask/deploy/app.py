@@ -112,7 +112,7 @@ class Front:
 
         If the replica is lost before it answers, tries another one. Raises one of `LOST` once all attempts have failed.
         """
-        identity = _identity(call)
+        identity = _prefix_identity(call)
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
             parts = self._replicas.remote(identity, call)
             try:
@@ -156,7 +156,7 @@ async def _response_body(parts: Any, is_stream: bool) -> AsyncIterator[bytes]:
         parts.cancel()
 
 
-def _identity(call: Call) -> bytes | None:
+def _prefix_identity(call: Call) -> bytes | None:
     """The prefix identity of a call. Returns None if it is no POST or its body is not JSON."""
     if call.method != "POST":
         return None

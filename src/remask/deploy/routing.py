@@ -16,7 +16,7 @@ import xxhash
 from remask.checks.values import check_real, check_whole
 
 
-def rank(identity: bytes, replicas: Iterable[str]) -> list[str]:
+def rank_replicas(identity: bytes, replicas: Iterable[str]) -> list[str]:
     """Return `replicas` in the order in which they should hold the prefix. Their given order does not matter."""
     return sorted(replicas, key=lambda replica: (-_score(identity, replica), replica))
 
@@ -51,13 +51,13 @@ class Spill:
     def order(self, identity: bytes | None, loads: Mapping[str, int]) -> list[str]:
         """Return all replicas, the best one for the request first. `loads` maps replicas to their open requests.
 
-        Replicas that are not overloaded come before overloaded ones, both in the order of `rank`. For a request
-        without a prefix the order is that of the loads; equal loads keep the order of `loads`.
+        Replicas that are not overloaded come before overloaded ones, both in the order of `rank_replicas`. For a
+        request without a prefix the order is that of the loads; equal loads keep the order of `loads`.
         """
         if identity is None:
             return sorted(loads, key=lambda replica: loads[replica])
         limit = self.limit(loads) if loads else 0
-        return sorted(rank(identity, loads), key=lambda replica: loads[replica] >= limit)
+        return sorted(rank_replicas(identity, loads), key=lambda replica: loads[replica] >= limit)
 
 
 def prefix_identity(body: Any) -> bytes | None:

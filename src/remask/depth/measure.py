@@ -35,27 +35,27 @@ def measure(
     masked one, or if a request cannot run, has no shared prefix, or asks for guidance.
     """
     buckets = dict[int, Record]()
-    count = 0
-    shape = session.loaded.config
+    audit_count = 0
+    config = session.loaded.config
     pass_inputs = [first_pass(session, request) for request in requests]
     pairs = zip(requests, pass_inputs, strict=True)
     for request, pass_input in Progress("measuring", len(requests), "requests", enabled=progress).track(pairs):
         length = readable_prefix_length(session, request)
         ratio = percent(length, len(pass_input.canvas)) // BUCKET * BUCKET
         prefix = prefix_hash(request.prompt_token_ids[:length])
-        record = buckets.setdefault(ratio, Record(shape.layers, bound))
+        record = buckets.setdefault(ratio, Record(config.layers, bound))
         depths = record.audit_depths(prefix)
         if depths:
             divergences = divergence_by_depth(session.engine.auditor.passes, pass_input, length, depths)
             record.add([Audit(prefix, depth, nats) for depth, nats in divergences])
-            count += 1
+            audit_count += 1
     return DepthTable(
         model=session.loaded.name,
         fingerprint=session.loaded.fingerprint,
-        family=shape.family,
-        layers=shape.layers,
+        family=config.family,
+        layers=config.layers,
         bound=bound,
-        samples=count,
+        samples=audit_count,
         source=source,
         entries=_entries(buckets),
         nats={ratio: _nats(record) for ratio, record in sorted(buckets.items())},
@@ -64,11 +64,11 @@ def measure(
 
 def first_pass(session: Subject, request: Request) -> PassInput:
     """The input of the first pass of a request. Raises `ConfigError` if it cannot be audited (see `measure`)."""
-    shape = session.loaded.config
-    if shape.kind != "masked":
+    config = session.loaded.config
+    if config.kind != "masked":
         raise ConfigError(
-            f"a depth table is for bicache, which runs on masked models; {session.loaded.name!r} ({shape.family}) is "
-            f"{shape.kind}: profile a masked model"
+            f"a depth table is for bicache, which runs on masked models; {session.loaded.name!r} ({config.family}) is "
+            f"{config.kind}: profile a masked model"
         )
     if readable_prefix_length(session, request) < 1:
         raise ConfigError(
@@ -77,7 +77,7 @@ def first_pass(session: Subject, request: Request) -> PassInput:
         )
     if request.params.cfg_scale > 0:
         raise ConfigError(f"cfg_scale={request.params.cfg_scale:g}: a guided request has two canvases; leave it out")
-    return PassInput.first_pass(session.engine.check(request).decoding, shape.shift, request.adapter)
+    return PassInput.first_pass(session.engine.check(request).decoding, config.shift, request.adapter)
 
 
 def readable_prefix_length(session: Subject, request: Request) -> int:
@@ -138,6 +138,7 @@ def _entries(buckets: dict[int, Record]) -> dict[int, int]:
 def _nats(record: Record) -> dict[int, Nats]:
     """Nats by depth, over the means of prefixes, or over the requests if all have one prefix."""
     prefixes = _prefixes(record)
+    # One prefix alone has no spread over prefixes, so its requests are the sample then.
     only_prefix = None if len(prefixes) > 1 else next(iter(prefixes), None)
     estimates = record.estimates(only_prefix)
     return {depth: _interval(estimate) for depth, estimate in estimates.items() if estimate.count > 1}

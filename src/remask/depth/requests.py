@@ -78,13 +78,13 @@ def default_requests(model: LoadedModel, count: int, seed: int, system: str | No
     requests = []
     for number, item in enumerate(task.draw(count, count, seed)):
         messages = item.messages if system is None else [{"role": "system", "content": system}, *item.messages[1:]]
-        tokens, shared = _tokens(messages, model.tokenizer)
-        requests.append(Request(str(number), tokens, SamplingParams(max_tokens=task.max_tokens), shared))
+        tokens, prefix_length = _encode_messages(messages, model.tokenizer)
+        requests.append(Request(str(number), tokens, SamplingParams(max_tokens=task.max_tokens), prefix_length))
     prompt_note = "" if system is None else " under the given system prompt"
     return requests, f"questions of the task {name}{prompt_note}; seed {seed}"
 
 
-def _tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], int]:
+def _encode_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], int]:
     """The tokens of a system prompt and a question, and how many of them are the shared prefix."""
     if tokenizer.has_chat_template:
         return encode(messages, tokenizer)
@@ -94,11 +94,11 @@ def _tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int
 
 def _random_requests(model: LoadedModel, count: int, seed: int) -> list[Request]:
     """Requests of random tokens, shorter than `RANDOM_LENGTHS` if the model's canvas is."""
-    shape = model.config
+    config = model.config
     rng = random.Random(seed)
     # A mask in a prompt would be another position to fill.
-    ids = [token for token in range(shape.vocab) if token != shape.mask_id]
-    scale = min(1.0, shape.max_length / sum(RANDOM_LENGTHS))
+    ids = [token for token in range(config.vocab) if token != config.mask_id]
+    scale = min(1.0, config.max_length / sum(RANDOM_LENGTHS))
     prefix_length, suffix_length, response_length = (max(1, int(scale * length)) for length in RANDOM_LENGTHS)
     params = SamplingParams(max_tokens=response_length)
     prompts = [rng.choices(ids, k=prefix_length + suffix_length) for _ in range(count)]

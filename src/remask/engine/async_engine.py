@@ -16,7 +16,7 @@ from remask.checks.values import check_real, check_whole
 from remask.engine.engine import Engine
 from remask.engine.request import PendingRequest
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
-from remask.request.result import Event, Result, Usage
+from remask.request.result import Event
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class Ticket:
         if isinstance(events, EngineDeadError):
             self._inbox.put_nowait(events)
         else:
-            self._inbox.put_nowait([self._limit_draft(event) for event in events])
+            self._inbox.put_nowait([self._admit_draft(event) for event in events])
 
-    def _limit_draft(self, event: Event) -> Event:
-        """`event`, without its draft if too many positions are unread."""
+    def _admit_draft(self, event: Event) -> Event:
+        """Count the draft of `event` as unread. Returns the event, without its draft if too much is unread then."""
         if event.draft is None:
             return event
         if self._unread + len(event.draft.positions) > MAX_UNREAD:
@@ -166,37 +166,37 @@ class AsyncEngine:
         self._thread.start()
         self._watch = self._loop.create_task(self._watch_steps())
 
-    def submit(self, pending: Sequence[PendingRequest]) -> Ticket:
+    def submit(self, requests: Sequence[PendingRequest]) -> Ticket:
         """Accept all of the requests, or none. They come from `Engine.check`, which any thread may call.
 
         Raises `QueueFullError`, `DrainingError` or `EngineDeadError`, and `ConfigError` if an id is in use.
         """
         self._check_open()
         work = Counter[str]()
-        for pending_request in pending:
-            work[pending_request.request.owner.client] += pending_request.row_layers
+        for pending in requests:
+            work[pending.request.owner.client] += pending.row_layers
         for client, row_layers in work.items():
-            self.check_room(client, len(pending), row_layers)
-        ids = [pending_request.request.id for pending_request in pending]
+            self.check_room(client, len(requests), row_layers)
+        ids = [pending.request.id for pending in requests]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         self._client_work += work
-        self.open_requests.update(zip(ids, pending, strict=True))
+        self.open_requests.update(zip(ids, requests, strict=True))
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
-        self._post(lambda: self._submit(pending))
+        self._post(lambda: self._submit(requests))
         return ticket
 
-    def check_room(self, client: str, requests: int, row_layers: int) -> None:
-        """Raise the error that `submit` would raise for this many requests of a client. Any thread may call it."""
+    def check_room(self, client: str, request_count: int, row_layers: int) -> None:
+        """Raise the error that `submit` would raise for so many requests of a client. Any thread may call it."""
         self._check_open()
         count = len(self._tickets)
         max_requests = self.engine.config.max_num_seqs + self.max_queue
-        if count + requests > max_requests:
+        if count + request_count > max_requests:
             raise QueueFullError(
-                f"the queue is full: {count} requests are running or waiting, this one needs room for {requests}, and "
-                f"the limit is {max_requests}; try again later"
+                f"the queue is full: {count} requests are running or waiting, this one needs room for "
+                f"{request_count}, and the limit is {max_requests}; try again later"
             )
         work, max_work = self._client_work[client], self.max_client_work
         if work + row_layers > max_work:
@@ -235,17 +235,14 @@ class AsyncEngine:
         Returns the number of cancelled requests.
         """
         self.draining = True
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
-        except TimeoutError:
-            ids = tuple(self._tickets)
-            if not ids:
-                return 0
+        ids = tuple(self._tickets)
+        if ids:
             log.warning("drain: %d requests did not end within %g s and are cancelled", len(ids), timeout)
             self._cancel(ids)
             await self._idle.wait()
-            return len(ids)
-        return 0
+        return len(ids)
 
     async def stop(self) -> None:
         """Cancel the open requests and end the thread. Safe to call twice."""
@@ -280,6 +277,7 @@ class AsyncEngine:
                 )
 
     def _check_open(self) -> None:
+        """Raise `EngineDeadError` or `DrainingError` unless requests are accepted."""
         if self.error is not None:
             raise self.error
         if not self._thread.is_alive():
@@ -352,8 +350,7 @@ class AsyncEngine:
             except ConfigError as error:  # another user of the engine has taken the id meanwhile
                 request = pending.request
                 log.error("request %s was refused after it had been accepted: %s", request.id, error)
-                usage = Usage(len(request.prompt_token_ids))
-                result = Result(request.id, (), "error", usage, (), None, 0.0, str(error))
+                result = replace(pending.result("error", str(error)), elapsed_s=0.0)  # the engine never had it
                 self._call_in_loop(self._deliver, [Event(request.id, result=result)])
 
     def _call_in_loop(self, function: Callable[[T], None], value: T) -> None:
@@ -361,6 +358,7 @@ class AsyncEngine:
         self._loop.call_soon_threadsafe(function, value)
 
     def _deliver(self, events: list[Event]) -> None:
+        """Pass events to the listener and their tickets, and stop counting requests that have ended."""
         by_ticket: dict[Ticket, list[Event]] = {}
         for event in events:
             ticket = self._tickets.get(event.id)
@@ -385,6 +383,7 @@ class AsyncEngine:
             self._idle.set()
 
     def _die(self, error: EngineDeadError) -> None:
+        """End all tickets and calls with `error`, and accept no more requests."""
         self.error = error
         for ticket in dict.fromkeys(self._tickets.values()):
             ticket.deliver(error)
@@ -408,7 +407,7 @@ def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
 
 
 def trim_memory() -> bool:
-    """Return free memory to the system, on Linux with glibc. Whether any was returned."""
+    """Return free memory to the system, on Linux with glibc. Returns whether any was returned."""
     if sys.platform != "linux":
         return False
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -68,7 +68,7 @@ class Auditor:
         self.queue: deque[Work] = deque()  # audits that wait for their next pass
         self.candidates: dict[RunningRequest, _StepAudit] = {}  # requests that are audited at a step once they end
         self._max_work = config.audit_work  # share of the row-layers of requests; None does not limit it
-        self._requests_since = Counter[str]()  # requests since the last audit that was due by the share, by kind
+        self._requests_since = Counter[str]()  # since the last audit that the share made due, by what it audits
         self._prefix_audits = 0  # audits of a prefix that were due by the share
         self._audit_work = 0  # row-layers of audits that were due by the share
         self._first_row_layers: int | None = None  # row-layers of requests before the share first decided
@@ -115,7 +115,7 @@ class Auditor:
         for running in [running for running in self.candidates if running.ended]:
             candidate = self.candidates.pop(running)
             if candidate.pass_input is not None and candidate.hidden is not None:
-                self._enqueue(partial(self._audit_step, candidate.pass_input, candidate.hidden, candidate.policy))
+                self._enqueue(partial(self._audit_step, candidate.pass_input, candidate.hidden, candidate.policy_name))
         if not self.queue:
             return
         work = self.queue[0]
@@ -134,31 +134,31 @@ class Auditor:
         """The results of all audits so far, and their cost."""
         stats = self.stats
         return AuditReport(
-            stats.audits,
-            stats.failed_audits,
-            self.skipped,
-            stats.audit_row_layers,
-            self.depths.bound,
-            {name: Divergence.of(finding.estimate) for name, finding in self.findings.items()},
-            tuple(
+            audits=stats.audits,
+            failed=stats.failed_audits,
+            skipped=self.skipped,
+            row_layers=stats.audit_row_layers,
+            bound=self.depths.bound,
+            caches={name: Divergence.of(findings.estimate) for name, findings in self.findings.items()},
+            depths=tuple(
                 DepthReport(
-                    adapter,
-                    ratio,
-                    record.common,
-                    record.prefixes,
-                    {depth: Divergence.of(estimate) for depth, estimate in record.estimates().items()},
+                    adapter=adapter,
+                    ratio=ratio,
+                    depth=record.common,
+                    prefixes=record.prefix_count,
+                    nats={depth: Divergence.of(estimate) for depth, estimate in record.estimates().items()},
                 )
                 for (adapter, ratio), record in sorted(self.depths.records.items())
             ),
         )
 
-    def forget(self) -> None:
+    def drop_audits(self) -> None:
         """Drop all audits that wait, after memory was emptied."""
         self.queue.clear()
         self.candidates.clear()
 
     def _choose_audits(self, turn: Turn, running: RunningRequest) -> None:
-        """Decide at the first step of a request what is audited of it."""
+        """Choose the audits of a request at its first step: queue that of its prefix, and note it for one of a step."""
         policy, shape = running.request.policy, self.passes.model.config
         if not self.share or shape.kind == "block_causal" or shape.self_conditioning:
             return
@@ -173,10 +173,11 @@ class Auditor:
         if inner.traits.exact:
             return
         name = name_of(running.policy)
-        if self._is_due(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantized):
+        if self._admit_audit(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantized):
             self.candidates[running] = _StepAudit(name)
 
     def _choose_prefix_audit(self, turn: Turn, running: RunningRequest, prefix_length: int) -> None:
+        """Queue an audit of the prefix at the depths that tell most, or by the share at the depth that is read."""
         policy, length = running.request.policy, len(running.canvases[0].canvas)
         record = self.depths.record(running.request.adapter or "", prefix_length, length)
         key = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix_length], running.request.salt)
@@ -195,7 +196,7 @@ class Auditor:
             tries_next = not read_depth or self._prefix_audits % DEEPER_INTERVAL == DEEPER_INTERVAL - 1
             depths = ((read_depth,) if read_depth else ()) + (next_depths if tries_next else ())
             depths = tuple(dict.fromkeys(depths))
-            if not depths or not self._is_due(f"{name} prefix", length, 1 + len(depths)):
+            if not depths or not self._admit_audit(f"{name} prefix", length, 1 + len(depths)):
                 return
             self._prefix_audits += 1
         pass_input = PassInput.of(turn)
@@ -210,26 +211,27 @@ class Auditor:
         has_prefix = running.record.prefix_length > 0
         return self.share > 0 and is_exact and has_prefix and _has_earned_depth(running.request.policy)
 
-    def _is_due(self, kind: str, rows: int, passes: int) -> bool:
-        """Count a request of this kind. Whether it is to be audited, by this many `passes` over `rows` rows.
+    def _admit_audit(self, subject: str, row_count: int, pass_count: int) -> bool:
+        """Count a request, and admit its audit if the share makes one due. Returns whether it is admitted.
 
-        An audit that would exceed the limit of work is due again at the next request.
+        `subject` is what would be audited, by `pass_count` passes over `row_count` rows each. Their work is counted. An
+        audit that would exceed the limit of work is due again at the next request.
         """
-        self._requests_since[kind] += 1
+        self._requests_since[subject] += 1
         if self._first_row_layers is None:
             self._first_row_layers = self.stats.row_layers
-        if self._requests_since[kind] * self.share < 1:
+        if self._requests_since[subject] * self.share < 1:
             return False
-        total = self._audit_work + self._row_layers(rows, passes)
+        audit_work = self._audit_work + self._row_layers(row_count, pass_count)
         row_layers = self.stats.row_layers - self._first_row_layers
-        if self._max_work is not None and total > self._max_work * row_layers:
+        if self._max_work is not None and audit_work > self._max_work * row_layers:
             return False
-        self._requests_since[kind] = 0
-        self._audit_work = total
+        self._requests_since[subject] = 0
+        self._audit_work = audit_work
         return True
 
-    def _row_layers(self, rows: int, passes: int) -> int:
-        return passes * rows * self.passes.model.config.layers
+    def _row_layers(self, row_count: int, pass_count: int) -> int:
+        return pass_count * row_count * self.passes.model.config.layers
 
     def _enqueue(self, audit: Callable[[], Work]) -> None:
         if len(self.queue) < MAX_QUEUE:
@@ -268,13 +270,11 @@ class Auditor:
         old_depth = record.depth(key, 0)
         unaudited = record.unaudited
         if self.depths.add(record, audits):
+            nats = max(audit.nats for audit in audits if audit.depth <= old_depth)
             log.warning(
                 "an audit moved first predictions by %.2f nats where %d layers read the prefix: %d do from now on; %d "
                 "requests since the audit before had read as many",
-                max(audit.nats for audit in audits if audit.depth <= old_depth),
-                old_depth,
-                record.depth(key, 0),
-                unaudited,
+                *(nats, old_depth, record.depth(key, 0), unaudited),
             )
         for audit in audits:
             if audit.depth == read_depth:
@@ -320,11 +320,7 @@ class Auditor:
             log.warning(
                 "the cache %s moves predictions by %.2f nats here (%.2f to %.2f where they move most, %d audits), "
                 "which none would not",
-                name,
-                estimate.mean,
-                estimate.low,
-                estimate.high,
-                estimate.count,
+                *(name, estimate.mean, estimate.low, estimate.high, estimate.count),
             )
 
 
@@ -332,7 +328,7 @@ class Auditor:
 class _StepAudit:
     """The step of a running request that is audited once the request has ended, as chosen so far."""
 
-    policy: str  # name of the policy
+    policy_name: str
     steps: int = 0  # that the request has taken
     turn: Turn | None = None  # of the step, until it is written
     hidden: Tensor | None = None  # hidden states of its predicted rows, [predicted, D]

@@ -82,11 +82,11 @@ class AuditPasses:
         Raises `ArithmeticError` if it is not a number.
         """
         step = logit_rows(self.model.config)
-        parts = list[Tensor]()
+        divergences = list[Tensor]()
         for start in range(0, len(reference), step):
             rows = slice(start, start + step)
-            parts.append(self.model.ranks.run_on_all(_divergences, self.model, reference[rows], predicted[rows]))
-        result = float(torch.cat(parts).max())
+            divergences.append(self.model.ranks.run_on_all(_divergences, self.model, reference[rows], predicted[rows]))
+        result = float(torch.cat(divergences).max())
         if math.isnan(result):
             raise ArithmeticError("predictions of an audit are not numbers")
         return result
@@ -113,6 +113,7 @@ class AuditPasses:
             allocator.release(extent)
 
     def _pack(self, pass_input: PassInput, state: CanvasState, sees: Reach | None) -> StepBatch:
+        """A pass over all rows that a row of the audited pass may see, which attend by `sees`."""
         length = len(pass_input.canvas)
         stop = length if pass_input.sees is None else int(pass_input.sees.max())
         predict: Mask = np.zeros(length, dtype=np.bool_)
@@ -124,8 +125,8 @@ class AuditPasses:
 
 def _join(below: StepBatch, above: StepBatch, depth: int, layers: int) -> StepBatch:
     """The pass that is `below` in the first `depth` layers and `above` in the others. Both have the same rows."""
-    parts = ((below, range(depth)), (above, range(depth, layers)))
-    return replace(above, stages=tuple(replace(batch.stages[0], layers=part) for batch, part in parts if part))
+    halves = ((below, range(depth)), (above, range(depth, layers)))
+    return replace(above, stages=tuple(replace(half.stages[0], layers=span) for half, span in halves if span))
 
 
 @torch.inference_mode()

@@ -59,21 +59,21 @@ class CanvasState:
     shift: int = 0  # row p - shift predicts position p
     routing_block: int = 1  # rows of a block whose experts are chosen together, so that a pass computes all or none
     adapter: str | None = None  # that its rows are computed with
-    outputs: bool = False  # attention and FFN outputs are cached too
+    keeps_outputs: bool = False  # attention and FFN outputs are cached too
     conditioned: bool = False  # self-conditioning: denoised rows take in their last prediction
     stop_layer: int | None = None  # the pass ends before this layer, where the next one restarts
     prefix: PrefixHit | None = None  # positions that it reads from the store
-    chain: int = 0  # key of the last exact page that it shares
+    page_key: int = 0  # of the last exact page that it shares; 0 without one
     hook_state: Any = None  # kept between passes by the policy's layer hook
     hook_output: Any = None  # what the hook reports to the policy
     memo: SpanMemo = field(default_factory=SpanMemo)  # spans of its recent plans
     unsent: list[Positions] | None = None  # positions that the host has changed since it sent them; None: never sent
-    sharing: tuple[int, int] = field(init=False)  # equal for canvases that read the same shared prefix in place
+    sharing_key: tuple[int, int] = field(init=False)  # equal for canvases that read the same shared prefix in place
     buffer_slots: NDArray[np.int64] = field(init=False)  # of its tokens in `TokenBuffer`, [T]: its K/V slots in layer 0
 
     def __post_init__(self) -> None:
         prefix_key = -1 if self.lease is None else self.lease.entry.key
-        self.sharing = prefix_key, self.chain
+        self.sharing_key = prefix_key, self.page_key
         self.buffer_slots = self.table(0).slots
 
     def slots(self, layer: int) -> NDArray[np.int64]:
@@ -102,8 +102,8 @@ class CanvasState:
     def executed_plan(self, plan: Plan, separate: bool) -> ExecutedPlan:
         """`plan`, which ran last, for `pass_cost`. If `separate`, a shared prefix is read by each canvas for itself."""
         prefix = None if separate else self.prefix
-        noisy = int(self.canvas.noisy[plan.spans[0].positions].sum())
-        return ExecutedPlan(plan, prefix, self.sharing, self.outputs, noisy)
+        noisy_count = int(self.canvas.noisy[plan.spans[0].positions].sum())
+        return ExecutedPlan(plan, prefix, self.sharing_key, self.keeps_outputs, noisy_count)
 
     def enter(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
@@ -118,7 +118,7 @@ class CanvasState:
         hook = plan.hook
         if self.states is None and hook is not None and hook.revives:
             raise PlanError("the plan's hook may make all rows live, on a canvas that keeps no inputs to its layers")
-        if not self.outputs and (plan.spans.adds_outputs or (hook is not None and hook.adds_outputs)):
+        if not self.keeps_outputs and (plan.spans.adds_outputs or (hook is not None and hook.adds_outputs)):
             raise PlanError("rows add cached outputs on a canvas that keeps none")
         rows = predicting_rows(predicted, self.shift)
         if not plan.spans[-1].live(rows):
@@ -190,9 +190,9 @@ def prefix_canvas(entry: PrefixEntry, layers: int, adapter: str | None = None) -
     return state, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
 
 
-def new_states(layers: int, hidden: int, dtype: torch.dtype, device: torch.device, tokens: int) -> Tensor:
-    """An uninitialized tensor for the hidden states leaving all layers but the last, [layers - 1, tokens, hidden]."""
-    return torch.empty((layers - 1, tokens, hidden), dtype=dtype, device=device)
+def allocate_states(layers: int, hidden: int, dtype: torch.dtype, device: torch.device, length: int) -> Tensor:
+    """An uninitialized tensor for the hidden states leaving all layers but the last, [layers - 1, length, hidden]."""
+    return torch.empty((layers - 1, length, hidden), dtype=dtype, device=device)
 
 
 class TokenBuffer:

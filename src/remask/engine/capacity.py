@@ -28,7 +28,7 @@ LOGIT_COPIES = 4  # tensors of their size that exist at a time: the logits, and 
 INDICES = 32  # numbers that a pass sends for each of its rows: tokens, positions, slots, in each of its stages
 UNIT_ROWS = 64  # rows of a unit of attention in the list with the longest unit
 MAX_DEFAULT_LENGTH = 4096
-DEFAULT_PAGE = 16
+DEFAULT_PAGE_SIZE = 16
 MAX_LISTS = 8  # work lists of the last two passes that are on the device at a time
 
 
@@ -77,15 +77,15 @@ def logit_rows(config: ModelConfig) -> int:
     return max(DRAW_WEIGHT, MAX_LOGITS // config.vocab)
 
 
-def logit_bytes(config: ModelConfig, rows: int, ranks: int = 1) -> int:
-    """Upper estimate of the bytes that scoring `rows` predicted rows takes on each of `ranks`."""
-    return LOGIT_COPIES * min(rows * DRAW_WEIGHT, logit_rows(config)) * -(-config.vocab // ranks) * 4
+def logit_bytes(config: ModelConfig, row_count: int, ranks: int = 1) -> int:
+    """Upper estimate of the bytes that scoring `row_count` predicted rows takes on each of `ranks`."""
+    return LOGIT_COPIES * min(row_count * DRAW_WEIGHT, logit_rows(config)) * -(-config.vocab // ranks) * 4
 
 
 def layer_bytes(
-    part: ModelConfig, rows: int, max_canvas: int, itemsize: int, attention: Attention | None = None
+    part: ModelConfig, row_count: int, max_canvas: int, itemsize: int, attention: Attention | None = None
 ) -> int:
-    """Upper estimate of the bytes that `rows` rows of canvases of up to `max_canvas` tokens take in a layer.
+    """Upper estimate of the bytes that `row_count` rows of canvases of up to `max_canvas` tokens take in a layer.
 
     What a layer computes exists for one layer at a time. `part` is the shape that a rank computes. `attention` is that
     of the model; None is PyTorch's.
@@ -106,9 +106,9 @@ def layer_bytes(
         mlp_width = max(mlp_width, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
         mlp_width += mixture.experts * 3 * float_itemsize // itemsize + hidden
     mlp = itemsize * (3 * hidden + queries + mlp_width)
-    attention_total = itemsize * (2 * queries + keys) * rows
-    attention_total += attention_bytes(part, rows, max_canvas, itemsize, attention)
-    return rows * resident + max(rows * max(projections, selection, mlp), attention_total)
+    attention_total = itemsize * (2 * queries + keys) * row_count
+    attention_total += attention_bytes(part, row_count, max_canvas, itemsize, attention)
+    return row_count * resident + max(row_count * max(projections, selection, mlp), attention_total)
 
 
 def _max_widths(part: ModelConfig) -> tuple[int, int]:
@@ -119,79 +119,86 @@ def _max_widths(part: ModelConfig) -> tuple[int, int]:
 
 
 def attention_bytes(
-    part: ModelConfig, rows: int, max_canvas: int, itemsize: int, attention: Attention | None, *, filled: bool = False
+    part: ModelConfig, row_count: int, max_canvas: int, itemsize: int, attention: Attention | None, *, pad: bool = False
 ) -> int:
     """Upper estimate of the bytes that attention takes beside queries and results; parameters as in `layer_bytes`.
 
-    If `filled`, work lists are padded to the sizes of graphs.
+    If `pad`, work lists are padded to the sizes of graphs.
     """
     if attention is not None:
         from remask.model.attention import SizedAttention  # imports PyTorch, as `attention` already has
 
         if isinstance(attention, SizedAttention):
-            lists = _largest_lists(rows, max_canvas)
+            lists = _largest_lists(row_count, max_canvas)
             sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
-            if filled:
-                sizes = [size.round_up(size.rows) for size in sizes]
-            numbers = max(sum(size.lengths) for size in sizes) * 4
-            return MAX_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
+            if pad:
+                sizes = [size.round_up(size.row_count) for size in sizes]
+            list_bytes = max(sum(size.lengths) for size in sizes) * 4
+            return (
+                MAX_LISTS * list_bytes + max(size.output_count for size in sizes) * part.heads * (part.head_dim + 1) * 4
+            )
     # Queries and results in float32, those of a unit, its gathered K and V, and a tile of scores.
     float_itemsize = 4 * max(1, itemsize // 4)
     queries, keys = _max_widths(part)
-    scores = 2 * float_itemsize * min(GPU_SCORES, part.heads * rows * max_canvas)
+    scores = 2 * float_itemsize * min(GPU_SCORES, part.heads * row_count * max_canvas)
     return (
-        rows * float_itemsize * (5 * queries + 4 * part.heads)
+        row_count * float_itemsize * (5 * queries + 4 * part.heads)
         + 2 * max_canvas * keys * (itemsize + float_itemsize)
         + scores
     )
 
 
-def _largest_lists(rows: int, max_canvas: int) -> Iterator[WorkList]:
-    """Yield the work lists of at most `rows` rows for which attention needs the most memory.
+def _largest_lists(row_count: int, max_canvas: int) -> Iterator[WorkList]:
+    """Yield the work lists of at most `row_count` rows for which attention needs the most memory.
 
     Memory grows with partial results, which a row has for each of its units and for each part into which a unit is
     cut. So all canvases share their first slot, which puts each row into two units, one of them with nearly all slots.
     As short lists are cut into more parts, full passes of 1, 2, 4, ... canvases are listed, and one in which only
     `UNIT_ROWS` rows see many slots.
     """
-    max_canvases = max(1, rows // max_canvas)
+    max_canvases = max(1, row_count // max_canvas)
     counts = {max_canvases}
     count = 1
     while count < max_canvases:
         counts.add(count)
         count *= 2
-    for canvases in sorted(counts):
+    for canvas_count in sorted(counts):
         builder, first_slot = _list_builder(max_canvas)
         if max_canvas > 1:
-            builder.add(0, canvases * max_canvas, first_slot, 1, None)
-        for canvas in range(canvases):
+            builder.add(0, canvas_count * max_canvas, first_slot, 1, None)
+        for canvas in range(canvas_count):
             builder.add(canvas * max_canvas, max_canvas, first_slot, max(1, max_canvas - 1), None)
-        yield builder.list()
-    unit_rows = min(rows, UNIT_ROWS)
+        yield builder.build()
+    unit_rows = min(row_count, UNIT_ROWS)
     builder, first_slot = _list_builder(max_canvas)
-    builder.add(0, rows, first_slot, 1, None)
+    builder.add(0, row_count, first_slot, 1, None)
     builder.add(0, unit_rows, first_slot, max_canvas, None)
-    if rows > unit_rows:
-        builder.add(unit_rows, rows - unit_rows, first_slot, 1, None)
-    yield builder.list()
+    if row_count > unit_rows:
+        builder.add(unit_rows, row_count - unit_rows, first_slot, 1, None)
+    yield builder.build()
 
 
 def _list_builder(slots: int) -> tuple[WorkListBuilder, int]:
     """A builder with `slots` slots, and its index of the first of them."""
     builder = WorkListBuilder()
-    return builder, builder.slots(np.arange(slots))
+    return builder, builder.add_slots(np.arange(slots))
 
 
 def workspace_bytes(
-    config: ModelConfig, rows: int, max_canvas: int, itemsize: int, ranks: int = 1, attention: Attention | None = None
+    config: ModelConfig,
+    row_count: int,
+    max_canvas: int,
+    itemsize: int,
+    ranks: int = 1,
+    attention: Attention | None = None,
 ) -> int:
-    """Upper estimate of the bytes that a pass over `rows` rows takes beside weights and K/V, on each of `ranks`.
+    """Upper estimate of the bytes that a pass over `row_count` rows takes beside weights and K/V, on each of `ranks`.
 
     `max_canvas` and `attention` are as in `layer_bytes`. The memory of layers and that of logits are added although
     they are not used at the same time, because PyTorch's allocator does not merge all freed memory.
     """
     part = Shard(0, ranks).part(config)
-    return layer_bytes(part, rows, max_canvas, itemsize, attention) + logit_bytes(config, rows, ranks)
+    return layer_bytes(part, row_count, max_canvas, itemsize, attention) + logit_bytes(config, row_count, ranks)
 
 
 def product_bytes(part: ModelConfig) -> int:
@@ -211,32 +218,32 @@ def pass_rows(max_rows: int, max_canvas: int, room: int, workspace: Callable[[in
     the bytes of a pass over a number of rows.
     """
     min_rows = 2 * max_canvas  # as classifier-free guidance runs two canvases together
-    rows = max(min_rows, max_rows)
-    while rows > min_rows and workspace(rows) > room:
-        rows = max(min_rows, rows // 2)
-    return rows
+    row_count = max(min_rows, max_rows)
+    while row_count > min_rows and workspace(row_count) > room:
+        row_count = max(min_rows, row_count // 2)
+    return row_count
 
 
 def store_tokens(
-    memory: DeviceMemory, token: TokenBytes, workspace: int, canvases: int, max_canvas: int, page: int
+    memory: DeviceMemory, token: TokenBytes, workspace: int, canvas_count: int, max_canvas: int, page_size: int
 ) -> int:
-    """Tokens that the prefix store may hold beside the K/V of `canvases` canvases of `max_canvas` tokens.
+    """Tokens that the prefix store may hold beside the K/V of `canvas_count` canvases of `max_canvas` tokens.
 
-    A canvas may take a `page` more than its length. Raises `ConfigError`, with advice, if the canvases do not fit.
+    A canvas may take a page more than its length. Raises `ConfigError`, with advice, if the canvases do not fit.
     """
-    extent = max_canvas + page
-    required = canvases * extent * token.kv
+    extent = max_canvas + page_size
+    required = canvas_count * extent * token.kv
     room = memory.room - workspace
     if required > room:
         fitting = max(0, room) // token.kv
         ways = [f"--max-num-seqs {fitting // extent}"] if fitting >= 2 * extent else []
-        shorter = fitting // canvases - page
+        shorter = fitting // canvas_count - page_size
         if shorter > 1:
             ways.append(f"--max-model-len {shorter}")
         raise ConfigError(
-            f"K/V do not fit: {canvases} canvases of {max_canvas} tokens need {gigabytes(required)}, and beside the "
-            f"weights and {gigabytes(workspace)} for a pass there are {gigabytes(max(0, room))}; everything may take "
-            f"{memory}. Use {' or '.join([*ways, *_MORE])}"
+            f"K/V do not fit: {canvas_count} canvases of {max_canvas} tokens need {gigabytes(required)}, and beside "
+            f"the weights and {gigabytes(workspace)} for a pass there are {gigabytes(max(0, room))}; everything may "
+            f"take {memory}. Use {' or '.join([*ways, *_MORE])}"
         )
     return (room - required) // (token.kv + token.state)
 
@@ -257,8 +264,8 @@ def check_weights_fit(
     whether the device computes in it, so that it may be advised.
     """
 
-    def required_bytes(ranks: int, kind: Quantization | None = quantization, number: NumberFormat = dtype) -> int:
-        return weight_bytes(config, number, ranks, kind) * (1 if apart else ranks)
+    def required_bytes(ranks: int, choice: Quantization | None = quantization, number: NumberFormat = dtype) -> int:
+        return weight_bytes(config, number, ranks, choice) * (1 if apart else ranks)
 
     if required_bytes(ranks) <= memory.room:
         return
@@ -270,8 +277,8 @@ def check_weights_fit(
     if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, number=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
-        kinds: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")
-        ways += [f"--quantization {kind}" for kind in kinds if required_bytes(ranks, kind) <= memory.room][:1]
+        choices: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")
+        ways += [f"--quantization {choice}" for choice in choices if required_bytes(ranks, choice) <= memory.room][:1]
     raise ConfigError(
         f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need "
         f"{gigabytes(required_bytes(ranks))} as {quantization or name}"
@@ -280,15 +287,16 @@ def check_weights_fit(
     )
 
 
-def page_size(size: int | None, shape: ModelConfig) -> int:
+def resolve_page_size(size: int | None, shape: ModelConfig) -> int:
     """Token slots of a page: `size`, or by default at least 16. Raises `ConfigError` unless they are whole blocks."""
-    block = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
+    block_length = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
     if size is None:
-        return -(-DEFAULT_PAGE // block) * block
-    if size % block:
-        next_multiple = -(-size // block) * block
+        return -(-DEFAULT_PAGE_SIZE // block_length) * block_length
+    if size % block_length:
+        next_multiple = -(-size // block_length) * block_length
         raise ConfigError(
-            f"page_size={size} is not a multiple of the model's block of {block}; use {next_multiple}, or leave it"
+            f"page_size={size} is not a multiple of the model's block of {block_length}; use {next_multiple}, or "
+            "leave it"
         )
     return size
 

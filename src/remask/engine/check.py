@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 from remask.checks import in_words
@@ -10,7 +11,7 @@ from remask.checks.fields import declared
 from remask.checks.values import LARGEST, is_whole, shown
 from remask.engine.config import EngineConfig
 from remask.engine.request import PendingRequest, Request
-from remask.errors import CanvasLengthError, ConfigError, UnknownNameError
+from remask.errors import CanvasLengthError, ConfigError, PromptError, UnknownNameError
 from remask.model.config import ModelConfig
 from remask.model.transformer import Transformer
 from remask.plan.canvas import OPEN
@@ -134,13 +135,13 @@ def check_request(
     for reader in readers:
         reader.check(view, decoding)
     if params.mode == SPECULATION:
-        reader_of_steps = _find_undraftable(view, decoding)
-        if reader_of_steps is not None:
+        stepwise_reader = _find_stepwise_reader(view, decoding)
+        if stepwise_reader is not None:
             raise ConfigError(
-                f"mode {SPECULATION!r}: what {reader_of_steps.name!r} reads or writes depends on the steps before; use "
+                f"mode {SPECULATION!r}: what {stepwise_reader.name!r} reads or writes depends on the steps before; use "
                 "mode 'ar'"
             )
-    rows = decoding.max_length * pending.canvases
+    rows = decoding.max_length * pending.canvas_count
     pending.row_layers = decoding.max_passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
     limits.check_work(decoding.total_steps, pending.row_layers, params)
     pending.page_keys = page_keys(request, decoding)
@@ -149,14 +150,14 @@ def check_request(
 
 def _policy_facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
     """Yield what a policy checks: of a growing canvas for its first block and its last, which may be shorter."""
-    layers, shift, ordered = shape.layers, shape.shift, decoding.ordered
+    facts = partial(RequestFacts, layers=shape.layers, shift=shape.shift, ordered=decoding.ordered)
     if not isinstance(decoding, GrowingDecoding):
-        places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps
-        yield RequestFacts(layers, shift, ordered, decoding.length, places, steps)
+        open_places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps
+        yield facts(canvas=decoding.length, response=open_places, steps=steps)
         return
-    for part in (decoding, decoding.last_block):
-        places = len(decoding.block_ranges[part.number])
-        yield RequestFacts(layers, shift, ordered, part.length, places, part.scheduled_steps)
+    for block in (decoding, decoding.last_block):
+        open_places = len(decoding.block_ranges[block.number])
+        yield facts(canvas=block.length, response=open_places, steps=block.scheduled_steps)
 
 
 def _check_readers(readers: Sequence[Reader]) -> None:
@@ -167,20 +168,21 @@ def _check_readers(readers: Sequence[Reader]) -> None:
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
+    """What ends the response: its stops, and the model's unless they are ignored. Raises `ConfigError`."""
     params = request.params
     ignores_eos = params.ignore_eos or params.uniform.trim is False
     model_stops = frozenset[int]() if ignores_eos else frozenset(shape.stop_ids)
     token_ids = frozenset(params.stop_token_ids)
-    cut = frozenset[int]()
+    cut_ids = frozenset[int]()
     if shape.whole_canvas:
-        cut = model_stops
+        cut_ids = model_stops
     else:
         token_ids |= model_stops
     if not params.stop:
-        return StopRule(token_ids, cut_ids=cut)
+        return StopRule(token_ids, cut_ids=cut_ids)
     if decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-    return StopRule(token_ids, tuple(params.stop), decode, cut)
+    return StopRule(token_ids, tuple(params.stop), decode, cut_ids)
 
 
 def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
@@ -194,7 +196,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
 
 
 def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
-    """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
+    """The decoding that a reader brings, or that of the model's kind. Raises `ConfigError` on bad parameters."""
     prompt, params, template, shape, seed = view.prompt, view.params, view.template, view.shape, view.seed
     for reader in view.readers:
         special = reader.decoding(view)
@@ -247,7 +249,7 @@ def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collectio
     return decoding_type.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
-def _find_undraftable(view: RequestView, decoding: Decoding) -> Reader | None:
+def _find_stepwise_reader(view: RequestView, decoding: Decoding) -> Reader | None:
     """A reader that depends on more than a row and its position, so that drafts exclude it; None if there is none."""
     readers = (*view.readers, *logit_readers(view.params, decoding.canvas()))
     return next((reader for reader in readers if not reader.rowwise), None)
@@ -274,13 +276,13 @@ def _check_template(request: Request, shape: ModelConfig) -> None:
 def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
-        raise ConfigError("the prompt is empty; give at least one token")
+        raise PromptError("the prompt is empty; give at least one token")
     # Prompts are long and mostly valid, so the loop over their tokens runs only if a fast check fails.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
         invalid = [token for token in prompt if not is_whole(token, 0, shape.vocab - 1)]
         if invalid:
             allowed = f"token ids are whole numbers from 0 to {shape.vocab - 1}"
-            raise ConfigError(f"prompt_token_ids holds {shown(invalid[0])}; {allowed}")
+            raise PromptError(f"prompt_token_ids holds {shown(invalid[0])}; {allowed}")
     length = request.prefix_length
     if not is_whole(length, 0, len(prompt)):
         raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {shown(length)}")

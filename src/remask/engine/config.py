@@ -24,9 +24,7 @@ class EngineConfig:
     """Limits of one engine. Raises `ConfigError` on values that are not allowed, alone or together."""
 
     max_num_seqs: int = declare(
-        8,
-        Whole(1),
-        "Canvases that run at a time. A guided request takes two, and runs alone if that is too many.",
+        8, Whole(1), "Canvases that run at a time. A guided request takes two, and runs alone if that is too many."
     )
     max_model_len: int | None = declare(
         None, Whole(1), "Longest canvas: prompt and response, in tokens. By default the model's, 4096 at most."
@@ -78,10 +76,10 @@ class EngineConfig:
         "exact",
         Choice(PREFIX_MATCHES),
         "What a request may read whose shared prefix is not stored: exact nothing, so it runs a pass of its own; "
-        "longest the longest stored level of it, so that what it is answered depends on what came before.",
+        "longest the longest stored beginning, so that what it is answered depends on what came before.",
     )
     prefix_cover: float = declare(
-        0.5, Real(0, 1), "Share of a prefix that a level must cover to be read in its place, also under auto."
+        0.5, Real(0, 1), "Share of a prefix that its beginning must cover to be read instead, also under auto."
     )
     max_steps: int | None = declare(
         None,

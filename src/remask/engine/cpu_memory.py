@@ -41,8 +41,8 @@ def resolve_quantization(
     """
     if choice is None and stored is None and default is not None and device.type == "cpu":
         check_choice("'quantization' in remask.json", default, (AUTO, NONE, *CPU_QUANTIZATIONS))
-        kind, reason = resolve_quantization(default, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
-        return kind, reason if default == AUTO else "as the model's files advise"
+        quantization, reason = resolve_quantization(default, None, config, dtype, device, memory, processes)  # type: ignore[arg-type]
+        return quantization, reason if default == AUTO else "as the model's files advise"
     if choice == NONE:
         if stored is not None:
             raise ConfigError(f"quantization 'none': the model's files hold {stored}; load the model they were made of")
@@ -58,28 +58,28 @@ def resolve_quantization(
     if config.parameters < BFLOAT16_PARAMETERS:
         return None, f"auto: {config.parameters / 1e6:.3g} million parameters gain nothing"
 
-    def fits(kind: Quantization | None) -> bool:
+    def fits(quantization: Quantization | None) -> bool:
         if memory is None:
             return True
-        return CpuMemory.before_loading(config, dtype, kind, memory.room, processes).fitting_length() > 0
+        return CpuMemory.before_loading(config, dtype, quantization, memory.room, processes).fitting_length() > 0
 
-    kinds: list[Quantization | None] = [None, *cpu_quantizations(config, processes)]
-    fitting = [kind for kind in kinds if fits(kind)]
+    candidates: list[Quantization | None] = [None, *cpu_quantizations(config, processes)]
+    fitting = [candidate for candidate in candidates if fits(candidate)]
     if not fitting:
-        return kinds[-1], "auto: nothing fits"
+        return candidates[-1], "auto: nothing fits"
     if len(fitting) == 1:
         return fitting[0], "auto: no other fits"
-    speed = {kind: average(_speeds(kind, dtype)) for kind in fitting}
+    speed = {candidate: average(_speeds(candidate, dtype)) for candidate in fitting}
     fastest = fitting[0]
-    for kind in fitting[1:]:
-        if speed[kind] > _MIN_SPEEDUP * speed[fastest]:
-            fastest = kind
-    names = {None: str(dtype).removeprefix("torch.")} | {kind: kind for kind in CPU_QUANTIZATIONS}
-    speeds = ", ".join(f"{names[kind]} {speedup:.1f}" for kind, speedup in speed.items())
+    for candidate in fitting[1:]:
+        if speed[candidate] > _MIN_SPEEDUP * speed[fastest]:
+            fastest = candidate
+    names = {None: str(dtype).removeprefix("torch.")} | {name: name for name in CPU_QUANTIZATIONS}
+    speeds = ", ".join(f"{names[candidate]} {speedup:.1f}" for candidate, speedup in speed.items())
     return fastest, f"auto: of what fits, times as fast as float32: {speeds}"
 
 
-def _speeds(kind: Quantization | None, dtype: torch.dtype) -> Speeds:
-    if kind is None:
+def _speeds(quantization: Quantization | None, dtype: torch.dtype) -> Speeds:
+    if quantization is None:
         return dtype_speeds(dtype)
-    return (int4_kernel() if kind == "int4" else int8_kernel()).speed
+    return (int4_kernel() if quantization == "int4" else int8_kernel()).speed

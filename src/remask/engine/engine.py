@@ -16,7 +16,7 @@ from remask.engine.observer import EngineObserver, Observers
 from remask.engine.overlap import NextTurns, confirm, plan_ahead, roll_back
 from remask.engine.planning import StepLimits
 from remask.engine.proof import prepare
-from remask.engine.report import MemoryReport, report
+from remask.engine.report import MemoryReport, report_pages
 from remask.engine.request import PendingRequest, Request
 from remask.engine.runner import Batch, LaunchedPass, Runner, run_isolated, score_isolated
 from remask.errors import ConfigError
@@ -115,7 +115,7 @@ class Engine:
         self.submit(self.check(request))
 
     def cancel(self, request_id: str) -> bool:
-        """End a request now, so that its pages and lease are free before the next step. False if the id is unknown."""
+        """End a request now, so that its memory is free before the next step. Returns False if the id is unknown."""
         return self._lifecycle.cancel(request_id)
 
     def attach(self, observer: EngineObserver) -> None:
@@ -150,7 +150,7 @@ class Engine:
             self.auditor.run()
         if not lifecycle.scheduler.line and lifecycle.idle:
             self._next_pass = None
-            self.runner.forget()
+            self.runner.forget_layouts()
             self.check_integrity()  # before events are taken, so that an error loses none
         events = lifecycle.events
         lifecycle.events = []
@@ -160,7 +160,11 @@ class Engine:
         return events
 
     def _plan(self, next_turns: NextTurns | None = None) -> Batch:
-        """The turns of the next pass, sorted by adapter and prefix. Members in flight get those of `next_turns`."""
+        """Plan and begin the turns of the next pass. Members in flight have theirs in `next_turns`.
+
+        Plans enter the ledgers, and copies of stored K/V are launched. Members that fail end. Sets `active_ids`.
+        Returns the turns that began, sorted by adapter and prefix.
+        """
         lifecycle = self._lifecycle
         turns = list[Turn]()
         for member in tuple(lifecycle.scheduler.line):
@@ -178,7 +182,7 @@ class Engine:
                 lifecycle.fail(member, error, POLICY_FAILED)
         batch = list[Turn]()
         active_ids = list[str]()
-        for turn in lifecycle.scheduler.next(turns):
+        for turn in lifecycle.scheduler.choose_turns(turns):
             member = turn.member
             lifecycle.active_ids = (member.id,)
             failure = POLICY_FAILED
@@ -232,7 +236,7 @@ class Engine:
         """
         if self.runner.token_buffer is None or not launched.parts or launched.batch_error is not None:
             return None
-        next_turns = None if self._observers.wait else plan_ahead(launched.turns())
+        next_turns = None if self._observers.waits else plan_ahead(launched.turns())
         if next_turns is None:
             self.stats.waited_passes += 1
             return None
@@ -286,7 +290,7 @@ class Engine:
             lifecycle.fail(member, error, WRITE_FAILED)
             return
         if member.is_done:
-            lifecycle.finish(member)
+            lifecycle.finish_member(member)
 
     def recover(self, error: Exception) -> None:
         """Restart with empty memory after `step` raised `error`. Waiting requests keep their places.
@@ -303,13 +307,13 @@ class Engine:
         self._next_pass = None
         self._lifecycle.start_over(error)
         self.memory.reset()
-        self.auditor.forget()
+        self.auditor.drop_audits()
         self.store = self.memory.store
         self.allocator = self.memory.allocator
 
     def memory_report(self, *, detail: bool = False) -> MemoryReport:
         """Which requests and entries hold which pages, and how full these are. With `detail` it has page tables too."""
-        return report(self.memory, self._lifecycle.requests(), detail=detail)
+        return report_pages(self.memory, self._lifecycle.requests(), detail=detail)
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless page references match their holders. `step` calls it whenever all is idle."""

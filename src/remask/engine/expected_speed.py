@@ -16,7 +16,8 @@ from remask.plan import Plan, Span
 from remask.plan.cost import PassCost
 from remask.plan.pass_cost import ExecutedPlan, pass_cost
 
-CANVAS, BLOCK = 1024, 32  # default tokens of a canvas and of a block
+CANVAS_LENGTH = 1024  # default tokens of a canvas
+BLOCK_LENGTH = 32  # default tokens of a block
 DATA_SHEETS: Mapping[str, tuple[float, float]] = {"h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12)}
 """FLOPs of dense bfloat16 and bytes a second, by a part of the GPU's name."""
 CPU_REFERENCE = "llada-8b", 1.77  # a preset, and seconds of one core for a pass of one block as int8: docs/laptop.md
@@ -29,12 +30,12 @@ def tokens_per_second(config: ModelConfig, policy: str, device: str | int) -> fl
 
     On a CPU weights are int8.
     """
-    canvas_length, block_length = _canvas_length(config), config.block_length or BLOCK
-    step_rows = rows_computed(policy, canvas_length, block_length)
-    return block_length / sum(pass_seconds(config, rows, device) for rows in step_rows)
+    canvas_length, block_length = _canvas_length(config), config.block_length or BLOCK_LENGTH
+    row_counts = row_counts_of(policy, canvas_length, block_length)
+    return block_length / sum(pass_seconds(config, row_count, device) for row_count in row_counts)
 
 
-def rows_computed(policy: str, canvas_length: int, block_length: int) -> Iterator[int]:
+def row_counts_of(policy: str, canvas_length: int, block_length: int) -> Iterator[int]:
     """Yield the number of rows that each step of a block computes, at one token a step."""
     for step in range(block_length):
         if policy == "none":
@@ -48,30 +49,30 @@ def rows_computed(policy: str, canvas_length: int, block_length: int) -> Iterato
 
 
 @cache
-def pass_seconds(config: ModelConfig, rows: int | None, device: str | int) -> float:
-    """Lower bound of the seconds of a pass over the last `rows` rows of a canvas (None: all of them).
+def pass_seconds(config: ModelConfig, row_count: int | None, device: str | int) -> float:
+    """Lower bound of the seconds of a pass over the last `row_count` rows of a canvas (None: all of them).
 
     `device` is as in `tokens_per_second`.
     """
-    count = _canvas_length(config) if rows is None else rows
+    row_count = _canvas_length(config) if row_count is None else row_count
     if isinstance(device, int):
         name, seconds = CPU_REFERENCE
-        flops_per_second = device * _cost(preset(name), BLOCK, INT8).total.flops / seconds
-        total = _cost(config, count, INT8).total
-        return max(total.flops / flops_per_second, total.weights / CPU_BANDWIDTH)
+        flops_per_second = device * _cost(preset(name), BLOCK_LENGTH, INT8).total.flops / seconds
+        cost = _cost(config, row_count, INT8).total
+        return max(cost.flops / flops_per_second, cost.weights / CPU_BANDWIDTH)
     flops_per_second, bandwidth = DATA_SHEETS[device]
-    costs = _cost(config, count, BFLOAT16).operations.values()
+    costs = _cost(config, row_count, BFLOAT16).operations.values()
     return sum(max(cost.flops / flops_per_second, cost.bytes / bandwidth) for cost in costs)
 
 
 def _canvas_length(config: ModelConfig) -> int:
-    return config.max_length if config.kind == "uniform" else CANVAS
+    return config.max_length if config.kind == "uniform" else CANVAS_LENGTH
 
 
-def _cost(config: ModelConfig, rows: int, itemsize: int) -> PassCost:
-    """The cost of a pass over the last `rows` rows, which predicts one block, with `itemsize` bytes a number."""
+def _cost(config: ModelConfig, row_count: int, itemsize: int) -> PassCost:
+    """The cost of a pass over the last `row_count` rows, which predicts one block, with `itemsize` bytes a number."""
     canvas_length = _canvas_length(config)
     positions = np.arange(canvas_length)
-    predict = positions >= canvas_length - min(rows, config.block_length or BLOCK)
-    plan = Plan([Span(range(config.layers), positions >= canvas_length - rows)], predict)
+    predict = positions >= canvas_length - min(row_count, config.block_length or BLOCK_LENGTH)
+    plan = Plan([Span(range(config.layers), positions >= canvas_length - row_count)], predict)
     return pass_cost(config.widths(itemsize), [ExecutedPlan(plan)])

@@ -17,8 +17,8 @@ from remask.engine.capacity import (
     TokenBytes,
     default_length,
     gigabytes,
-    page_size,
     product_bytes,
+    resolve_page_size,
     token_bytes,
     weight_bytes,
     workspace_bytes,
@@ -27,7 +27,7 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.errors import ConfigError
 from remask.model.config import ModelConfig
 from remask.model.ranks import Shard
-from remask.model.sizes import NumberFormat, check_sizes, kv_itemsize
+from remask.model.sizes import NumberFormat, check_matrix_sizes, kv_itemsize
 
 if TYPE_CHECKING:
     from remask.model.attention import Attention
@@ -42,20 +42,25 @@ class CpuMemory:
 
     config: ModelConfig
     dtype: NumberFormat  # of hidden states
-    kv_item: int  # bytes of a number of K/V
+    kv_itemsize: int  # bytes of a number of K/V
     quantized: bool  # whether the matrices are quantized
     ranks: int  # processes that the model is distributed over
     attention: Attention | None  # computes attention; None for PyTorch
     available: int  # bytes that may be allocated; negative if the weights alone are too large
-    page: int  # tokens of a page, by which a canvas may be larger than its length
+    page_size: int  # tokens of a page, by which a canvas may be larger than its length
 
     @classmethod
-    def beside_model(cls, model: Transformer, free: int, page: int) -> CpuMemory:
+    def beside_model(cls, model: Transformer, free: int, page_size: int) -> CpuMemory:
         """For a `model` that is loaded, on a machine with `free` bytes of memory."""
-        ranks = model.ranks.shard.size
-        available = int(CPU_SHARE * free)
         return cls(
-            model.config, model.dtype, model.kv_dtype.itemsize, model.quantized, ranks, model.attention, available, page
+            config=model.config,
+            dtype=model.dtype,
+            kv_itemsize=model.kv_dtype.itemsize,
+            quantized=model.quantized,
+            ranks=model.ranks.shard.size,
+            attention=model.attention,
+            available=int(CPU_SHARE * free),
+            page_size=page_size,
         )
 
     @classmethod
@@ -64,43 +69,42 @@ class CpuMemory:
     ) -> CpuMemory:
         """For a model that will be loaded, on a machine with `free` bytes of memory before that."""
         available = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
-        quantized = quantization is not None
-        return cls(
-            config, dtype, kv_itemsize(dtype, quantized), quantized, ranks, None, available, page_size(None, config)
-        )
+        quantized, page_size = quantization is not None, resolve_page_size(None, config)
+        return cls(config, dtype, kv_itemsize(dtype, quantized), quantized, ranks, None, available, page_size)
 
     @property
     def token(self) -> TokenBytes:
         """The memory of a token on all ranks."""
-        rank_bytes = token_bytes(self.config, self.dtype.itemsize, self.ranks, self.kv_item)
+        rank_bytes = token_bytes(self.config, self.dtype.itemsize, self.ranks, self.kv_itemsize)
         return TokenBytes(self.ranks * rank_bytes.kv, self.ranks * rank_bytes.state)
 
-    def workspace(self, rows: int, length: int) -> int:
-        """Bytes that a pass over `rows` rows of canvases of `length` tokens takes."""
-        rank_bytes = workspace_bytes(self.config, rows, length, self.dtype.itemsize, self.ranks, self.attention)
+    def workspace(self, row_count: int, length: int) -> int:
+        """Bytes that a pass over `row_count` rows of canvases of `length` tokens takes."""
+        rank_bytes = workspace_bytes(self.config, row_count, length, self.dtype.itemsize, self.ranks, self.attention)
         if self.quantized:
             rank_bytes += product_bytes(Shard(0, self.ranks).part(self.config))
         return self.ranks * rank_bytes
 
-    def pair(self, length: int, store: int = 0) -> int:
-        """Bytes that a guided request takes, whose two canvases of `length` tokens run together, and `store` tokens."""
-        extent = length + self.page
+    def pair_bytes(self, length: int, stored: int = 0) -> int:
+        """Bytes of a guided request, whose two canvases of `length` tokens run together, and of `stored` tokens."""
+        extent = length + self.page_size
         token = self.token
-        return 2 * extent * token.kv + self.workspace(2 * extent, extent) + store * (token.kv + token.state)
+        return 2 * extent * token.kv + self.workspace(2 * extent, extent) + stored * (token.kv + token.state)
 
-    def max_canvas(self, length: int, store: int) -> int:
+    def max_canvas(self, length: int, max_stored: int) -> int:
         """The largest number of tokens, up to `length`, with which a pair fits: whole pages, or `length` itself.
 
-        The store takes as many tokens, up to `store`, beside it. Returns 0 if no page fits.
+        The store takes as many tokens, up to `max_stored`, beside it. Returns 0 if no page fits.
         """
 
-        def required_bytes(tokens: int) -> int:
-            return self.pair(tokens, min(tokens, store))
+        def required_bytes(canvas_length: int) -> int:
+            return self.pair_bytes(canvas_length, min(canvas_length, max_stored))
 
         if required_bytes(length) <= self.available:
             return length
-        counts = range(1, length // self.page + 1)
-        return bisect_right(counts, self.available, key=lambda count: required_bytes(count * self.page)) * self.page
+        counts = range(1, length // self.page_size + 1)
+        page_count = bisect_right(counts, self.available, key=lambda count: required_bytes(count * self.page_size))
+        return page_count * self.page_size
 
     def fitting_length(self, max_model_len: int | None = None) -> int:
         """Tokens of the longest canvas of an engine with this setting; 0 if the engine would be refused."""
@@ -108,12 +112,12 @@ class CpuMemory:
             return self.max_canvas(max_model_len, 0)
         return self.max_canvas(default_length(self.config), DEFAULT_STORE_TOKENS)
 
-    def tokens(self) -> int | None:
+    def kv_tokens(self) -> int | None:
         """Tokens of K/V that fit beside a pass over the longest default canvas; None if no canvas fits."""
         length = self.fitting_length()
         if not length:
             return None
-        extent = length + self.page
+        extent = length + self.page_size
         return (self.available - self.workspace(2 * extent, extent)) // self.token.kv
 
     def shortage_error(self, max_canvas: int, fitting: int) -> ConfigError:
@@ -122,17 +126,17 @@ class CpuMemory:
         ways += [] if self.quantized else ["--quantization int8"]
         return ConfigError(
             f"K/V do not fit: a request with guidance takes two canvases of up to {max_canvas} tokens and a pass over "
-            f"them, {gigabytes(self.pair(max_canvas))}, and {gigabytes(max(0, self.available))} of memory are left "
-            f"beside the weights. Use {' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
+            f"them, {gigabytes(self.pair_bytes(max_canvas))}, and {gigabytes(max(0, self.available))} of memory are "
+            f"left beside the weights. Use {' or '.join([*ways, 'a smaller model', 'a machine with more memory'])}"
         )
 
 
 def cpu_quantizations(config: ModelConfig, ranks: int = 1) -> Iterator[Quantization]:
     """Yield the quantizations for CPUs that support the matrix sizes of `config`, the widest first."""
-    for kind in CPU_QUANTIZATIONS:
+    for quantization in CPU_QUANTIZATIONS:
         with suppress(ConfigError):
-            check_sizes(kind, Shard(ranks - 1, ranks).part(config))
-            yield kind
+            check_matrix_sizes(quantization, Shard(ranks - 1, ranks).part(config))
+            yield quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +159,27 @@ def widest_fit(
     memory: DeviceMemory,
     limits: EngineConfig,
     ranks: int = 1,
-    gpu_kinds: Iterable[Quantization] | None = None,
+    gpu_quantizations: Iterable[Quantization] | None = None,
     attention: Attention | None = None,
 ) -> Fit:
     """The widest number format with which an engine with these `limits` fits beside the weights.
 
-    The formats are `dtype`, and the quantizations for CPUs that support these matrix sizes; on a CUDA device the
-    `gpu_kinds`. If none has room for the required length, it is the widest that has room for a shorter canvas, or, if
-    `limits` name the length, the one with room for the longest. If none has room for any canvas, it is the narrowest,
+    The formats are `dtype`, and the quantizations for CPUs that support these matrix sizes, or on a CUDA device the
+    `gpu_quantizations`. If none has room for the required length, it is the widest that has room for a shorter canvas,
+    or, if `limits` name the length, the one with room for the longest. If none has room for any, it is the narrowest,
     with a length of 0. `memory` is that of a CPU's machine, or of each of `ranks` devices.
     """
     required = limits.max_model_len or default_length(config)
-    kinds: list[Quantization | None] = [None, *(cpu_quantizations(config, ranks) if gpu_kinds is None else gpu_kinds)]
+    narrower = cpu_quantizations(config, ranks) if gpu_quantizations is None else gpu_quantizations
     fits = list[Fit]()
-    for kind in kinds:
-        if gpu_kinds is None:
-            cpu = CpuMemory.before_loading(config, dtype, kind, memory.room, ranks)
+    for quantization in (None, *narrower):
+        if gpu_quantizations is None:
+            cpu = CpuMemory.before_loading(config, dtype, quantization, memory.room, ranks)
             length = cpu.fitting_length(limits.max_model_len)
         else:
-            tokens = gpu_tokens(config, dtype, kind, memory, ranks, attention) or 0
+            tokens = gpu_tokens(config, dtype, quantization, memory, ranks, attention) or 0
             length = tokens // limits.max_num_seqs
-        fits.append(Fit(kind, length, required))
+        fits.append(Fit(quantization, length, required))
         if fits[-1].is_full:
             return fits[-1]
     partial_fits = [fit for fit in fits if fit.length]

@@ -145,7 +145,7 @@ class Lifecycle:
             self.end_waiting(pending, "error", error_message(pending.request, error, failure))
             return None
 
-    def finish(self, member: Member) -> None:
+    def finish_member(self, member: Member) -> None:
         """Handle a member that is done: end it, queue it for a longer canvas, or let it complete a page."""
         if isinstance(member, PrefixPass):
             self.scheduler.remove(member)
@@ -207,9 +207,10 @@ class Lifecycle:
         self.deadline_ids.discard(result.id)
 
     def _release(self, running: RunningRequest) -> None:
+        """Take a request out of the engine, and free its memory."""
         self.scheduler.remove(running)
         self.waiting.remove_running(running.pending)
-        self.observers.runner.forget()  # layouts with this request are not used again
+        self.observers.runner.forget_layouts()  # layouts with this request are not used again
         self.memory.free(running)
         running.turn = None  # breaks a reference cycle
         running.ended = True
@@ -270,16 +271,16 @@ class Admission:
     def _has_slot(self, pending: PendingRequest) -> bool:
         """Whether the limit of canvases lets a request begin."""
         running = self._lifecycle.requests()
-        canvases = sum(len(member.canvases) for member in running)
-        if not canvases:
+        canvas_count = sum(len(member.canvases) for member in running)
+        if not canvas_count:
             return True
         # After a failure of the engine, requests that ran then run one at a time.
         if pending.starts > 0 or any(member.pending.starts > 1 for member in running):
             return False
-        if canvases + pending.canvases <= self._max_canvases:
+        if canvas_count + pending.canvas_count <= self._max_canvases:
             return True
         waiting = self._lifecycle.waiting
-        if not waiting.may_exceed(pending, canvases, self._max_canvases):
+        if not waiting.may_exceed(pending, canvas_count, self._max_canvases):
             return False
         return waiting.has_several_clients or self._memory.has_spare_canvas(pending)
 

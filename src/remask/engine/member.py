@@ -70,7 +70,7 @@ class Tally:
     """The cost of a turn."""
 
     cost: int  # row-layers that it computes
-    rows: int  # the largest number of rows in any layer
+    max_rows: int  # the largest number of rows in any layer
     forwards: int = 1  # passes in `Usage.forwards`; 0 for a prefix pass
     row_layers_saved: int = 0  # row-layers of its canvases that it does not compute
     refreshes: bool = False  # it fills or renews the policy's cache, on any of its canvases
@@ -130,7 +130,7 @@ class Member(Protocol):
     # Whether the device may choose its positions, and its next pass may be planned before the last one is read
     foreseeable: bool
     ready: bool  # all K/V that it reads are computed
-    is_done: bool  # it cannot be planned again until `Lifecycle.finish` has handled it
+    is_done: bool  # it cannot be planned again until `Lifecycle.finish_member` has handled it
     ended: bool  # it has left the engine, and its memory is free
     min_cost: int | None  # row-layers of its cheapest pass so far; None before the first
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.engine.canvas_state import CanvasState, SlotTable, new_states, plain_table
-from remask.engine.capacity import gigabytes, page_size, token_bytes
+from remask.engine.canvas_state import CanvasState, SlotTable, allocate_states, plain_table
+from remask.engine.capacity import gigabytes, resolve_page_size, token_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.placement import Claim, Decision, NoRoom, Placement, SharedKV
 from remask.engine.request import PendingRequest
@@ -53,32 +53,33 @@ class Memory:
         shape = model.config
         self.model = model
         self.shape = shape
-        canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
-        size = page_size(config.page_size, shape)
-        room = divide_memory(model, config, canvases, max_model_len, size)
-        self.store_budget = room.store
-        self.pass_rows = room.rows
+        canvas_count = max(2, config.max_num_seqs)  # a guided request must be able to run alone
+        page_size = resolve_page_size(config.page_size, shape)
+        room = divide_memory(model, config, canvas_count, max_model_len, page_size)
+        self.store_budget = room.store_tokens
+        self.pass_rows = room.max_rows
         self.max_model_len = room.max_canvas  # in tokens; may be less than the parameter
         self.recent = RecentPrompts(min_shared=config.prefix_min)
         self._config = config
         self._depths = depths
-        self._page_size = size
-        self._pages = -(-(room.running + room.store) // size)
+        self._page_size = page_size
+        self._page_count = -(-(room.running_tokens + room.store_tokens) // page_size)
         self._salt = f"{fingerprint}:{model.dtype}".encode()
-        self._spare = room.spare
+        self._spare_bytes = room.spare_bytes
         token = token_bytes(shape, model.dtype.itemsize, model.ranks.shard.size, model.kv_dtype.itemsize)
-        kv = self._pages * size * token.kv
+        slot_count = self._page_count * page_size
         purpose = (
-            f"{gigabytes(kv)} of K/V for {self._pages * size} tokens (max_num_seqs={config.max_num_seqs}, canvases of "
-            f"up to {room.max_canvas} tokens, {room.store} stored)"
+            f"{gigabytes(slot_count * token.kv)} of K/V for {slot_count} tokens (max_num_seqs={config.max_num_seqs}, "
+            f"canvases of up to {room.max_canvas} tokens, {room.store_tokens} stored)"
         )
         with allocating(purpose, "a lower --max-num-seqs or --max-model-len", model.device):
-            self.pool = model.ranks.run_on_all(_new_pool, model, self._pages, size)
+            self.pool = model.ranks.run_on_all(_new_pool, model, self._page_count, page_size)
         self._create_stores()
 
     def _create_stores(self) -> None:
+        """Set a new allocator, on which no page is in use, and empty stores."""
         config = self._config
-        self.allocator = PageAllocator(self.shape.layers, self._pages, self._page_size)
+        self.allocator = PageAllocator(self.shape.layers, self._page_count, self._page_size)
         self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
@@ -107,26 +108,26 @@ class Memory:
 
     def check_outputs_fit(self, policy: CachePolicy) -> None:
         """Raise `ConfigError` if `policy` keeps attention and FFN outputs, and the device has no room for them."""
-        if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
+        if self._spare_bytes is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
         config, itemsize = self.shape, self.model.dtype.itemsize
         output_bytes = 2 * config.layers * config.hidden * itemsize  # of one token
-        required = (self._pages * self._page_size + 1) * output_bytes
-        if required <= self._spare:
+        required = (self._page_count * self._page_size + 1) * output_bytes
+        if required <= self._spare_bytes:
             return
         stored = token_bytes(config, itemsize, self.model.ranks.shard.size, self.model.kv_dtype.itemsize)
-        excess_tokens = -(-(required - self._spare) // (stored.kv + stored.state + output_bytes))
+        excess_tokens = -(-(required - self._spare_bytes) // (stored.kv + stored.state + output_bytes))
         fitting = self.store_budget - excess_tokens - self._page_size  # a page less, as the budget is rounded to pages
         way_out = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
         raise ConfigError(
             f"this cache policy keeps outputs of attention and feed-forward of all layers, {gigabytes(required)} for "
-            f"{self._pages * self._page_size} tokens of K/V, and {gigabytes(max(0, self._spare))} are left; use "
-            f"{way_out}a lower --max-num-seqs or --max-model-len, or another policy"
+            f"{self._page_count * self._page_size} tokens of K/V, and {gigabytes(max(0, self._spare_bytes))} are left; "
+            f"use {way_out}a lower --max-num-seqs or --max-model-len, or another policy"
         )
 
-    def new_states(self, tokens: int) -> Tensor:
-        """A new tensor for the hidden states of `tokens` positions, [layers - 1, tokens, D]."""
-        return self.model.ranks.run_on_all(_new_states, self.model, tokens)
+    def new_states(self, token_count: int) -> Tensor:
+        """A new tensor for the hidden states of `token_count` positions, [layers - 1, token_count, D]."""
+        return self.model.ranks.run_on_all(_allocate_states, self.model, token_count)
 
     @property
     def bytes_used(self) -> int:
@@ -142,14 +143,14 @@ class Memory:
         """Whether a canvas of the largest size would fit beside a request, if idle prefixes and pages were evicted."""
         free = int((self.allocator.references == 0).all(axis=0).sum()) + self.store.idle_pages + self.chain.idle_pages
         pages_for = self.allocator.pages_for
-        return pending.canvases * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
+        return pending.canvas_count * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
 
-    def evict_one(self, waiting: NoRoom) -> bool:
-        """Evict a stored prefix or page that no request reads, and that `waiting` would not read either.
+    def evict_one(self, shortage: NoRoom) -> bool:
+        """Evict a stored prefix or page that no request reads, and that the request without room would not read either.
 
         Returns False if there is none, or if evicting does not help.
         """
-        return waiting.evictable and (self.store.evict_one(waiting.entry) or self.chain.evict_one(waiting.pages))
+        return shortage.evictable and (self.store.evict_one(shortage.entry) or self.chain.evict_one(shortage.pages))
 
     def place(
         self, pending: PendingRequest, placement: Placement, predecessor: RunningRequest | None = None
@@ -161,17 +162,18 @@ class Memory:
         with ExitStack() as undo:
             running = self._place(pending, placement, predecessor, undo)
             undo.pop_all()
-        if placement.unread is not None and predecessor is None:
-            self.store.stats.unread_reasons[placement.unread.reason] += 1
-            if placement.unread.reason == "budget":
-                log.warning("request %s: %s", pending.request.id, placement.unread.note)
+        reason = placement.unread_reason
+        if reason is not None and predecessor is None:
+            self.store.stats.unread_reasons[reason.label] += 1
+            if reason.label == "budget":
+                log.warning("request %s: %s", pending.request.id, reason.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.canvases)
         return running
 
     def _place(
         self, pending: PendingRequest, placement: Placement, predecessor: RunningRequest | None, undo: ExitStack
     ) -> RunningRequest:
-        """For each claim, the call that frees it is pushed to `undo`."""
+        """`place`, which pushes the call that frees each claim to `undo`."""
         request, traits = pending.request, placement.policy.traits
         canvas = pending.decoding.canvas() if predecessor is None else predecessor.canvases[0].canvas
         if "outputs" in traits.keeps:
@@ -184,7 +186,7 @@ class Memory:
         adapter = request.adapter
         first = self._new_state(canvas, shared.tables(placement.extents[0]), traits, shared, adapter)
         states = [first]
-        if pending.canvases == 2:
+        if pending.canvas_count == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             if predecessor is None:
                 second_canvas = _unconditional(canvas, self.shape.mask_id, request.template)
@@ -260,16 +262,21 @@ class Memory:
             shift=shape.shift,
             routing_block=shape.routing_block,
             adapter=adapter,
-            outputs="outputs" in traits.keeps,
-            chain=shared.pages[-1].key if shared.pages else 0,
+            keeps_outputs="outputs" in traits.keeps,
+            page_key=shared.pages[-1].key if shared.pages else 0,
         )
 
 
 def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV) -> RequestRecord:
-    policy, unread = placement.policy, placement.unread
+    """The record of a request that begins.
+
+    Its `prefix_length` tokens are shared, by a lease or without one (`unleased_prefix`). The request reads
+    `Usage.prefix_tokens` of them from the store, of which `Usage.cached_tokens` were stored before.
+    """
+    policy, reason = placement.policy, placement.unread_reason
     usage = Usage(
         prompt_tokens=pending.input_tokens,
-        prefix_note=None if unread is None else unread.note,
+        prefix_note=None if reason is None else reason.note,
         approximation=None if policy.traits.exact else name_of(policy),
     )
     if shared.prefix is not None:
@@ -281,12 +288,12 @@ def _new_record(pending: PendingRequest, placement: Placement, shared: SharedKV)
     return RequestRecord(usage, prefix_length=prefix_length)
 
 
-def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
-    return Pool(model.part, pages, page_size, model.kv_dtype, model.device, model.dtype)
+def _new_pool(model: Transformer, page_count: int, page_size: int) -> Pool:
+    return Pool(model.rank_config, page_count, page_size, model.kv_dtype, model.device, model.dtype)
 
 
-def _new_states(model: Transformer, tokens: int) -> Tensor:
-    return new_states(model.config.layers, model.config.hidden, model.dtype, model.device, tokens)
+def _allocate_states(model: Transformer, token_count: int) -> Tensor:
+    return allocate_states(model.config.layers, model.config.hidden, model.dtype, model.device, token_count)
 
 
 def _check_device(model: Transformer) -> None:

@@ -34,7 +34,7 @@ class Observers:
         """`runner` is that of the engine, and `model` what it runs, without graphs."""
         self.attached: list[EngineObserver] = []
         self.runner = runner  # that of the last observer that has one, or else the engine's
-        self.wait = False  # whether any observer waits
+        self.waits = False  # whether any observer waits
         self._engine_runner = runner
         self._model = model
         self._runners: dict[EngineObserver, Runner] = {}
@@ -43,7 +43,7 @@ class Observers:
         """See `Engine.attach`."""
         self.attached.append(observer)
         self._use_runner(observer)
-        self.wait = any(other.waits for other in self.attached)
+        self.waits = any(other.waits for other in self.attached)
 
     def detach(self, observer: EngineObserver) -> None:
         """See `Engine.detach`."""
@@ -53,7 +53,7 @@ class Observers:
             self.runner = self._engine_runner
             for other in self.attached:
                 self._use_runner(other)
-        self.wait = any(other.waits for other in self.attached)
+        self.waits = any(other.waits for other in self.attached)
 
     def _use_runner(self, observer: EngineObserver) -> None:
         """Run passes by the runner of `observer`, if it has one, over the model of the last one."""

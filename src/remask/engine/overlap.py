@@ -76,7 +76,7 @@ def confirm(next_pass: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | Non
 
 
 def _confirm_turn(turn: Turn, next_pass: LaunchedPass) -> bool:
-    """Make a speculative turn the next one of its request if they agree, or else roll it back. Whether they agree."""
+    """Make a speculative turn its request's next one if they agree, else roll it back. Returns whether they agree."""
     running = turn.member
     if running.ended:  # its ledger is not used any more
         return False

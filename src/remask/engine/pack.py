@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.canvas_state import CanvasState, TokenBuffer, plain_table, predicting_rows
-from remask.engine.stage_work import (
-    StageRows,
-    computed_parts,
-    make_partial,
-    make_sliding_work,
-    make_work,
-    signals_of,
-)
+from remask.engine.stage_work import StageRows, computed_parts, make_partial, make_sliding_work, make_work, signals_of
 from remask.errors import PlanError
 from remask.machine.transfers import send
 from remask.model.config import Sliding
@@ -93,7 +86,7 @@ class Packer:
         parts = _parts(items, layer, self.target)
         return _stage(range(layer, layer + 1), parts, previous_parts, None, self.target)
 
-    def forget(self) -> None:
+    def forget_layouts(self) -> None:
         """Drop the layouts of the last passes, with their canvases and device tensors."""
         self._layouts.clear()
 
@@ -125,37 +118,37 @@ class _Layout:
     def fill(
         self, items: Sequence[tuple[CanvasState, Plan]], target: Target, token_buffer: TokenBuffer | None
     ) -> StepBatch:
-        """The batch of `items`, which have this layout, with tokens from the `token_buffer` if there is one.
+        """Send the tokens of `items`, which have this layout, and return their batch.
 
-        Tokens, or the host's changes of the buffer, are sent in one copy with the predicted rows of the last stage.
+        With a `token_buffer` the host's changes of it are sent instead. Predicted rows are sent in the same copy.
         """
-        numbers = list[Index]()
+        indices = list[Index]()
         if token_buffer is not None:
-            numbers += token_buffer.pending_changes([state for state, _ in items])
+            indices += token_buffer.pending_changes([state for state, _ in items])
         else:
             for canvas_tokens, first_index in self.tokens:
-                numbers.append(canvas_tokens if first_index is None else canvas_tokens[first_index])
-        count = sum(map(len, numbers))
+                indices.append(canvas_tokens if first_index is None else canvas_tokens[first_index])
+        count = sum(map(len, indices))
         for (state, plan), start in zip(items, self.starts, strict=True):
             rows, index = plan.predicted, plan.spans[-1].index
             if state.shift:
                 rows = predicting_rows(rows, state.shift)
             if isinstance(index, slice):
-                numbers.append(rows + (start - index.start))
+                indices.append(rows + (start - index.start))
             else:
-                numbers.append(start + np.searchsorted(index, rows))
-        device_numbers = send(np.concatenate(numbers), target.device)
-        tokens, predict = device_numbers[:count], device_numbers[count:]
+                indices.append(start + np.searchsorted(index, rows))
+        device_indices = send(np.concatenate(indices), target.device)
+        tokens, predict = device_indices[:count], device_indices[count:]
         if token_buffer is not None:
-            tokens = self._tokens_from_buffer(items, token_buffer, tokens)
+            tokens = self._update_buffer(items, token_buffer, tokens)
         signals = signals_of(items, target.device) if target.roles else None
         stages = tuple(map(_without_choices, self.stages)) if self.picks else self.stages
         return StepBatch(tokens, stages, predict, self.row_layers, signals)
 
-    def _tokens_from_buffer(
+    def _update_buffer(
         self, items: Sequence[tuple[CanvasState, Plan]], token_buffer: TokenBuffer, changes: Tensor
     ) -> Tensor:
-        """The tokens of the first stage from `token_buffer`, after the host's `changes` [2 n] are written to it."""
+        """Write the host's `changes` [2 n] to `token_buffer`. Returns the tokens of the first stage from it."""
         if not self.first_slots:
             slots = [state.buffer_slots[plan.spans[0].index] for state, plan in items]
             self.first_slots.append(send(np.concatenate(slots), token_buffer.values.device))
@@ -174,6 +167,7 @@ def _without_choices(stage: Stage) -> Stage:
 
 
 def _lay_out(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int) -> _Layout:
+    """The layout of a pass over `items` from layer `first` on."""
     stops = {span.layers.stop for _, plan in items for span in plan.spans}
     stops |= {table.layers.stop for state, _ in items for table in state.tables}
     edges = sorted(stop for stop in stops if stop > first)
@@ -183,17 +177,17 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: i
         parts = _parts(items, start, target)
         previous = stages[-1] if stages else None
         stages.append(_stage(range(start, stop), parts, previous_parts, previous, target))
-        if saves := _piece_saves(stop, parts):
+        if saves := _chunk_saves(stop, parts):
             # A stage without layers has the rows of the stage before, and only saves states.
             stages.append(replace(stages[-1], layers=range(stop, stop), carry=None, restore=(), save=saves))
         previous_parts = parts
     return _Layout(
-        tuple((state, plan.spans, plan.sees) for state, plan in items),
-        tuple(stage for stage in stages if len(stage.positions)),
-        tuple(part.rows.start for part in previous_parts),
-        sum(plan.cost for _, plan in items),
-        tuple(_first_tokens(state.canvas.tokens, plan.spans[0].index) for state, plan in items),
-        any(stage.partial is not None and len(stage.partial.picks) > 0 for stage in stages),
+        canvases=tuple((state, plan.spans, plan.sees) for state, plan in items),
+        stages=tuple(stage for stage in stages if len(stage.positions)),
+        starts=tuple(part.rows.start for part in previous_parts),
+        row_layers=sum(plan.cost for _, plan in items),
+        tokens=tuple(_first_tokens(state.canvas.tokens, plan.spans[0].index) for state, plan in items),
+        picks=any(stage.partial is not None and len(stage.partial.picks) > 0 for stage in stages),
     )
 
 
@@ -219,11 +213,7 @@ def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target
 
 
 def _stage(
-    layers: range,
-    parts: list[StageRows],
-    previous_parts: list[StageRows],
-    previous: Stage | None,
-    target: Target,
+    layers: range, parts: list[StageRows], previous_parts: list[StageRows], previous: Stage | None, target: Target
 ) -> Stage:
     """The stage of `layers`, whose rows are `parts`. The stage before it has `previous_parts`, empty for the first."""
     pairs = list(zip(parts, previous_parts, strict=True)) if previous_parts else []
@@ -272,7 +262,7 @@ def _stage(
         sliding_work=sliding_work,
         restore=_restores(layers.start, parts, previous_parts, device) if changes_rows else (),
         save=_saves(layers.start, parts, device),
-        outputs=any(part.state.outputs for part in parts),
+        outputs=any(part.state.keeps_outputs for part in parts),
         partial=partial,
         adapters=AdapterRows.of((part.state.adapter, len(part.positions)) for part in parts),
         roles=roles,
@@ -339,7 +329,7 @@ def _saves(layer: int, parts: list[StageRows], device: torch.device) -> tuple[Sa
     return tuple(saves)
 
 
-def _piece_saves(stop: int, parts: list[StageRows]) -> tuple[Save, ...]:
+def _chunk_saves(stop: int, parts: list[StageRows]) -> tuple[Save, ...]:
     """The saves of canvases whose pass ends before layer `stop`, from which a later pass goes on."""
     return tuple(
         Save(part.rows, part.state.states[stop - 1], slice(None))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from remask.engine.canvas_state import Move, SlotTable, leased_tables, plain_table, shared_table
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan, PrefixHit
-from remask.policies.base import CachePolicy, Unread
+from remask.policies.base import CachePolicy, UnreadReason
 from remask.store.chain import Page, PageChain
 from remask.store.entries import PrefixEntry
 from remask.store.pages import PageRange
@@ -125,7 +125,7 @@ class Placement:
     extents: tuple[tuple[PageRange, ...], ...]  # free pages to be claimed for each of its canvases
     lease: LeasePlan | None = None  # the shared prefix that it leases, if any
     pages: PagePlan | None = None  # the exact pages that it reads, if its policy shares pages
-    unread: Unread | None = None  # why it reads no shared prefix; None if it reads one, or computes one for the store
+    unread_reason: UnreadReason | None = None  # why it reads no shared prefix; None if it reads or computes one
     unleased_prefix: int = 0  # leading tokens that it shares, if its policy reads none of them from the store
 
 

@@ -32,15 +32,15 @@ class ResponseEnd:
         lead: number of leading response tokens that `settle` has returned.
     """
 
-    def __init__(self, canvas: Canvas, template: Template, rule: StopRule, *, formed: bool) -> None:
-        """If `formed`, the response has a prescribed form, so it is complete wherever it ends."""
+    def __init__(self, canvas: Canvas, template: Template, rule: StopRule, *, has_form: bool) -> None:
+        """If `has_form`, the response has a prescribed form, so it is complete wherever it ends."""
         self.stop: int | None = None
         self.reason: FinishReason | None = None
         self.lead = 0
         self._canvas = canvas
         self._template = template
         self._rule = rule
-        self._formed = formed
+        self._has_form = has_form
         self._stops = rule.stop_ids
         self._scan = StopScan(rule)
         self._scan_length = template.tail  # leading response tokens that the scan has passed
@@ -49,10 +49,10 @@ class ResponseEnd:
         self._may_stop = rule.decode is not None or not self._stops.isdisjoint(tokens)
 
     def settle(self, transfer: Transfer | None, decoding: Decoding, decoder: Decoder) -> tuple[int, ...]:
-        """The response tokens that became final since the last call, up to the first gap.
+        """Advance `lead` over the tokens that have become final, up to the first gap, and return these.
 
-        Sets `reason` if the response is complete. `transfer` is that of the pass: its tokens must be on the canvas, and
-        `decoder` must have advanced to the next step.
+        Sets `stop`, and `reason` if the response is complete. `transfer` is that of the pass: its tokens must be on the
+        canvas, and `decoder` must have advanced to the next step.
         """
         stops, canvas = self._stops, self._canvas
         stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
@@ -67,7 +67,7 @@ class ResponseEnd:
         if self._may_stop:
             in_block = decoder.block_step > 0 and not finished
             may_end = not in_block or decoding.may_stop_within_block(stop_written=stop_written)
-            if may_end and self.stop_length(self.lead) is not None:
+            if may_end and self.find_stop_length(self.lead) is not None:
                 self.reason = "stop"
                 return settled
             is_complete = is_complete or (in_block and may_end and self._has_stop_after_response())
@@ -75,8 +75,8 @@ class ResponseEnd:
             self.reason = "stop" if self._ended_before_length() else "length"
         return settled
 
-    def stop_length(self, lead: int) -> int | None:
-        """Length of the response up to its first stop in the last hole; None if there is none in the first `lead`."""
+    def find_stop_length(self, lead: int) -> int | None:
+        """Scan up to `lead` response tokens. Returns their number up to a stop in the last hole; None without one."""
         start = self._scan_length
         if lead > start and self._may_stop:
             self._scan_length = lead
@@ -100,7 +100,7 @@ class ResponseEnd:
 
     def _ended_before_length(self) -> bool:
         """Whether the response ended by itself, and not because it filled a hole."""
-        return self._formed or not any(hole.variable and self._is_full(hole) for hole in self._template.holes)
+        return self._has_form or not any(hole.variable and self._is_full(hole) for hole in self._template.holes)
 
     def _is_full(self, hole: Hole) -> bool:
         """Whether a hole holds neither padding nor a stop."""
@@ -151,9 +151,9 @@ class PassPlanner:
         return last.plan.repeated(last.block, noisy)
 
     def plan(self, canvases: Sequence[CanvasState], decoder: Decoder) -> CanvasPlans:
-        """The canvases that take part in the next pass, with their plans. The first of `canvases` is conditional.
+        """Plan the next pass. Returns the canvases that take part, with their plans. The first one is conditional.
 
-        Sets its shift and adapter to those of the step, if the decoder has any.
+        Sets its shift and adapter to those of the step, if the decoder has any, and `repeating`.
         """
         first = canvases[0]
         context = decoder.context
@@ -189,7 +189,7 @@ class PassPlanner:
         return ((first, replace(plan, sees=view.sees)),)
 
     def _plan_canvas(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int, *, alone: bool) -> Plan:
-        """The policy's plan for one canvas. If it is `alone`, sets `repeating` to the plan if that repeats."""
+        """Ask the policy for the plan of one canvas. Sets `repeating` to it if it repeats and the canvas is `alone`."""
         view = self._view(state, decoder, step, pass_index)
         plan = self.policy.plan(view)
         plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
@@ -236,14 +236,14 @@ class StepLimits:
 
     budget: int | None = None  # row-layers
     max_refreshes: int | None = None  # members that refresh
-    canvases: int | None = None
+    max_canvases: int | None = None
     client_budget: int | None = None  # row-layers of one client, while members of other clients are ready too
-    rows: int | None = None  # rows in any layer, by the memory of the device
+    max_rows: int | None = None  # rows in any layer, by the memory of the device
 
     @classmethod
-    def of(cls, config: EngineConfig, client_budget: int, rows: int | None) -> "StepLimits":
-        """The limits of `config`. `rows` is what memory allows."""
-        return cls(config.max_row_layers, config.max_refreshes, config.max_num_seqs, client_budget, rows)
+    def of(cls, config: EngineConfig, client_budget: int, max_rows: int | None) -> "StepLimits":
+        """The limits of `config`. `max_rows` is what memory allows."""
+        return cls(config.max_row_layers, config.max_refreshes, config.max_num_seqs, client_budget, max_rows)
 
 
 class Scheduler:
@@ -272,7 +272,7 @@ class Scheduler:
         self._canvases += len(member.canvases)
 
     def remove(self, member: Member) -> None:
-        """Remove a member from the line."""
+        """Remove a member from the line. Raises `ValueError` if it is not in it."""
         self.line.remove(member)
         owner = member.owner
         self._canvases -= len(member.canvases)
@@ -285,8 +285,8 @@ class Scheduler:
             del self._clients[owner.client]
             self._last_round.pop(owner.client, None)
 
-    def next(self, turns: Sequence[Turn]) -> list[Turn]:
-        """The turns that are taken in the next step. Their members move to the end of the line.
+    def choose_turns(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Choose the turns of the next step, and move their members to the end of the line.
 
         `turns` are of members that can run, in the order of the line.
         """
@@ -308,21 +308,21 @@ class Scheduler:
         """The turns that fit into a step, in their order, and whether these are all."""
         limits = self.limits
         selected = list[Turn]()
-        max_canvases = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
+        max_canvases = limits.max_canvases
         has_several_clients = len(self._clients) > 1 and len({turn.member.owner.client for turn in turns}) > 1
         client_budget = limits.client_budget if has_several_clients else None
         total_cost = refreshes = canvases = rows = 0
         client_costs: Counter[str] = Counter()
         for turn in turns:
             member, tally = turn.member, turn.tally
-            client, turn_rows = member.owner.client, tally.rows
+            client, turn_rows = member.owner.client, tally.max_rows
             # A refresh is heavy if it costs more than the cheapest pass of its request so far, or is the first pass.
             # If every pass refreshes, as with one step a block, none is postponed.
             is_heavy = limits.max_refreshes is not None and tally.refreshes and tally.cost > (member.min_cost or 0)
             if is_heavy and refreshes == limits.max_refreshes:
                 continue
             exceeds_canvases = max_canvases is not None and canvases + len(member.canvases) > max_canvases
-            exceeds_rows = limits.rows is not None and rows + turn_rows > limits.rows
+            exceeds_rows = limits.max_rows is not None and rows + turn_rows > limits.max_rows
             if selected and (exceeds_canvases or exceeds_rows):
                 continue
             exceeds_budget = False

@@ -54,7 +54,7 @@ class PrefixPass(Member):
         return None if lease.hit or lease.entry.ready else cls(lease.entry, store, layers, running)
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Number of positions of its canvas."""
         return len(self.canvases[0].canvas)
 
@@ -64,14 +64,14 @@ class PrefixPass(Member):
         return self.turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
-        count = max(1, row_layers // self.rows)  # at least one layer
+        count = max(1, row_layers // self.row_count)  # at least one layer
         self.chunk = range(self.layers.stop, min(self._full_plan.layers, self.layers.stop + count))
         turn.tally = self.tally(())
 
     def begin(self, turn: Turn) -> Move | None:
         state, layers = self.canvases[0], self._full_plan.layers
         start, stop = self.chunk.start, self.chunk.stop
-        no_rows = np.zeros(self.rows, dtype=np.bool_)
+        no_rows = np.zeros(self.row_count, dtype=np.bool_)
         # The full plan, which has one span a layer, without live rows outside of the chunk. The first span saves
         # nothing: its rows restart from the states that the last chunk has saved.
         first, *others = self._full_plan.spans[start:stop]
@@ -81,7 +81,7 @@ class PrefixPass(Member):
         return None
 
     def tally(self, items: CanvasPlans) -> Tally:  # noqa: ARG002
-        return Tally(len(self.chunk) * self.rows, self.rows, forwards=0)
+        return Tally(len(self.chunk) * self.row_count, self.row_count, forwards=0)
 
     def device_reads(self, turn: Turn) -> DeviceReads:  # noqa: ARG002
         return ()

@@ -34,11 +34,11 @@ from remask.sampling.rows import RowGroup
 log = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
-Outcome: TypeAlias = Tensor | str  # results of a pass, [rows, any], or the error that it raised
+PassOutcome: TypeAlias = Tensor | str  # results of a pass, [rows, any], or the error that it raised
 
 LENGTH = 560  # tokens of the longer canvas: long enough that its K/V are split, and within the sizes of graphs
 LAYERS = 2  # that are run; the first may be of another kind than the others
-PAGE = 16
+PAGE_SIZE = 16
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Allowed relative error of a row, by norm. The error of a wrong kernel is as large as the row itself."""
 QUANTIZED_TOLERANCE = 0.2
@@ -68,7 +68,7 @@ class DeviceChoice:
 
 
 def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, EngineConfig, DeviceChoice]:
-    """The model that computes as `choose` has chosen, `config` with `graphs` and `overlap` set, and the choice."""
+    """`choose`, on all ranks. Returns the model that computes so, `config` with what was chosen, and the choice."""
     choice = choose(model, config)
     config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
     if choice.executor.name != "torch":  # the default of a model
@@ -117,7 +117,7 @@ def _overlap_hindrance(model: Transformer, *, graphs: bool) -> str | None:
 
 
 def _prove_choice(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
-    """`choice` if its passes are correct. Otherwise parts of it that `config` leaves open are turned off.
+    """Prove `choice`. If its passes are wrong, parts of it that `config` leaves open are turned off. Returns the rest.
 
     Raises `ConfigError` if a setting of `config` fails.
     """
@@ -152,7 +152,7 @@ def _prove_choice(model: Transformer, config: EngineConfig, choice: DeviceChoice
 
 
 def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int = LENGTH) -> list[str]:
-    """The faults of passes of `model` by `executor`, in words; empty if there are none.
+    """Try passes of `model` by `executor`. Returns their faults in words; empty if there are none.
 
     Runs the first layers in memory of their own, which is freed again: a full pass over two canvases of at most
     `length` tokens, a pass of a few rows that reads its K/V, and one in which both canvases read one prefix. With
@@ -191,21 +191,21 @@ def _first_layers(model: Transformer) -> Transformer:
     count = min(LAYERS, len(model.weights.layers))
     part = copy(model)
     part.config = replace(model.config, layers=count)
-    part.part = replace(model.part, layers=count)
+    part.rank_config = replace(model.rank_config, layers=count)
     part.graphs = None
     return part
 
 
-def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, Outcome]:
-    """Results of the passes by name. With `graphs` each has two, for the pass that captures and one that repeats.
+def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, PassOutcome]:
+    """Run the passes. Returns results by name, with `graphs` two of each: of the pass that captures, and of a repeat.
 
     Ends with the first pass that fails.
     """
     part = _first_layers(model)  # ranks other than the first get the full model
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, PassOutcome] = {}
     try:
         set_executor(part, executor)
-        pool = Pool(part.part, sum(_pages(part, length)), PAGE, part.dtype, _device(part))
+        pool = Pool(part.rank_config, sum(_page_counts(part, length)), PAGE_SIZE, part.dtype, _device(part))
         variants = {"": part}
         if graphs:
             graph_model = part.with_graphs(make_graphs(part, pool))
@@ -223,7 +223,7 @@ def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int)
     return outcomes
 
 
-def _attempt(function: Callable[..., Tensor], *args: object) -> Outcome:
+def _attempt(function: Callable[..., Tensor], *args: object) -> PassOutcome:
     """The result of `function`, or the text of any error: compilers, launches and graphs raise many kinds."""
     try:
         return function(*args)
@@ -248,7 +248,7 @@ def _read(model: Transformer) -> Tensor:
     confidences are returned, [n, 1].
     """
     hidden = model.embed(send(_tokens(model, 8), _device(model)))
-    group = RowGroup(slice(0, len(hidden)), None, "logits", 0.0, None, None, seed=0)
+    group = RowGroup(slice(0, len(hidden)))
     scores: Tensor = score_rows(model, hidden, [group], 0)
     tokens, confidences = scores.unbind()
     if model.ranks.several:  # a rank has some columns of the logits only
@@ -289,15 +289,17 @@ def _lengths(model: Transformer, length: int) -> tuple[int, int]:
     return longer, max(4, block, longer * 5 // 8 // block * block)
 
 
-def _pages(model: Transformer, length: int) -> list[int]:
-    return [-(-count // PAGE) for count in _lengths(model, length)]
+def _page_counts(model: Transformer, length: int) -> list[int]:
+    return [-(-count // PAGE_SIZE) for count in _lengths(model, length)]
 
 
 def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
     """Yield the passes by name, in order. The pages of both canvases are shuffled."""
-    lengths, pages = _lengths(model, length), _pages(model, length)
-    page_slots = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
-    slots = page_slots[: pages[0]].ravel()[: lengths[0]], page_slots[pages[0] :].ravel()[: lengths[1]]
+    lengths = _lengths(model, length)
+    page_counts = _page_counts(model, length)
+    page_slots = np.random.default_rng(1).permutation(sum(page_counts))[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
+    first_pages, second_pages = np.split(page_slots, page_counts[:1])
+    slots = first_pages.ravel()[: lengths[0]], second_pages.ravel()[: lengths[1]]
     block = model.config.routing_block
     all_rows = [np.arange(count) for count in lengths]
     yield "full pass", _batch(model, all_rows, slots, None, limited=model.config.kind != "masked")
@@ -328,15 +330,15 @@ def _batch(
     """
     work, sliding_work = WorkListBuilder(), WorkListBuilder()
     sliding, device = model.config.sliding, _device(model)
-    block = model.config.block_length or PAGE
+    block = model.config.block_length or PAGE_SIZE
     count = sum(map(len, rows))
     first = 0
     if lead is not None:
-        work.add(0, count, work.slots(slots[0][:lead]), lead, None)
+        work.add(0, count, work.add_slots(slots[0][:lead]), lead, None)
     for canvas_rows, canvas_slots in zip(rows, slots, strict=True):
         private_slots = canvas_slots[lead or 0 :]
         reach = np.minimum((canvas_rows // block + 1) * block, len(canvas_slots)) if limited else None
-        work.add(first, len(canvas_rows), work.slots(private_slots), len(private_slots), reach)
+        work.add(first, len(canvas_rows), work.add_slots(private_slots), len(private_slots), reach)
         if sliding is not None:
             block_starts = np.where(limited, canvas_rows // block * block, 0) if sliding.behind else None
             add_windows(sliding_work, first, canvas_rows, canvas_slots, reach, sliding.reach, block_starts)
@@ -348,13 +350,13 @@ def _batch(
         written = np.delete(np.arange(count), [0, len(rows[0])])
         targets = targets[written]
     stage = Stage(
-        range(len(model.weights.layers[:LAYERS])),
-        send(positions, device),
-        send(targets, device),
-        None if written is None else send(written, device),
-        None,
-        work.list(),
-        None if sliding is None else sliding_work.list(),
+        layers=range(len(model.weights.layers[:LAYERS])),
+        positions=send(positions, device),
+        slots=send(targets, device),
+        written_rows=None if written is None else send(written, device),
+        carry=None,
+        work=work.build(),
+        sliding_work=None if sliding is None else sliding_work.build(),
     )
     tokens = _tokens(model, count + len(positions))[len(positions) :]
     return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)

@@ -73,8 +73,8 @@ class MemoryReport:
         return 1 - self.wasted / self.slots if self.slots else 1.0
 
 
-def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
-    """The state of the pages of `memory`. `detail` adds page tables and `stored`, in O(pages) time."""
+def report_pages(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
+    """Report who holds the pages of `memory`. `detail` adds page tables and `stored`, in O(pages) time."""
     store, chain = memory.store, memory.chain
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
@@ -88,15 +88,18 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         tokens = sum(len(state.canvas) for state in running.canvases)
         cached_tokens = running.record.usage.cached_tokens
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
-        holders.append(_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
+        holders.append(_count_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
         if detail:
             pages_of[request_id] = set().union(*map(_page_set, extents))
-    for name, tokens, parts in (("prefixes", store.tokens, store.entries), ("pages", chain.tokens, chain.pages)):
+    for name, tokens, parts in (
+        ("prefixes", store.token_count, store.entries),
+        ("pages", chain.token_count, chain.pages),
+    ):
         if parts:
-            holders.append(_holder(name, tokens, [part.extent for part in parts], counts, filled))
+            holders.append(_count_holder(name, tokens, [part.extent for part in parts], counts, filled))
     stored: list[StoredPart] = []
     if detail:
-        stored = [*_prefixes(store.entries, counts, pages_of), *_pages(chain.pages, counts, pages_of)]
+        stored = [*_stored_prefixes(store.entries, counts, pages_of), *_stored_pages(chain.pages, counts, pages_of)]
     used = int((counts > 0).sum())
     return MemoryReport(
         page_size=size,
@@ -114,18 +117,21 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
     )
 
 
-def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
+def _stored_prefixes(
+    entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, PageSet]
+) -> list[StoredPart]:
+    """The stored prefixes, each after those that it begins with."""
     parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
-        levels = [level for level in shorter if level.matches(entry.tokens[: len(level)], entry.cache_salt)]
-        parent = _hex(levels[-1].key) if levels else None
+        beginnings = [other for other in shorter if other.matches(entry.tokens[: len(other)], entry.cache_salt)]
+        parent = f"{beginnings[-1].key:016x}" if beginnings else None
         parts.append(_stored_part(entry.key, parent, len(entry), entry.extent, counts, pages_of))
         shorter.append(entry)
     return parts
 
 
-def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
+def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
     """The exact pages, each after the one before it on its chain."""
     remaining = {page.key: page for page in pages}
     length: dict[int | None, int] = {None: 0}  # tokens of the chain up to each page
@@ -133,7 +139,7 @@ def _pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet
     while remaining:
         for page in [page for page in remaining.values() if page.parent in length]:
             length[page.key] = length[page.parent] + len(page.tokens)
-            parent = None if page.parent is None else _hex(page.parent)
+            parent = None if page.parent is None else f"{page.parent:016x}"
             parts.append(_stored_part(page.key, parent, length[page.key], page.extent, counts, pages_of))
             del remaining[page.key]
     return parts
@@ -144,15 +150,11 @@ def _stored_part(
 ) -> StoredPart:
     pages = _page_set(extent)
     readers = tuple(name for name, others in pages_of.items() if not pages.isdisjoint(others))
-    return StoredPart(_hex(key), parent, tokens, readers, _table(extent, counts))
+    return StoredPart(f"{key:016x}", parent, tokens, readers, _table(extent, counts))
 
 
 def _page_set(extent: PageRange) -> PageSet:
     return {(layer, page) for layer in extent.layers for page in extent.pages.tolist()}
-
-
-def _hex(key: int) -> str:
-    return f"{key:016x}"
 
 
 def _table(extent: PageRange, counts: Counts) -> PageTable:
@@ -161,7 +163,7 @@ def _table(extent: PageRange, counts: Counts) -> PageTable:
     return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(references.tolist()))
 
 
-def _holder(
+def _count_holder(
     name: str,
     tokens: int,
     extents: Sequence[PageRange],
@@ -170,12 +172,12 @@ def _holder(
     cached_tokens: int = 0,
     tables: tuple[PageTable, ...] = (),
 ) -> Holder:
-    """Count the pages of a holder. Updates `filled`, the number of slots of each page that hold a token."""
+    """Count the pages of a holder, and raise `filled`, the number of slots of each page that hold a token."""
     pages = shared = 0
     for extent in extents:
         layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
         pages += len(extent.pages) * len(extent.layers)
         shared += int((counts[layers, extent.pages] > 1).sum())
-        page_tokens = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
+        page_tokens = np.minimum(extent.length - np.arange(len(extent.pages)) * size, size)
         filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], page_tokens)
-    return Holder(name, tokens, pages, shared, cached_tokens, tables)
+    return Holder(name, tokens, pages, shared, found=cached_tokens, tables=tables)

@@ -91,13 +91,13 @@ class Request:
         return f"{len(adapter)}:{adapter}{self.cache_salt}"
 
     @property
-    def formed(self) -> bool:
+    def has_form(self) -> bool:
         """Whether a reader prescribes the form of the response, so that it is complete wherever it ends."""
         return any(reader.has_form for reader in self.readers)
 
-    def reader(self, kind: type[R]) -> R | None:
+    def reader(self, reader_type: type[R]) -> R | None:
         """Its reader of this type; None if it has none."""
-        return next((reader for reader in self.readers if isinstance(reader, kind)), None)
+        return next((reader for reader in self.readers if isinstance(reader, reader_type)), None)
 
     def with_readers(self, *readers: Reader | None) -> "Request":
         """The request with `readers` added, each of which replaces one of its type. None are ignored."""
@@ -144,7 +144,7 @@ class PendingRequest:
         return self.clock() - self.arrived
 
     @property
-    def canvases(self) -> int:
+    def canvas_count(self) -> int:
         """Number of its canvases: two under classifier-free guidance, otherwise one."""
         return 2 if self.request.params.cfg_scale > 0 else 1
 
@@ -158,7 +158,9 @@ class PendingRequest:
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result if the request ends before it begins."""
         usage = Usage(prompt_tokens=self.input_tokens)
-        return Result(self.request.id, (), reason, usage, (), None, self.elapsed_s, error)
+        return Result(
+            self.request.id, (), reason, usage, trace=(), first_settled_s=None, elapsed_s=self.elapsed_s, error=error
+        )
 
 
 def request_of(

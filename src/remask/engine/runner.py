@@ -34,7 +34,7 @@ from remask.policies.on_device import DeviceHook, PassCanvas
 from remask.sampling.choice import Candidates
 from remask.sampling.decoder import Decoder
 from remask.sampling.rows import RowGroup
-from remask.sampling.score import score, weight
+from remask.sampling.score import greedy_rows, score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 
 log = logging.getLogger(__name__)
@@ -184,12 +184,12 @@ class Runner(Packer):
             if turn.member.readers:
                 turn.device_reads = turn.member.device_reads(turn)
                 width = max(width, sum(read.width for _, read in turn.device_reads))
-        for rows, chunk, groups in _chunks(turns, max_rows):
+        for rows, chunk, groups in _chunk_turns(turns, max_rows):
             if token_buffer is not None:
                 for turn, group in zip(chunk, groups, strict=True):
-                    _update(group, turn, token_buffer, model.config.mask_id)
+                    _update_tokens(group, turn, token_buffer, model.config.mask_id)
             slices: Iterable[tuple[Tensor, list[RowGroup]]] = [(hidden[rows], groups)]
-            if len(groups) == 1 and weight(groups[0]) > max_rows:
+            if len(groups) == 1 and greedy_rows(groups[0]) > max_rows:
                 slices = _row_slices(hidden[rows], groups[0], max_rows)
             for slice_hidden, slice_groups in slices:
                 parts.append(model.ranks.run_on_all(score_rows, model, slice_hidden, slice_groups, width, self.pool))
@@ -237,7 +237,7 @@ def _candidates(turn: Turn, decoder: Decoder) -> Candidates:
     return Candidates(turn.transfers, turn.predicted, decoder.block, slots)
 
 
-def _update(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int) -> None:
+def _update_tokens(group: RowGroup, turn: Turn, token_buffer: TokenBuffer, mask_id: int) -> None:
     """Replace the tokens in `group` by those of the token buffer. The host may not know all of these yet."""
     if group.noisy is not None:
         slots = turn.member.canvases[0].buffer_slots[turn.predicted]
@@ -269,9 +269,9 @@ def _write_signal(model: Transformer, signals: Tensor, logits: Tensor, group: Ro
 
 def vocabulary_of(model: Transformer) -> Vocabulary:
     """The operations over the columns of the model's logits."""
-    ranks, total = model.ranks, model.config.vocab
+    ranks, vocab = model.ranks, model.config.vocab
     if ranks.several:
-        return SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
+        return SplitVocabulary(ranks.shard.share(vocab), vocab, ranks.gather)
     if model.kernels is None:
         return WHOLE
     from remask.sampling.kernels_triton import TritonVocabulary
@@ -279,37 +279,37 @@ def vocabulary_of(model: Transformer) -> Vocabulary:
     return TritonVocabulary()
 
 
-def _chunks(turns: Sequence[Turn], max_rows: int) -> Iterator[tuple[slice, list[Turn], list[RowGroup]]]:
-    """Split the turns into chunks of at most `max_rows` rows by weight; a single turn may exceed that.
+def _chunk_turns(turns: Sequence[Turn], max_rows: int) -> Iterator[tuple[slice, list[Turn], list[RowGroup]]]:
+    """Split the turns into chunks of at most `max_rows` `greedy_rows`; a single turn may exceed that.
 
     Yields the rows of each chunk, its turns, and their row groups.
     """
-    start = stop = total = 0
+    start = stop = chunk_rows = 0
     chunk, groups = list[Turn](), list[RowGroup]()
     for turn in turns:
         group = _row_group(turn, stop - start)
         if group is None:
             continue
-        group_weight = weight(group)
-        if chunk and total + group_weight > max_rows:
+        group_rows = greedy_rows(group)
+        if chunk and chunk_rows + group_rows > max_rows:
             yield slice(start, stop), chunk, groups
-            start, total = stop, 0
+            start, chunk_rows = stop, 0
             chunk, groups = [], []
             group = _row_group(turn, 0)
             assert group is not None
         chunk.append(turn)
         groups.append(group)
         stop = start + (group.rows if group.guide is None else group.guide).stop
-        total += group_weight
+        chunk_rows += group_rows
     if chunk:
         yield slice(start, stop), chunk, groups
 
 
 def _row_slices(hidden: Tensor, group: RowGroup, max_rows: int) -> Iterator[tuple[Tensor, list[RowGroup]]]:
-    """Cut the rows `hidden` [M, D] of a group that weighs more than `max_rows` into slices."""
+    """Cut the rows `hidden` [M, D] of a group that counts as more than `max_rows` rows into slices."""
     row_count = group.rows.stop - group.rows.start
     # Slices of equal size, so that the result depends on the request alone.
-    slice_count = min(row_count, -(-weight(group) // max_rows))
+    slice_count = min(row_count, -(-greedy_rows(group) // max_rows))
     for start, stop in pairwise(row_count * index // slice_count for index in range(slice_count + 1)):
         rows = hidden[start:stop]
         if group.guide is not None:
@@ -331,7 +331,7 @@ def run_isolated(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> Iter
     try:
         hidden, final_items = runner.run(items)
     except Exception as error:
-        if not _can_split(batch, error, failed_turns):
+        if not _record_failure(batch, error, failed_turns):
             return
         names = tuple(turn.member.id for turn in batch)
         log.warning("a pass over %s failed and is run in parts: %s", names, error)
@@ -341,7 +341,7 @@ def run_isolated(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> Iter
             _revise(batch, final_items)
         yield PassResult(batch, final_items, hidden)
         return
-    for part in _split(runner, batch, failed_turns):
+    for part in _split_batch(runner, batch, failed_turns):
         yield from run_isolated(runner, part, failed_turns)
 
 
@@ -356,7 +356,7 @@ def score_isolated(runner: Runner, result: PassResult, failed_turns: list[Turn])
         # Prefix passes come first, and have no scores.
         arrival = None if batch[-1].decoder is None else runner.launch_scores(result.hidden, batch)
     except Exception as error:
-        if not _can_split(batch, error, failed_turns):
+        if not _record_failure(batch, error, failed_turns):
             return []
     else:
         chooses = buffered and arrival is not None
@@ -374,10 +374,10 @@ def score_isolated(runner: Runner, result: PassResult, failed_turns: list[Turn])
     return scores
 
 
-def _can_split(batch: Batch, error: Exception, failed_turns: list[Turn]) -> bool:
-    """Whether a batch that failed with `error` has several turns, so that one of them may be the cause.
+def _record_failure(batch: Batch, error: Exception, failed_turns: list[Turn]) -> bool:
+    """Give the `error` of a failed batch to its turn, and add that to `failed_turns`, if it has only one.
 
-    A single turn gets the error, and is added to `failed_turns`. Raises `error` if no turn causes it.
+    Returns whether it has several, any of which may be the cause. Raises `error` if no turn causes it.
     """
     if is_fatal(error) or is_out_of_memory(error):
         raise error
@@ -401,14 +401,14 @@ def _split_by_reader(reads: DeviceReads, rows: NDArray[np.float32]) -> tuple[Rea
     return tuple((reader, rows[stop - read.width : stop]) for (reader, read), stop in zip(reads, stops, strict=True))
 
 
-def _split(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> list[Batch]:
-    """The turns to run again after a failed pass: without those that cannot be packed, or else in two halves."""
+def _split_batch(runner: Runner, batch: Batch, failed_turns: list[Turn]) -> list[Batch]:
+    """Split a failed pass for another run: without turns that cannot be packed, which have failed, or else in two."""
     packable = []
     for turn in batch:
         try:
             runner.pack(list(turn.items))
         except Exception as error:
-            _can_split([turn], error, failed_turns)
+            _record_failure([turn], error, failed_turns)
         else:
             packable.append(turn)
     if len(packable) < len(batch):  # then the pass was not packed either, and nothing ran on the device

@@ -68,7 +68,7 @@ class RunningRequest(Member):
         self.record = record
         self.id = request.id
         self.owner = request.owner
-        self.sort_key = 1, request.adapter or "", canvases[0].sharing
+        self.sort_key = 1, request.adapter or "", canvases[0].sharing_key
         self.decoder = pending.decoding.decoder(canvas, policy.traits.schedule.idle_passes)
         self.end: ResponseEnd  # looks for the end of the response
         self.readers: tuple[Reader, ...]
@@ -77,7 +77,7 @@ class RunningRequest(Member):
             self.readers = predecessor.readers
         else:
             record.fixed_lead = canvas.settled_lead
-            self.end = ResponseEnd(canvas, pending.response, pending.stops, formed=request.formed)
+            self.end = ResponseEnd(canvas, pending.response, pending.stops, has_form=request.has_form)
             start = Start(canvas, pending.response, pending.decoding.total_steps, config, request.readers)
             self.readers = readers_of(start, self.decoder, policy, request.params)
         self.planner = PassPlanner(pending, policy, self.end, self.readers, pending.decoding.first_step)
@@ -101,7 +101,7 @@ class RunningRequest(Member):
         elif self.closing:
             # After a stop token the decoder is at the next block, so the settled length says where the last block ends.
             stop = 0 if self.claim.publisher is None else self.claim.publisher.settled_length()
-            block = range(stop - self.pending.decoding.block, stop)
+            block = range(stop - self.pending.decoding.block_length, stop)
             items = planner.plan_closing(self.canvases[0], decoder, block)
         else:
             items = planner.plan(self.canvases, decoder)
@@ -137,14 +137,14 @@ class RunningRequest(Member):
     def tally(self, items: CanvasPlans) -> Tally:
         first, plan = items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
-        leased = prefix.length if self.claim.lease is not None and prefix is not None else 0
+        leased_rows = prefix.length if self.claim.lease is not None and prefix is not None else 0
         return Tally(
             cost=sum(plan.cost for _, plan in items),
-            rows=sum(plan.widest for _, plan in items),
+            max_rows=sum(plan.widest for _, plan in items),
             forwards=len(items) if self.policy.traits.schedule.own_clocks else 1,
             row_layers_saved=sum(len(state.canvas) * plan.layers - plan.cost for state, plan in items),
             refreshes=any(plan.refreshes for _, plan in items),
-            refreshes_prefix=bool(live[:leased].any()),
+            refreshes_prefix=bool(live[:leased_rows].any()),
         )
 
     def device_reads(self, turn: Turn) -> DeviceReads:
@@ -152,8 +152,8 @@ class RunningRequest(Member):
         if not len(turn.plan.predicted) or self.decoder.context.drafts:
             return ()
         read_pass = self._read_pass(turn)
-        parts = ((reader, reader.on_device(read_pass)) for reader in self.readers)
-        return tuple((reader, part) for reader, part in parts if part is not None)
+        reads = ((reader, reader.on_device(read_pass)) for reader in self.readers)
+        return tuple((reader, read) for reader, read in reads if read is not None)
 
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
         items, tally = turn.items, turn.tally
@@ -203,7 +203,7 @@ class RunningRequest(Member):
         return self._report(transfer)
 
     def close(self) -> bool:
-        """Request one more pass, over the last block, if that completes a page for other requests. Whether it does."""
+        """Request one more pass, over the last block, if that completes a page for others. Returns whether it does."""
         publisher = self.claim.publisher
         if publisher is None or self.closing or self.decoder.context.committed is not None:
             return False
@@ -212,11 +212,11 @@ class RunningRequest(Member):
         return self.closing
 
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
-        """The result of the request. It has no tokens if the request was cancelled or failed."""
+        """Complete the usage, and return the result. It has no tokens if the request was cancelled or failed."""
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length") and all(reader.generates for reader in self.request.readers):
             canvas = self.canvases[0].canvas
-            tokens = tuple(canvas.response[: self.end.stop_length(canvas.settled_lead)].tolist())
+            tokens = tuple(canvas.response[: self.end.find_stop_length(canvas.settled_lead)].tolist())
         record, usage = self.record, self.record.usage
         holes = self.pending.response.holes
         usage.completion_tokens = sum(min(hole.stop, len(tokens)) - hole.start for hole in holes if tokens)

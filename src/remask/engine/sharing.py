@@ -9,22 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from remask.engine.config import EngineConfig
-from remask.engine.placement import (
-    AwaitsPage,
-    Decision,
-    LeasePlan,
-    NoRoom,
-    PagePlan,
-    PageSharing,
-    Placement,
-    SharedKV,
-)
+from remask.engine.placement import AwaitsPage, Decision, LeasePlan, NoRoom, PagePlan, PageSharing, Placement, SharedKV
 from remask.engine.request import PendingRequest, Request
 from remask.errors import IntegrityError
 from remask.model.config import ModelConfig
 from remask.plan.canvas import Canvas
 from remask.plan.plan import PrefixHit
-from remask.policies.base import CachePolicy, Unread
+from remask.policies.base import CachePolicy, UnreadReason
 from remask.policies.bicache import BiCache, Earned
 from remask.policies.earned import EarnedDepths
 from remask.sampling.decoder import Decoding
@@ -33,7 +24,7 @@ from remask.store.entries import PrefixEntry
 from remask.store.prefix import Lease, PrefixStore
 from remask.store.recent import RecentPrompts
 
-SHARING_OFF = Unread("off", "prefix_sharing is off")
+SHARING_OFF = UnreadReason("off", "prefix_sharing is off")
 
 
 class Sharing(Protocol):
@@ -56,7 +47,7 @@ class LeaseChoice:
     """The lease that a request would get, or why it gets none."""
 
     lease: LeasePlan | None = None
-    unread: Unread | None = None  # why it reads no stored prefix
+    unread_reason: UnreadReason | None = None  # why it reads no stored prefix
     unleased_prefix: int = 0  # leading tokens that it shares, if its policy reads none of them from the store
 
 
@@ -80,16 +71,16 @@ class Prefixes(Sharing):
         self.allocator = store.allocator
 
     def plan(self, pending: PendingRequest) -> Decision:
+        """See `Sharing`. A prefix read in place saves its pages in the leased layers; a copied one saves none."""
         length, layers = pending.decoding.length, self.shape.layers
         choice = self.choose_lease(pending)
         lease = choice.lease
         entry = None if lease is None else lease.entry
-        # A prefix that is not read in place is copied to pages of the canvas, so one extent serves all layers.
         lead = 0 if lease is None else lease.prefix.lead
         leased_layers = lease.prefix.layers if lease is not None and lead else 0
-        parts = [(length - lead, range(leased_layers)), (length, range(leased_layers, layers))]
-        demands = [(tokens, part) for tokens, part in parts if len(part)]  # all or no layers may be leased
-        other_canvases = [(length, range(layers))] * (pending.canvases - 1)
+        demands = [(length - lead, range(leased_layers)), (length, range(leased_layers, layers))]
+        demands = [demand for demand in demands if len(demand[1])]  # all or no layers may be leased
+        other_canvases = [(length, range(layers))] * (pending.canvas_count - 1)
         free_extents = self.allocator.find([*demands, *other_canvases])
         if free_extents is None:
             return NoRoom(entry)
@@ -99,10 +90,12 @@ class Prefixes(Sharing):
                 return NoRoom(evictable=False)
         extents = (free_extents[: len(demands)], *((extent,) for extent in free_extents[len(demands) :]))
         if lease is not None:
-            return Placement(self.policy(pending, lease.prefix.length), extents, lease, unread=choice.unread)
-        prefix_length = choice.unleased_prefix
-        policy = self.policy(pending, prefix_length).within(prefix_length)
-        return Placement(policy, extents, unread=choice.unread, unleased_prefix=prefix_length)
+            policy = self.policy(pending, lease.prefix.length)
+        else:
+            policy = self.policy(pending, choice.unleased_prefix).within(choice.unleased_prefix)
+        return Placement(
+            policy, extents, lease, unread_reason=choice.unread_reason, unleased_prefix=choice.unleased_prefix
+        )
 
     def claim(
         self,
@@ -153,13 +146,16 @@ class Prefixes(Sharing):
             pending.common_tokens = min(self.recent.add(request.prompt_token_ids, request.salt), max_prefix)
 
     def choose_lease(self, pending: PendingRequest) -> LeaseChoice:
-        """The lease that a request would get now. Changes nothing."""
+        """Choose the lease of a request: of the entry that the store finds, or of a new one for all of the prefix.
+
+        There is none if the policy does not read such a prefix, or the store cannot hold it. Changes nothing.
+        """
         request = pending.request
         prefix_length = self._prefix_length(pending)
         if prefix_length <= 0:
-            return LeaseChoice(unread=self._no_prefix_reason(pending))
+            return LeaseChoice(unread_reason=self._no_prefix_reason(pending))
         if self.config.prefix_sharing == "off":
-            return LeaseChoice(unread=SHARING_OFF)
+            return LeaseChoice(unread_reason=SHARING_OFF)
         new_entry_choice = self._lease_of(pending, prefix_length, prefix_length, None)
         if new_entry_choice.lease is None:
             return new_entry_choice
@@ -170,34 +166,38 @@ class Prefixes(Sharing):
                 return choice
         if not self.store.fits(prefix_length):
             note = f"prefix of {prefix_length} tokens exceeds the store's budget of {self.store.budget_tokens}"
-            return LeaseChoice(unread=Unread("budget", note))
-        return replace(new_entry_choice, unread=no_entry_reason(request.cache_salt))
+            return LeaseChoice(unread_reason=UnreadReason("budget", note))
+        return replace(new_entry_choice, unread_reason=no_entry_reason(request.cache_salt))
 
-    def _no_prefix_reason(self, pending: PendingRequest) -> Unread | None:
+    def _no_prefix_reason(self, pending: PendingRequest) -> UnreadReason | None:
         """Why a request shares nothing. None if it chose so, or its policy would read nothing anyway."""
         request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
         if request.prefix_length:
-            return Unread("short", "the one token of the prefix predicts the response, so it is computed")
+            return UnreadReason("short", "the one token of the prefix predicts the response, so it is computed")
         prompt_length = len(request.prompt_token_ids)
         if not request.find_prefix or not request.policy.boundary(prompt_length, canvas_length, layers):
             return None
         if pending.common_tokens is not None:
-            return Unread("nothing", f"no recent prompt begins with {self.config.prefix_min} tokens of this one")
-        return Unread(
+            return UnreadReason("nothing", f"no recent prompt begins with {self.config.prefix_min} tokens of this one")
+        return UnreadReason(
             "nothing",
             "nothing is shared: no turn stands before the last user turn, and no prefix_length or cache_control says "
             "what other prompts begin with too",
         )
 
     def _prefix_length(self, pending: PendingRequest) -> int:
-        """Number of leading tokens that a request shares: as it says, or as recent prompts show."""
+        """Number of leading tokens that a request shares, 0 or less if none: `prefix_length`, at most `max_prefix`.
+
+        If it names none, they are those that it has in common with recent prompts, if there are `prefix_min`; but those
+        of the longest stored entry that it begins with, if that has as many, and the share `prefix_cover` of these.
+        """
         request, config = pending.request, self.config
         max_prefix = self.max_prefix(pending)
         common = pending.common_tokens
         if common is not None:
-            level = self.store.longest_level(request.prompt_token_ids[: max(0, max_prefix)], request.salt)
-            if level is not None and len(level) >= max(config.prefix_min, config.prefix_cover * common):
-                return len(level)
+            entry = self.store.longest_entry(request.prompt_token_ids[: max(0, max_prefix)], request.salt)
+            if entry is not None and len(entry) >= max(config.prefix_min, config.prefix_cover * common):
+                return len(entry)
             if common >= config.prefix_min:
                 return common
         return min(request.prefix_length, max_prefix)
@@ -208,7 +208,7 @@ class Prefixes(Sharing):
         policy = request.policy
         if not isinstance(policy, BiCache) or not isinstance(policy.depth, Earned):
             return policy
-        depth = policy.depth.begin(prefix_length, canvas_length)
+        depth = policy.depth.start_depth(prefix_length, canvas_length)
         if self.depths is not None and prefix_length:
             record = self.depths.record(request.adapter or "", prefix_length, canvas_length)
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix_length], request.salt), depth)
@@ -223,17 +223,19 @@ class Prefixes(Sharing):
         boundary = policy.boundary(length, canvas_length, layers)
         if not boundary:
             # `policy` has an earned depth as a number that nobody set, so the request's own policy gives the reason.
-            return LeaseChoice(unread=request.policy.unread(length, canvas_length), unleased_prefix=requested_tokens)
+            reason = request.policy.unread_reason(length, canvas_length)
+            return LeaseChoice(unread_reason=reason, unleased_prefix=requested_tokens)
         hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
         return LeaseChoice(LeasePlan(hit, requested_tokens, entry))
 
 
-def no_entry_reason(cache_salt: str) -> Unread | None:
+def no_entry_reason(cache_salt: str) -> UnreadReason | None:
     """Why a request reads nothing although its prefix will be stored; None if it has no salt, as its prefix is new.
 
     It does not reveal whether the prefix is stored under another salt.
     """
-    return Unread("salt", "nothing of this cache_salt is stored yet, and no other is read") if cache_salt else None
+    reason = UnreadReason("salt", "nothing of this cache_salt is stored yet, and no other is read")
+    return reason if cache_salt else None
 
 
 class Pages(Sharing):
@@ -249,50 +251,52 @@ class Pages(Sharing):
 
         Any thread may call it.
         """
-        if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block:
+        if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block_length:
             return ()
-        tokens, salt = _whole_blocks(request, decoding), _salt(request, decoding.block, decoding.block_offset)
+        tokens, salt = (
+            _whole_blocks(request, decoding),
+            _page_salt(request, decoding.block_length, decoding.block_offset),
+        )
         return tuple(self.chain.identities(tokens, salt, decoding.block_offset))
 
     def plan(self, pending: PendingRequest) -> Decision:
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
-        block, block_offset = decoding.block, decoding.block_offset
+        block_length, block_offset = decoding.block_length, decoding.block_offset
         if self.chain.is_next_pending(pending.page_keys):
             return AwaitsPage()
-        salt = _salt(request, block, block_offset)
+        salt = _page_salt(request, block_length, block_offset)
         pages = tuple(self.chain.find(_whole_blocks(request, decoding), pending.page_keys, salt, block_offset))
         extents = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
         if extents is None:
             return NoRoom(pages=frozenset(page.key for page in pages))
         budget = self.chain.budget_tokens
-        unread = None
-        if size % block:
-            unread = Unread(
-                "pages", f"pages of {size} tokens hold no whole number of blocks of {block}: none is shared"
+        reason = None
+        if size % block_length:
+            reason = UnreadReason(
+                "pages", f"pages of {size} tokens hold no whole number of blocks of {block_length}: none is shared"
             )
         elif budget < size:
-            unread = Unread("budget", f"the store's budget of {budget} tokens holds no page of {size}")
+            reason = UnreadReason("budget", f"the store's budget of {budget} tokens holds no page of {size}")
         elif not pending.page_keys:
             prompt_length = len(request.prompt_token_ids)
-            unread = Unread("short", f"the prompt of {prompt_length} tokens fills no page of {size}")
+            reason = UnreadReason("short", f"the prompt of {prompt_length} tokens fills no page of {size}")
         elif not pages:
-            unread = self._misaligned_reason(request, decoding) or no_entry_reason(request.cache_salt)
-        publishes = not size % block and budget >= size
-        return Placement(
-            request.policy.without_prefix, (extents,), pages=PagePlan(pages, salt, publishes), unread=unread
-        )
+            reason = self._misaligned_reason(request, decoding) or no_entry_reason(request.cache_salt)
+        publishes = not size % block_length and budget >= size
+        plan = PagePlan(pages, salt, publishes)
+        return Placement(request.policy.without_prefix, (extents,), pages=plan, unread_reason=reason)
 
-    def _misaligned_reason(self, request: Request, decoding: Decoding) -> Unread | None:
+    def _misaligned_reason(self, request: Request, decoding: Decoding) -> UnreadReason | None:
         """Why a stored beginning of the prompt is not read, if its blocks end at other tokens; otherwise None."""
-        tokens, block = request.prompt_token_ids, decoding.block
-        for block_offset in range(block) if decoding.from_prompt else ():
-            salt = _salt(request, block, block_offset)
+        tokens, block_length = request.prompt_token_ids, decoding.block_length
+        for block_offset in range(block_length) if decoding.from_prompt else ():
+            salt = _page_salt(request, block_length, block_offset)
             key = self.chain.identity(tokens[self.chain.token_slice(0, block_offset)], None, salt)
             if self.chain.find(tokens, [key], salt, block_offset):
-                return Unread(
+                return UnreadReason(
                     "blocks",
-                    f"blocks of {block} are counted from the end of the prompt, whose {len(tokens)} tokens leave "
-                    f"{decoding.block_offset}; the page stored of its beginning is of prompts that leave "
+                    f"blocks of {block_length} are counted from the end of the prompt, whose {len(tokens)} tokens "
+                    f"leave {decoding.block_offset}; the page stored of its beginning is of prompts that leave "
                     f"{block_offset}",
                 )
         return None
@@ -309,14 +313,14 @@ class Pages(Sharing):
         if not plan.publishes:
             return SharedKV(prefix, pages=pages)
         publisher = PageSharing(
-            self.chain,
-            canvas,
-            pending.decoding.block,
-            pending.decoding.block_offset,
-            plan.salt,
-            list(pages),
-            placement.extents[0][0].split(),
-            list(pending.page_keys),
+            chain=self.chain,
+            canvas=canvas,
+            block_length=pending.decoding.block_length,
+            block_offset=pending.decoding.block_offset,
+            salt=plan.salt,
+            stored_pages=list(pages),
+            extents=placement.extents[0][0].split(),
+            keys=list(pending.page_keys),
         )
         undo.callback(publisher.release)
         return SharedKV(prefix, pages=pages, publisher=publisher)
@@ -325,9 +329,9 @@ class Pages(Sharing):
 def _whole_blocks(request: Request, decoding: Decoding) -> Sequence[int]:
     """The leading tokens of the prompt that fill whole blocks."""
     tokens = request.prompt_token_ids
-    return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block]
+    return tokens[: len(tokens) - (len(tokens) - decoding.block_offset) % decoding.block_length]
 
 
-def _salt(request: Request, block: int, block_offset: int) -> str:
+def _page_salt(request: Request, block_length: int, block_offset: int) -> str:
     """The salt of a request's page hashes: pages of other grids of blocks, adapters and tenants never match."""
-    return f"{block}+{block_offset}:{request.salt}"
+    return f"{block_length}+{block_offset}:{request.salt}"

@@ -17,8 +17,8 @@ from remask.engine.capacity import (
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
-from remask.machine.cpu import memory
-from remask.machine.device import free_memory
+from remask.machine.cpu import memory as cpu_memory
+from remask.machine.device import cuda_memory
 from remask.model.graphs import graph_bytes
 from remask.model.graphs import max_rows as max_graph_rows
 from remask.model.transformer import Transformer
@@ -31,14 +31,14 @@ class Room:
     """How the memory of an engine is divided."""
 
     max_canvas: int  # tokens of the longest canvas
-    running: int  # tokens of K/V for running canvases, in whole pages
-    store: int  # tokens that the prefix store may hold
-    rows: int | None = None  # largest number of rows of a pass in any layer; None if memory does not limit it
-    spare: int | None = None  # bytes that are not planned for; None if unknown
+    running_tokens: int  # tokens of K/V for running canvases, in whole pages
+    store_tokens: int  # tokens that the prefix store may hold
+    max_rows: int | None = None  # largest number of rows of a pass in any layer; None if memory does not limit it
+    spare_bytes: int | None = None  # bytes that are not planned for; None if unknown
 
 
-def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_canvas: int, page: int) -> Room:
-    """Divide the memory of `model`'s device among `canvases` of `max_canvas` tokens in pages of `page`, and the store.
+def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:
+    """Divide the memory of `model`'s device among `canvas_count` canvases of `max_canvas` tokens, and the store.
 
     A canvas may take a page more than its length, as a lease splits it in two. Raises `ConfigError` if they do not fit.
     On a CPU canvases may become fewer or shorter instead, so that requests wait for pages.
@@ -50,33 +50,33 @@ def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_c
                 f"gpu_memory_utilization={config.gpu_memory_utilization:g} is for CUDA devices, and the model is on "
                 f"{device}: leave it out, as K/V take memory there page by page"
             )
-        return _divide_cpu_memory(model, config, canvases, max_canvas, page)
-    free, total = model.ranks.run_on_all(device_memory, model)
-    memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
+        return _divide_cpu(model, config, canvas_count, max_canvas, page_size)
+    total, free = model.ranks.run_on_all(smallest_memory, model)
+    memory = DeviceMemory(total=total, free=free, share=config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
     token = token_bytes(shape, itemsize, ranks)
     stored_bytes = token.kv + token.state  # of a token in the store
     min_store = 0 if budget == "auto" else budget
-    extent = max_canvas + page
-    running = canvases * extent
+    extent = max_canvas + page_size
+    running = canvas_count * extent
     graph_workspace = 0
     if config.graphs:  # which have memory of their own for a pass
-        rows = max_graph_rows(shape)
-        graph_workspace = workspace_bytes(shape, rows, extent, itemsize, ranks, model.attention) + graph_bytes(
+        graph_rows = max_graph_rows(shape)
+        graph_workspace = workspace_bytes(shape, graph_rows, extent, itemsize, ranks, model.attention) + graph_bytes(
             shape, itemsize
         )
-        graph_workspace += attention_bytes(shape, rows, extent, itemsize, model.attention, filled=True)
+        graph_workspace += attention_bytes(shape, graph_rows, extent, itemsize, model.attention, pad=True)
     pass_room = memory.room - graph_workspace - running * token.kv - min_store * stored_bytes
     max_rows = running
     if config.max_row_layers is not None:  # a row is computed in one layer at least
         max_rows = min(max_rows, config.max_row_layers)
 
-    def pass_workspace(rows: int) -> int:
-        return workspace_bytes(shape, rows, extent, itemsize, ranks, model.attention)
+    def pass_workspace(row_count: int) -> int:
+        return workspace_bytes(shape, row_count, extent, itemsize, ranks, model.attention)
 
     rows = pass_rows(max_rows, extent, pass_room, pass_workspace)
     workspace = graph_workspace + pass_workspace(rows)
-    max_store = store_tokens(memory, token, workspace, canvases, max_canvas, page)
+    max_store = store_tokens(memory, token, workspace, canvas_count, max_canvas, page_size)
     if min_store > max_store:
         raise ConfigError(
             f"store_budget_tokens={budget} needs {gigabytes(min_store * stored_bytes)} beside running canvases, and "
@@ -90,48 +90,49 @@ def divide_memory(model: Transformer, config: EngineConfig, canvases: int, max_c
     return Room(max_canvas, running, store, rows, memory.room - workspace - planned)
 
 
-def _divide_cpu_memory(model: Transformer, config: EngineConfig, canvases: int, max_canvas: int, page: int) -> Room:
+def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:
     """`divide_memory` on a CPU: as configured if that fits. Otherwise two canvases get their memory first.
 
     The rest is for the store and for more canvases. If the configuration names no length, canvases become shorter, so
     that the store holds at least one of them. Raises `ConfigError` if two canvases do not fit.
     """
     budget = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
-    requested = Room(max_canvas, canvases * (max_canvas + page), budget)
-    sizes = memory()
+    requested = Room(max_canvas, canvas_count * (max_canvas + page_size), budget)
+    sizes = cpu_memory()
     if sizes is None:
         return requested
     _, free = sizes
-    cpu = CpuMemory.beside_model(model, free, page)
+    cpu = CpuMemory.beside_model(model, free, page_size)
     token = cpu.token
     stored_bytes = token.kv + token.state  # of a token in the store
-    max_rows = config.max_row_layers or requested.running  # a row is computed in one layer at least
-    requested_bytes = requested.running * token.kv + budget * stored_bytes
-    if requested_bytes + cpu.workspace(min(max_rows, requested.running), max_canvas + page) <= cpu.available:
+    max_rows = config.max_row_layers or requested.running_tokens  # a row is computed in one layer at least
+    requested_bytes = requested.running_tokens * token.kv + budget * stored_bytes
+    requested_bytes += cpu.workspace(min(max_rows, requested.running_tokens), max_canvas + page_size)
+    if requested_bytes <= cpu.available:
         return requested
     has_length = config.max_model_len is not None
     fitting_length = cpu.max_canvas(max_canvas, 0 if has_length else budget)
     if not fitting_length or (fitting_length < max_canvas and has_length):
         raise cpu.shortage_error(max_canvas, fitting_length)
-    extent = fitting_length + page
-    remaining_bytes = cpu.available - cpu.pair(fitting_length)
+    extent = fitting_length + page_size
+    remaining_bytes = cpu.available - cpu.pair_bytes(fitting_length)
     store = min(budget, max(remaining_bytes // 2 // stored_bytes, 0 if has_length else fitting_length))
-    running = min(canvases * extent, 2 * extent + (remaining_bytes - store * stored_bytes) // token.kv)
+    running = min(canvas_count * extent, 2 * extent + (remaining_bytes - store * stored_bytes) // token.kv)
     planned = running * token.kv + store * stored_bytes
     rows = pass_rows(min(max_rows, running), extent, cpu.available - planned, lambda rows: cpu.workspace(rows, extent))
     log.warning(
         "%s of memory are left beside the weights: canvases have up to %d tokens (%d were asked for), running ones "
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",
-        *(gigabytes(cpu.available), fitting_length, max_canvas, running, requested.running, store, budget, rows),
+        *(gigabytes(cpu.available), fitting_length, max_canvas, running, requested.running_tokens, store, budget, rows),
     )
     spare = (cpu.available - planned - cpu.workspace(rows, extent)) // cpu.ranks
     return Room(fitting_length, running, store, rows, spare)
 
 
-def device_memory(model: Transformer) -> tuple[int, int]:
-    """The least free and the least total bytes of any rank's CUDA device. Every rank must call it."""
-    sizes = free_memory(model.device)
+def smallest_memory(model: Transformer) -> tuple[int, int]:
+    """The least total and the least free bytes of any rank's CUDA device, after garbage collection; on every rank."""
+    sizes = cuda_memory(model.device)
     if not model.ranks.several:
         return sizes
-    free, total = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()
-    return free, total
+    total, free = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()
+    return total, free

@@ -48,7 +48,7 @@ def make_work(parts: list[StageRows], separate: bool = False) -> WorkList:
             _add_separate(builder, part)
             continue
         shares_prefix = _shares_prefix(part)
-        if group and (not shares_prefix or part.state.sharing != group[0].state.sharing):
+        if group and (not shares_prefix or part.state.sharing_key != group[0].state.sharing_key):
             _add_group(builder, group)
             group = []
         if shares_prefix:
@@ -57,7 +57,7 @@ def make_work(parts: list[StageRows], separate: bool = False) -> WorkList:
             _add_canvas(builder, part, 0)
     if group:
         _add_group(builder, group)
-    return builder.list()
+    return builder.build()
 
 
 def make_sliding_work(parts: list[StageRows], reach: int) -> WorkList:
@@ -69,7 +69,7 @@ def make_sliding_work(parts: list[StageRows], reach: int) -> WorkList:
     for part in parts:
         if len(part.positions):
             add_windows(builder, part.rows.start, part.positions, part.table.slots, part.sees, reach, part.block_starts)
-    return builder.list()
+    return builder.build()
 
 
 def add_windows(
@@ -87,7 +87,7 @@ def add_windows(
     """
     first, end = neighbours(positions, len(slots) if sees is None else sees, reach, block_starts)
     gaps = np.flatnonzero(first[1:] > end[:-1]) + 1  # rows whose windows do not touch those before
-    base_slot = builder.slots(slots)
+    base_slot = builder.add_slots(slots)
     for start, stop in pairwise([0, *gaps.tolist(), len(positions)]):
         low = start
         while low < stop:
@@ -113,7 +113,7 @@ def _add_group(builder: WorkListBuilder, group: list[StageRows]) -> None:
         return
     length = _prefix_length(group[0])
     start, stop = group[0].rows.start, group[-1].rows.stop
-    builder.add(start, stop - start, builder.slots(group[0].table.slots[:length]), length, None)
+    builder.add(start, stop - start, builder.add_slots(group[0].table.slots[:length]), length, None)
     for part in group:
         _add_canvas(builder, part, length)
 
@@ -123,10 +123,10 @@ def _add_canvas(builder: WorkListBuilder, part: StageRows, start: int) -> None:
     slots = part.table.slots[start:]
     if part.sees is None:
         if len(slots):
-            builder.add(part.rows.start, len(part.positions), builder.slots(slots), len(slots), None)
+            builder.add(part.rows.start, len(part.positions), builder.add_slots(slots), len(slots), None)
         return
     sees = part.sees - start
-    first_slot = builder.slots(slots[: sees[-1]])
+    first_slot = builder.add_slots(slots[: sees[-1]])
     for first, last in _tiles(sees):
         reach = int(sees[last - 1])
         if reach:
@@ -138,7 +138,7 @@ def _add_separate(builder: WorkListBuilder, part: StageRows) -> None:
     """Add one unit for each run of rows that see the same positions."""
     count = len(part.positions)
     sees = np.full(count, len(part.table.slots)) if part.sees is None else part.sees
-    first_slot = builder.slots(part.table.slots[: sees[-1]])
+    first_slot = builder.add_slots(part.table.slots[: sees[-1]])
     for first, last in pairwise(_edges(sees)):
         builder.add(part.rows.start + first, last - first, first_slot, int(sees[first]), None)
 

@@ -54,21 +54,21 @@ class WaitingQueue:
         line.remove(pending)
         if not line:
             del self._bodies[owner]
-        _add(self._waiting, owner.client, -1)
+        _add_to(self._waiting, owner.client, -1)
         self.count -= 1
         self._first = None
 
     def add_running(self, pending: PendingRequest) -> None:
         """Count the canvases of a request that has begun."""
-        self._count_running(pending.request.owner, pending.canvases)
+        self._count_running(pending.request.owner, pending.canvas_count)
 
     def remove_running(self, pending: PendingRequest) -> None:
         """Stop counting the canvases of a request that has ended."""
-        self._count_running(pending.request.owner, -pending.canvases)
+        self._count_running(pending.request.owner, -pending.canvas_count)
 
-    def _count_running(self, owner: Owner, canvases: int) -> None:
-        _add(self._canvases_of_body, owner, canvases)
-        _add(self._canvases_of_client, owner.client, canvases)
+    def _count_running(self, owner: Owner, canvas_count: int) -> None:
+        _add_to(self._canvases_of_body, owner, canvas_count)
+        _add_to(self._canvases_of_client, owner.client, canvas_count)
         self._first = None
 
     def clear_running(self) -> None:
@@ -91,13 +91,13 @@ class WaitingQueue:
             if index >= len(line):
                 continue
             pending = line[index]
-            key = _key(pending, self._canvases_of_body[owner], now)
+            key = _sort_key(pending, self._canvases_of_body[owner], now)
             if owner.client not in best or key < best[owner.client][0]:
                 best[owner.client] = key, pending
         candidates = [pending for _, pending in best.values()]
         canvases = self._canvases_of_client
         first = min(
-            candidates, key=lambda pending: _key(pending, canvases[pending.request.owner.client], now), default=None
+            candidates, key=lambda other: _sort_key(other, canvases[other.request.owner.client], now), default=None
         )
         if not skipped:
             self._first = first
@@ -112,8 +112,8 @@ class WaitingQueue:
     def _clients(self) -> Set[str]:
         return self._waiting.keys() | self._canvases_of_client.keys()
 
-    def may_exceed(self, pending: PendingRequest, canvases: int, limit: int) -> bool:
-        """Whether a request may begin beside `canvases` running ones although they then exceed `limit`.
+    def may_exceed(self, pending: PendingRequest, running_canvases: int, limit: int) -> bool:
+        """Whether a request may begin beside `running_canvases` canvases although they then exceed `limit`.
 
         If its client runs nothing, it may while fewer than 2 * `limit` clients run something, so that nobody waits for
         the answers of others to end. If all requests are of one client, perhaps a proxy, this holds for its bodies, and
@@ -133,16 +133,18 @@ class WaitingQueue:
             return False
         if not running:
             return not is_crowded
-        return canvases + pending.canvases <= 2 * limit and running + pending.canvases <= limit // parties
+        count = pending.canvas_count
+        return running_canvases + count <= 2 * limit and running + count <= limit // parties
 
 
-def _key(pending: PendingRequest, canvases: int, now: float) -> Key:
-    """Sorts requests of clients, or bodies, that run this many `canvases`; the smallest is next."""
-    bonus = 0 if canvases else max(0, int((now - pending.arrived) / PRIORITY_STEP_S))
-    return pending.request.priority - bonus, canvases, pending.queue_time
+def _sort_key(pending: PendingRequest, canvas_count: int, now: float) -> Key:
+    """Sorts requests of clients, or bodies, that run `canvas_count` canvases; the smallest is next."""
+    bonus = 0 if canvas_count else max(0, int((now - pending.arrived) / PRIORITY_STEP_S))
+    return pending.request.priority - bonus, canvas_count, pending.queue_time
 
 
-def _add(counter: Counter[K], key: K, count: int) -> None:
+def _add_to(counter: Counter[K], key: K, count: int) -> None:
+    """Add `count`, which may be negative, and drop a key whose count is 0."""
     counter[key] += count
     if not counter[key]:
         del counter[key]

@@ -60,7 +60,7 @@ class Slot:
             for expert, values in enumerate(source):
                 self._matrix(weights).expert(expert).write(slice(None), values)
         else:
-            self._quantize(self._matrix(weights), encode(self._matrix(weights).kind, source))
+            self._quantize(self._matrix(weights), encode(self._matrix(weights).quantization, source))
 
     def _matrix(self, weights: Weights) -> QuantizedMatrix:
         return cast("QuantizedMatrix", self._field(weights))

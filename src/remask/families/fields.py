@@ -147,14 +147,15 @@ class Fields:
             )
         return tuple(ids)
 
-    def head_dim(self, hidden: str, heads: str) -> int:
+    def head_dim(self, hidden_key: str, heads_key: str) -> int:
         """The width of a head, from the keys of the hidden size and the number of heads. RoPE needs an even width.
 
         Raises `CheckpointError` if `head_dim` has another value.
         """
-        width, remainder = divmod(self.integer(hidden), self.integer(heads))
+        hidden = self.integer(hidden_key)
+        width, remainder = divmod(hidden, self.integer(heads_key))
         if remainder or width % 2:
-            raise self.unfit(heads, f"a divisor of {hidden!r} = {self.integer(hidden)} that leaves an even head width")
+            raise self.unfit(heads_key, f"a divisor of {hidden_key!r} = {hidden} that leaves an even head width")
         self.only("head_dim", width, optional=True)
         return width
 
@@ -163,13 +164,13 @@ class Fields:
         head_dim: int,
         share: float | None = None,
         *,
-        positions: str = "max_position_embeddings",
+        positions_key: str = "max_position_embeddings",
         nested_leads: bool = False,
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` for RoPE, and `max_length`.
 
         Keys may be in this object or, as transformers 5 writes them, in `rope_parameters`. If both have one, they must
-        have the same value; with `nested_leads`, that of `rope_parameters` is used. `positions` is the key of the
+        have the same value; with `nested_leads`, that of `rope_parameters` is used. `positions_key` is that of the
         model's length, in this object. `share` is the family's default of `partial_rotary_factor`; None: the family
         rotates all channels, and refuses another value.
         """
@@ -183,7 +184,7 @@ class Fields:
             source.only("partial_rotary_factor", 1, optional=True)
         rotary_dim = source.rotary_dim("partial_rotary_factor", head_dim, share or 1.0)
         self.only("rotary_dim", rotary_dim or head_dim, optional=True)
-        max_length = self.integer(positions)
+        max_length = self.integer(positions_key)
         length = self._single_source(ORIGINAL, nested, [self]).integer(ORIGINAL, max_length)
         scalings = [inner.scaling_of(length, max_length) for inner in nested]
         if scalings[1:] and scalings[0] != scalings[1]:
@@ -214,15 +215,15 @@ class Fields:
 
         `outer` is this object, or empty if it is used only when no object in `nested` has the key.
         """
-        places = [*outer, *nested]
-        if not any(fields._raw.get(key) is not None for fields in places):
-            places = [self, *nested]
-        sources = [fields for fields in places if fields._raw.get(key) is not None]
+        objects = [*outer, *nested]
+        if not any(fields._raw.get(key) is not None for fields in objects):
+            objects = [self, *nested]
+        sources = [fields for fields in objects if fields._raw.get(key) is not None]
         for source in sources[1:]:
             value = sources[0]._raw[key]
             if source._raw[key] != value:
                 raise source.unfit(key, f"the {_short_repr(value)} that {sources[0]._source} has for the same key")
-        return sources[0] if sources else places[-1]
+        return sources[0] if sources else objects[-1]
 
     def experts(self) -> int:
         """Routed experts of a layer: `num_experts`, or `num_local_experts` as transformers 5 writes it."""
@@ -268,7 +269,7 @@ class Fields:
         self,
         head_dim: int,
         *,
-        width: str | None = "intermediate_size",
+        width_key: str | None = "intermediate_size",
         share: float | None = None,
         windows: bool = False,
         nested_leads: bool = False,
@@ -276,7 +277,7 @@ class Fields:
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` whose keys are the same in most configurations.
 
-        `width` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` and `nested_leads` are
+        `width_key` is that of the width of a dense layer's MLP; None: no layer is dense. `share` and `nested_leads` are
         those of `rope`. With `windows`, keys of sliding layers are accepted and ignored. A model that is not `masked`
         has no mask token.
         """
@@ -289,7 +290,7 @@ class Fields:
             "heads": heads,
             "kv_heads": self.kv_heads("num_key_value_heads", heads),
             "head_dim": head_dim,
-            "intermediate": 0 if width is None else self.integer(width),
+            "intermediate": 0 if width_key is None else self.integer(width_key),
             "vocab": vocab,
             **self.rope(head_dim, share, nested_leads=nested_leads),
             "norm_eps": self.number("rms_norm_eps"),

@@ -33,7 +33,7 @@ _TRAINING = re.compile(
 )
 
 
-def unknown(raw: Mapping[str, Any], read: Collection[str], harmless: Collection[str]) -> list[str]:
+def unknown_keys(raw: Mapping[str, Any], read: Collection[str], harmless: Collection[str]) -> list[str]:
     """Keys of `raw` that have a value, and that were neither `read` nor `harmless`.
 
     `null`, `false` and empty values do not count: a newer model switches something on.

@@ -61,7 +61,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         stop_ids=tuple(dict.fromkeys(stops)),
         tied=fields.flag("weight_tying"),
         rope_float32=fields.flag("rope_full_precision", True),
-        **fields.rope(head_dim, positions="max_sequence_length"),
+        **fields.rope(head_dim, positions_key="max_sequence_length"),
     )
 
 

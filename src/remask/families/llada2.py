@@ -37,7 +37,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     pools = bool(fields.get("expert_capacity"))
     shape = fields.shape(
         fields.integer("head_dim", least=2),
-        width="intermediate_size" if dense else None,
+        width_key="intermediate_size" if dense else None,
         share=ROTARY_SHARE,
         nested_leads=pools,
     )

@@ -50,7 +50,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
             shared=fields.integer("shared_expert_intermediate_size", 0),
             dense_layers=dense,
         ),
-        **fields.shape(head_dim, width="dense_intermediate_size" if dense else None, share=1.0),
+        **fields.shape(head_dim, width_key="dense_intermediate_size" if dense else None, share=1.0),
     )
 
 

@@ -40,7 +40,7 @@ def _config(family: str, fields: Fields, mixture: Mixture | None) -> ModelConfig
         block_length=fields.block("block_size"),
         mixture=mixture,
         **_SWITCHES,
-        **qwen.shape(fields, fields.integer("head_dim", least=2), MASK, width=width),
+        **qwen.shape(fields, fields.integer("head_dim", least=2), MASK, width_key=width),
     )
 
 

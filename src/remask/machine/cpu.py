@@ -118,9 +118,9 @@ class CpuReading:
 
     clock: float  # time of the reading, in seconds of a monotonic clock
     # Time of all processes. Those of low priority do not count if this process has a higher one, as they give way.
-    busy: float
-    stolen: float  # time that the host of a virtual machine gave to others
-    own: float  # time of this process and its finished children
+    busy_time: float
+    stolen_time: float  # that the host of a virtual machine gave to others
+    own_time: float  # of this process and its finished children
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ def others_use(start: CpuReading | None, end: CpuReading | None) -> OthersUse | 
     if start is None or end is None or end.clock <= start.clock:
         return None
     seconds = end.clock - start.clock
-    used = (end.busy - start.busy - (end.own - start.own)) / seconds
-    stolen = (end.stolen - start.stolen) / seconds
-    return OthersUse(seconds, cores(), min(max(used, 0.0), float(cores())), stolen)
+    used_cores = (end.busy_time - start.busy_time - (end.own_time - start.own_time)) / seconds
+    stolen_cores = (end.stolen_time - start.stolen_time) / seconds
+    return OthersUse(seconds, cores(), min(max(used_cores, 0.0), float(cores())), stolen_cores)
 
 
 def measure_others_use(start: CpuReading | None) -> OthersUse | None:

@@ -36,8 +36,8 @@ PARAMETERS_A_THREAD = 2_000_000
 class Threads:
     """A number of CPU threads, and the reason for it in words."""
 
-    number: int
-    why: str
+    count: int
+    reason: str
 
 
 def resolve_device(name: str) -> torch.device:
@@ -92,15 +92,20 @@ def allocating(noun: str, advice: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes of a CUDA device, after unused memory was released.
+def cuda_memory(device: torch.device) -> tuple[int, int]:
+    """Release unused memory of a CUDA device, and return its total and free bytes.
 
     That is memory of objects in reference cycles, such as an engine and its parts, and PyTorch's cache.
     """
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return free, total
+    return total, free
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of `dtype` in settings, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
@@ -114,8 +119,8 @@ def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[tor
         return DTYPES[name], "as asked"
     if device.type != "cpu":
         return torch.bfloat16, "auto: an accelerator"
-    dtype_name, why = usual_dtype(parameters, instructions())
-    return DTYPES[dtype_name], why
+    usual_name, reason = usual_dtype(parameters, instructions())
+    return DTYPES[usual_name], reason
 
 
 def resolve_threads(count: int | None, parameters: int, reserved_cores: int, start: CpuReading | None) -> Threads:
@@ -153,15 +158,15 @@ def resolve_threads(count: int | None, parameters: int, reserved_cores: int, sta
         )
     if (others := measure_others_use(start)) is not None:
         limits.append((int(logical - others.used + 0.5), f"other processes use {others.used:.1f} of {logical} cores"))
-    number, why = min(limits, key=lambda limit: limit[0])
-    return Threads(max(1, number), why)
+    allowed_count, reason = min(limits, key=lambda limit: limit[0])
+    return Threads(max(1, allowed_count), reason)
 
 
 def set_threads(threads: Threads) -> None:
     """Make PyTorch compute on this number of threads, in the whole process."""
-    if threads.number != torch.get_num_threads():
-        torch.set_num_threads(threads.number)
-        _chosen_thread_counts().add(threads.number)
+    if threads.count != torch.get_num_threads():
+        torch.set_num_threads(threads.count)
+        _chosen_thread_counts().add(threads.count)
 
 
 @functools.cache

@@ -22,18 +22,18 @@ def whole_file(noun: str, path: str | Path, error: type[RemaskError] = OutputErr
     `noun`, such as "the result".
     """
     target = Path(path)
-    direct = target.exists() and not target.is_file()
-    target = target if direct else Path(os.path.realpath(target))
+    is_direct = target.exists() and not target.is_file()
+    target = target if is_direct else Path(os.path.realpath(target))
     # The suffix stays, as plotting libraries choose the format by it.
-    draft = target if direct else target.with_name(f".{os.getpid()}.{target.name}")
+    draft = target if is_direct else target.with_name(f".{os.getpid()}.{target.name}")
     try:
         yield draft
-        if not direct:
+        if not is_direct:
             draft.replace(target)
     except OSError as cause:
         raise error(f"{noun} {str(path)!r} cannot be written: {cause.strerror or cause}") from cause
     finally:
-        if not direct:
+        if not is_direct:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ Answers: TypeAlias = Callable[[bytes], bytes]
 
 _HEAD = struct.Struct("<cQ")
 _QUESTION, _ANSWER, _REFUSED, _FAILED = b"Q", b"A", b"R", b"F"
-_REASON = 500  # characters of the reason that an error carries
+_MAX_REASON = 500  # characters of the reason that an error carries
 _NICE = 5
 _PROGRAM = "from remask.machine.helper import main; main()"
 
@@ -106,8 +106,8 @@ class Helpers:
                 raise LateError(f"it takes more than {self._wait:g} s on this machine, which may be busy")
             if sys.platform != "win32" and helper.returncode == -signal.SIGPROF:
                 raise HelperError(f"it takes more than {self._seconds:g} s of processor time")
-            status, most = helper.returncode, self._memory >> 20
-            raise HelperError(f"its process ended with status {status}, maybe for want of memory ({most} MiB)")
+            limit = f"{self._memory >> 20} MiB"
+            raise HelperError(f"its process ended with status {helper.returncode}, maybe for want of memory ({limit})")
         self.idle.append(helper)
         if kind == _ANSWER:
             return content
@@ -201,7 +201,7 @@ def main() -> None:
 
 
 def _encode_reason(text: str) -> bytes:
-    return text[:_REASON].encode("utf-8", "surrogatepass")
+    return text[:_MAX_REASON].encode("utf-8", "surrogatepass")
 
 
 def _read_frames() -> Iterator[bytes]:

@@ -31,7 +31,7 @@ def read_speeds() -> dict[str, float]:
         return {}
 
 
-def keep(model: str, tokens: int, seconds: float) -> None:
+def store_speed(model: str, tokens: int, seconds: float) -> None:
     """Store how fast a single request to `model` was answered. Logs a warning if the file cannot be written."""
     if not tokens or not seconds:
         return

@@ -30,16 +30,17 @@ class Attention(Protocol):
 class ListSize:
     """The size of a work list, on which its launches depend. A list fits in any larger size."""
 
-    rows: int  # number of queries
-    units: int  # number of programs
-    slots: int  # entries of the list of slots
-    outputs: int  # number of partial results
-    merged: bool  # they are merged: a row has several of them, or one and a sink
+    row_count: int  # queries
+    unit_count: int  # programs
+    slot_count: int  # entries of the list of slots
+    output_count: int  # partial results
+    merges: bool  # partial results are merged: a row has several of them, or one and a sink
 
     def round_up(self, rows: int) -> "ListSize":
         """This size for `rows` rows, with all other counts rounded up to powers of two: few sizes serve many lists."""
-        units, slots, outputs = (1 << (count - 1).bit_length() for count in (self.units, self.slots, self.outputs))
-        return ListSize(rows, units, slots, outputs, self.merged)
+        counts = (self.unit_count, self.slot_count, self.output_count)
+        units, slots, outputs = (1 << (count - 1).bit_length() for count in counts)
+        return ListSize(rows, units, slots, outputs, self.merges)
 
     @property
     def lengths(self) -> list[int]:
@@ -47,9 +48,9 @@ class ListSize:
 
         The arrays are units [5 units], slots [slots], reach and skip [outputs] each, the numbers of partial results in
         the order of their rows [outputs], and the index there of each row's first [rows + 1]. The last two are zeros
-        unless `merged`.
+        unless `merges`.
         """
-        return [5 * self.units, self.slots, self.outputs, self.outputs, self.outputs, self.rows + 1]
+        return [5 * self.unit_count, self.slot_count, *[self.output_count] * 3, self.row_count + 1]
 
 
 @runtime_checkable
@@ -62,11 +63,11 @@ class SizedAttention(Attention, Protocol):
     def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
         """The size of `work` for queries with or without a `sink`."""
 
-    def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
+    def pack(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """`work` as the device reads it, int32 [sum of `size.lengths`]: the arrays one after the other."""
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
-        """Attention as by a call, with the list in `numbers`. Rows of `q` [size.rows, ...] in no unit are undefined.
+    def run(self, q: Tensor, k: Tensor, v: Tensor, packed: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
+        """Attention as by a call, with a `packed` list. Rows of `q` [size.row_count, ...] in no unit are undefined.
 
         Raises `ValueError` if there is a sink and `size` was computed without one.
         """
@@ -84,8 +85,8 @@ class NumpyAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         queries, slots = _to_float64(q), torch.from_numpy(work.slots).to(k.device).long()
         keys, values = _to_float64(k[slots]), _to_float64(v[slots])
-        outputs = np.zeros((work.outputs, *queries.shape[1:]))
-        sums = np.full((work.outputs, queries.shape[1]), -np.inf)
+        outputs = np.zeros((work.output_count, *queries.shape[1:]))
+        sums = np.full((work.output_count, queries.shape[1]), -np.inf)
         for row, rows, slot, count, first in work.units.tolist():
             part, results = slice(slot, slot + count), slice(first, first + rows)
             reach = np.full(rows, count) if work.reach is None else work.reach[results]

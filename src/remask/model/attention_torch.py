@@ -82,11 +82,11 @@ def join_units(units: Sequence[Unit], width: int, device: torch.device) -> tuple
         if unit.reach is unit.skip is None and isinstance(unit.rows, slice) and unit.count * width <= SMALL:
             key = (unit.order, unit.rows.stop - unit.rows.start, unit.count, unit.exclusive)
         groups.setdefault(key, []).append(unit)
-    joined = []
+    result = []
     for group in groups.values():
         max_units = max(1, COPIED // (group[0].count * width))
-        joined += [_join(group[start : start + max_units], device) for start in range(0, len(group), max_units)]
-    return tuple(sorted(joined, key=lambda unit: unit.order))
+        result += [_join(group[start : start + max_units], device) for start in range(0, len(group), max_units)]
+    return tuple(sorted(result, key=lambda unit: unit.order))
 
 
 def _join(units: Sequence[Unit], device: torch.device) -> Unit:
@@ -147,10 +147,10 @@ class TorchAttention:
                 if unit.order == index == 0:  # the first results of its rows
                     out[unit.rows], sums[unit.rows] = partial
                     continue
-                merged = out[unit.rows], sums[unit.rows]
-                _merge(*merged, *partial)
+                results = out[unit.rows], sums[unit.rows]
+                _merge(*results, *partial)
                 if not isinstance(unit.rows, slice):  # copies
-                    out[unit.rows], sums[unit.rows] = merged
+                    out[unit.rows], sums[unit.rows] = results
         if sink is not None:
             _merge(out, sums, *self._sink_result(precise, sink))
         return out.to(q.dtype).flatten(1)
@@ -170,7 +170,7 @@ class TorchAttention:
             one_call = unit.units > 1 or (isinstance(unit.keys, slice) and k.dtype == q.dtype)
             count = unit.count if one_call else CHUNK
             for start in range(0, unit.count, count):
-                yield _attend_fused_part(q, *(_read_slots(cache, unit, q.dtype, start, count) for cache in (k, v)))
+                yield _attend_fused_part(q, *(_read_slots(kv, unit, q.dtype, start, count) for kv in (k, v)))
         else:
             yield self._attend_tiled(q, k, v, unit)
 
@@ -187,7 +187,7 @@ class TorchAttention:
         scores = q.new_empty(tile_groups * tile_rows * tile_slots)  # reused: new memory for each tile costs more
         for group in range(0, groups, tile_groups):
             heads = slice(group, group + tile_groups)
-            k_part, v_part = (_read_slots(cache[:, heads], unit, q.dtype)[0] for cache in (k, v))
+            k_part, v_part = (_read_slots(kv[:, heads], unit, q.dtype)[0] for kv in (k, v))
             keys, values = torch.split(k_part.transpose(1, 2), tile_slots, 2), torch.split(v_part, tile_slots, 1)
             tiles = list(zip(keys, values, strict=True))
             for row in range(0, rows.shape[1], tile_rows):
@@ -277,8 +277,8 @@ def _attend_fused_part(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor,
     return _unfold_groups(out, q.shape[0]), _unfold_groups(sums[..., None], q.shape[0])[..., 0]
 
 
-def _read_slots(cache: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: int | None = None) -> Tensor:
-    """K or V of a unit's slots, [units, kv_heads, slots, Dh] in `dtype`, from `cache` [pool, kv_heads, Dh].
+def _read_slots(kv: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: int | None = None) -> Tensor:
+    """K or V of a unit's slots, [units, kv_heads, slots, Dh] in `dtype`, from `kv` [pool, kv_heads, Dh].
 
     Of one unit the slots from `start` on are read, at most `count`; of joined units all. A run is read in place, and
     scattered slots are copied.
@@ -287,10 +287,10 @@ def _read_slots(cache: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, c
     if units == 1 and count is not None:
         stop = min(start + count, stop)
     if isinstance(keys, slice):
-        part = cache[keys.start + start : keys.start + stop]
+        part = kv[keys.start + start : keys.start + stop]
     else:
-        part = cache.index_select(0, keys if units > 1 else keys[start:stop])
-    return part.to(dtype).view(units, -1, *cache.shape[1:]).transpose(1, 2)
+        part = kv.index_select(0, keys if units > 1 else keys[start:stop])
+    return part.to(dtype).view(units, -1, *kv.shape[1:]).transpose(1, 2)
 
 
 def _fold_groups(q: Tensor, groups: int, units: int = 1) -> Tensor:

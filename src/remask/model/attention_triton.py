@@ -42,36 +42,36 @@ class TritonAttention:
             return q.flatten(1)
         heads, groups = q.shape[1], k.shape[1]
         size = self.size(work, heads, groups, sink=sink is not None)
-        return self.run(q, k, v, work.derive(_device_numbers, heads, groups, size, q.device), size, sink)
+        return self.run(q, k, v, work.derive(_device_list, heads, groups, size, q.device), size, sink)
 
     def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
         """See `SizedAttention`."""
         return work.derive(_size, heads, groups, sink)
 
-    def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
+    def pack(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """See `SizedAttention`."""
-        return _numbers(work, heads, groups, size)
+        return _pack(work, heads, groups, size)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, packed: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
         """See `SizedAttention`."""
         rows, heads, dim = q.shape
         groups = k.shape[1]
-        units, slots, reach, skip, order, starts = torch.split(numbers, size.lengths)
+        units, slots, reach, skip, order, starts = torch.split(packed, size.lengths)
         out = q.new_empty(rows, heads, dim)
-        if sink is not None and not size.merged:
+        if sink is not None and not size.merges:
             raise ValueError("the size of the list was computed without a sink, and there is one")
-        partial = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if size.merged else out
-        sums = q.new_empty((size.outputs, heads), dtype=torch.float32)
+        partial = q.new_empty((size.output_count, heads, dim), dtype=torch.float32) if size.merges else out
+        sums = q.new_empty((size.output_count, heads), dtype=torch.float32)
         capped = self.cap is not None
         scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-        tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merged=size.merged)
+        tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merges=size.merges)
         launch(
-            _attend, (size.units, groups, tiles),
+            _attend, (size.unit_count, groups, tiles),
             q, k, v, units, slots, reach, skip, partial, sums, scale, cap,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), **options,
         )  # fmt: skip
-        if size.merged:
+        if size.merges:
             keys, values = (q, q) if sink is None else (vector.contiguous() for vector in sink)
             tiles, options = merge_options(heads, groups, dim, capped=capped, sink=sink is not None)
             launch(
@@ -82,7 +82,7 @@ class TritonAttention:
 
 
 def attend_options(
-    heads: int, groups: int, dim: int, dtype: torch.dtype, *, capped: bool, merged: bool
+    heads: int, groups: int, dim: int, dtype: torch.dtype, *, capped: bool, merges: bool
 ) -> tuple[int, dict[str, Any]]:
     """The number of programs of a unit and a K/V head, and the constants of `_attend` for `heads` of `dim` channels.
 
@@ -93,7 +93,7 @@ def attend_options(
     group_size = heads // groups
     rows = max(16, triton.next_power_of_2(_unit_rows(group_size) * group_size))
     tile, keys = (16, 16) if dtype == torch.float32 else (rows, 64 if dim <= 128 else 32)
-    options = {"ROWS": tile, "KEYS": keys, "MERGED": merged, "num_warps": 4}
+    options = {"ROWS": tile, "KEYS": keys, "MERGED": merges, "num_warps": 4}
     return rows // tile, options | _shape_constants(heads, groups, dim, capped)
 
 
@@ -123,29 +123,29 @@ def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
 
 
 def _size(work: WorkList, heads: int, groups: int, sink: bool) -> ListSize:
-    cut = work.derive(_cut, heads, groups)
-    rows = int((cut.units[:, FIRST_ROW] + cut.units[:, ROWS]).max())
-    return ListSize(rows, len(cut.units), len(cut.slots), cut.outputs, sink or cut.outputs > rows)
+    parts = work.derive(_cut, heads, groups)
+    rows = int((parts.units[:, FIRST_ROW] + parts.units[:, ROWS]).max())
+    return ListSize(rows, len(parts.units), len(parts.slots), parts.output_count, sink or parts.output_count > rows)
 
 
-def _numbers(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
+def _pack(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
     """The arrays of `ListSize.lengths`, padded with zeros to `size`: units of 0 rows compute nothing."""
-    cut = work.derive(_cut, heads, groups)
-    reach = np.repeat(cut.units[:, SLOTS], cut.units[:, ROWS]) if cut.reach is None else cut.reach
-    skip = np.zeros_like(reach) if cut.skip is None else cut.skip
-    arrays: list[NDArray[Any]] = [cut.units.ravel(), cut.slots, reach, skip]
-    if size.merged:  # otherwise no kernel reads them
-        owners = cut.owners
+    parts = work.derive(_cut, heads, groups)
+    reach = np.repeat(parts.units[:, SLOTS], parts.units[:, ROWS]) if parts.reach is None else parts.reach
+    skip = np.zeros_like(reach) if parts.skip is None else parts.skip
+    arrays: list[NDArray[Any]] = [parts.units.ravel(), parts.slots, reach, skip]
+    if size.merges:  # otherwise no kernel reads them
+        owners = parts.owners
         order = np.argsort(owners, kind="stable")
-        arrays += [order, np.searchsorted(owners[order], np.arange(size.rows + 1))]
-    numbers = np.zeros(sum(size.lengths), dtype=np.int32)
-    for target, array in zip(np.split(numbers, np.cumsum(size.lengths)[:-1]), arrays, strict=False):
+        arrays += [order, np.searchsorted(owners[order], np.arange(size.row_count + 1))]
+    packed = np.zeros(sum(size.lengths), dtype=np.int32)
+    for target, array in zip(np.split(packed, np.cumsum(size.lengths)[:-1]), arrays, strict=False):
         target[: len(array)] = array
-    return numbers
+    return packed
 
 
-def _device_numbers(work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
-    return send(_numbers(work, heads, groups, size), device)
+def _device_list(work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
+    return send(_pack(work, heads, groups, size), device)
 
 
 @triton.jit

@@ -46,7 +46,7 @@ class Executor:
             return None
         from remask.model.layer_triton import TritonLayer
 
-        return TritonLayer(model.part)
+        return TritonLayer(model.rank_config)
 
 
 def set_executor(model: Transformer, executor: Executor) -> None:
@@ -57,7 +57,7 @@ def set_executor(model: Transformer, executor: Executor) -> None:
 
 def _has_one_head_shape(model: Transformer) -> bool:
     """Whether K/V heads are equally many and equally wide in all layers."""
-    return len({(part.kv_heads, part.head_dim) for part in model.parts}) == 1
+    return len({(config.kv_heads, config.head_dim) for config in model.rank_configs}) == 1
 
 
 def graphs_obstacle(model: Transformer) -> str | None:

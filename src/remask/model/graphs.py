@@ -85,7 +85,7 @@ Shape: TypeAlias = tuple[int, bool, tuple[ListSize, ...]]
 class Layers(Protocol):
     """The parts of a transformer that graphs repeat; see `Transformer`."""
 
-    part: ModelConfig
+    rank_config: ModelConfig
     rope_tables: tuple[tuple[Tensor, Tensor], ...]
     is_sliding: tuple[bool, ...]
     query_scales: Tensor | None
@@ -94,7 +94,7 @@ class Layers(Protocol):
 
     def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor: ...
 
-    def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor: ...
+    def finish_layer(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor: ...
 
     def sink(self, layer: int) -> Sink | None: ...
 
@@ -104,10 +104,6 @@ class Graphs:
 
     With `SizedAttention` a graph holds a layer, or all layers of a stage that has all of them. Otherwise there are two
     graphs for each layer, and attention is launched between them.
-
-    Attributes:
-        stages: number of stages that were run.
-        captured: number of graphs that were captured.
     """
 
     def __init__(self, pool: Pool, capture: Capture, attention: Attention, rows: int = MAX_ROWS) -> None:
@@ -118,7 +114,7 @@ class Graphs:
         self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
         self._by_shape: OrderedDict[Shape, _ShapeGraphs] = OrderedDict()
-        self.stages = self.captured = 0
+        self.stage_count = self.capture_count = 0
 
     def can_repeat(self, stage: Stage, pool: Pool) -> bool:
         """Whether graphs can run `stage` over `pool`: not if some rows are not computed, or adapters change some."""
@@ -127,7 +123,10 @@ class Graphs:
         return pool is self._pool and 0 < len(stage.positions) <= self._rows
 
     def run(self, model: Layers, stage: Stage, h: Tensor) -> Tensor:
-        """The output of `stage`, [N, D], in new memory, from the input `h` [N, D] of its first layer."""
+        """Run `stage` on the input `h` [N, D] of its first layer. Returns its output [N, D] in new memory.
+
+        Writes K/V and outputs to the pool, and captures graphs of a shape that is new.
+        """
         size = round_up(len(h))
         if size not in self._buffers:
             self._buffers[size] = _Buffers.of(model, size, h)
@@ -139,32 +138,33 @@ class Graphs:
             self._run_with_attention(model, self._attention, stage, buffers.h, rows)
         else:
             self._run_without_attention(model, stage, buffers, rows)
-        self.stages += 1
+        self.stage_count += 1
         return buffers.h[: len(h)].clone()
 
     def _run_with_attention(
         self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Sequence[Rows]
     ) -> None:
-        heads, groups, sink = model.part.heads, model.part.kv_heads, model.part.sink is not None
+        heads, groups = model.rank_config.heads, model.rank_config.kv_heads
+        has_sink = model.rank_config.sink is not None
         lists = [stage.work] if stage.sliding_work is None else [stage.work, stage.sliding_work]
-        sizes = [attention.size(work, heads, groups, sink=sink).round_up(len(h)) for work in lists]
+        sizes = [attention.size(work, heads, groups, sink=has_sink).round_up(len(h)) for work in lists]
         graphs = self._graphs_of((len(h), stage.outputs, tuple(sizes)))
-        if not graphs.numbers:
-            graphs.numbers = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
+        if not graphs.packed_lists:
+            graphs.packed_lists = [torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device) for size in sizes]
         if graphs.work is not stage.work or graphs.sliding_work is not stage.sliding_work:
-            for numbers, work, size in zip(graphs.numbers, lists, sizes, strict=True):
-                numbers.copy_(work.derive(self._device_numbers, heads, groups, size, h.device))
+            for packed, work, size in zip(graphs.packed_lists, lists, sizes, strict=True):
+                packed.copy_(work.derive(self._device_list, heads, groups, size, h.device))
             graphs.work, graphs.sliding_work = stage.work, stage.sliding_work
-        full_and_sliding = list(zip(rows, graphs.numbers, sizes, strict=False))
+        full_and_sliding = list(zip(rows, graphs.packed_lists, sizes, strict=False))
         has_all_layers = len(stage.layers) == len(self._pool.k)
         for layers in [stage.layers] if has_all_layers else [range(layer, layer + 1) for layer in stage.layers]:
             run = partial(_run_layers, model, attention, layers, h, full_and_sliding, self._pool)
             self._replay(graphs, (layers.start, layers.stop), run)
 
-    def _device_numbers(self, work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
-        """The integers of `work` on `device`. They stay there with the list, which batches of one layout share."""
+    def _device_list(self, work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
+        """`work`, packed, on `device`. It stays there with the list, which batches of one layout share."""
         assert self._attention is not None
-        return send(self._attention.numbers(work, heads, groups, size), device)
+        return send(self._attention.pack(work, heads, groups, size), device)
 
     def _run_without_attention(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
         graphs = self._graphs_of((len(buffers.h), stage.outputs, ()))
@@ -174,18 +174,18 @@ class Graphs:
         def project(layer: int) -> None:
             buffers.q.copy_(model.project(buffers.h, layer, rows[model.is_sliding[layer]], pool))
 
-        def finish(layer: int) -> None:
-            model.finish(buffers.h, buffers.attended, layer, rows[model.is_sliding[layer]], pool)
+        def finish_layer(layer: int) -> None:
+            model.finish_layer(buffers.h, buffers.attended, layer, rows[model.is_sliding[layer]], pool)
 
         for layer in stage.layers:
             self._replay(graphs, (layer, "project"), partial(project, layer))
             work = stage.sliding_work if model.is_sliding[layer] else stage.work
             assert work is not None
             buffers.attended[:count] = model.attend(buffers.q[:count], layer, work, pool)
-            self._replay(graphs, (layer, "finish"), partial(finish, layer))
+            self._replay(graphs, (layer, "finish"), partial(finish_layer, layer))
 
     def _graphs_of(self, shape: Shape) -> "_ShapeGraphs":
-        """The graphs of stages of `shape`. Drops those of the least recently used shape if there are too many."""
+        """The graphs of `shape`, made if it is new; then the least recently used ones may be dropped."""
         graphs = self._by_shape.setdefault(shape, _ShapeGraphs())
         self._by_shape.move_to_end(shape)
         if len(self._by_shape) > MAX_SHAPES:
@@ -193,19 +193,20 @@ class Graphs:
         return graphs
 
     def _replay(self, graphs: "_ShapeGraphs", name: tuple[int, int | str], work: Work) -> None:
+        """Run the graph `name`, or run `work` and capture it as that graph."""
         if name in graphs.by_name:
             graphs.by_name[name]()
         else:
             graphs.by_name[name] = self._capture(work)
-            self.captured += 1
+            self.capture_count += 1
 
 
 @dataclass(slots=True)
 class _ShapeGraphs:
-    """The graphs of one shape, and the integers of the work lists that they read."""
+    """The graphs of one shape, and the packed work lists that they read."""
 
     by_name: dict[tuple[int, int | str], Work] = field(default_factory=dict)
-    numbers: list[Tensor] = field(default_factory=list)  # of `work` and, if there is one, of `sliding_work`
+    packed_lists: list[Tensor] = field(default_factory=list)  # of `work` and, if there is one, of `sliding_work`
     work: WorkList | None = None
     sliding_work: WorkList | None = None
 
@@ -226,7 +227,7 @@ class _Buffers:
     @classmethod
     def of(cls, model: Layers, rows: int, h: Tensor) -> "_Buffers":
         """Buffers for `rows` rows of `model`, of the width, dtype and device of `h`."""
-        heads, channels = model.part.heads, model.part.head_dim
+        heads, channels = model.rank_config.heads, model.rank_config.head_dim
         return cls(
             h=h.new_full((rows, h.shape[1]), torch.nan),
             q=h.new_full((rows, heads, channels), torch.nan),
@@ -289,7 +290,7 @@ def _run_layers(
     pool: Pool,
 ) -> None:
     for layer in layers:
-        rows, numbers, size = full_and_sliding[model.is_sliding[layer]]
+        rows, packed, size = full_and_sliding[model.is_sliding[layer]]
         q = model.project(h, layer, rows, pool)
-        attended = attention.run(q, pool.k[layer], pool.v[layer], numbers, size, model.sink(layer))
-        model.finish(h, attended, layer, rows, pool)
+        attended = attention.run(q, pool.k[layer], pool.v[layer], packed, size, model.sink(layer))
+        model.finish_layer(h, attended, layer, rows, pool)

@@ -103,7 +103,7 @@ class UnitwiseAttention:
         parts = []
         for unit, unit_work in work.derive(_single_unit_lists, q.device):
             rows = q[unit.rows].clone(memory_format=torch.contiguous_format)
-            keys, values = (self.arithmetic.align(cache[unit.keys]) for cache in (k, v))
+            keys, values = (self.arithmetic.align(kv[unit.keys]) for kv in (k, v))
             parts.append(self.inner(rows, keys, values, unit_work, sink))
         return torch.cat(parts) if parts else q.flatten(1)
 

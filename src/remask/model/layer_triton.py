@@ -52,21 +52,21 @@ class TritonLayer:
         return self._launch(x.contiguous(), None, weight, None, None)
 
     def add(
-        self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None = None, slots: Tensor | None = None
+        self, h: Tensor, x: Tensor, weight: Tensor | None, outputs: Tensor | None = None, slots: Tensor | None = None
     ) -> Tensor:
-        """Add `new` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` if there is none.
+        """Add `x` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` if there is none.
 
-        Rows of `new` are also copied to their `slots`, int64 [N], of `cache` [any, D], if these are not -1.
+        Rows of `x` are also copied to their `slots`, int64 [N], of `outputs` [any, D], if these are not -1.
         """
-        return self._launch(h, new.contiguous(), weight, cache, slots)
+        return self._launch(h, x.contiguous(), weight, outputs, slots)
 
-    def heads(
+    def place_heads(
         self, qkv: Tensor, w: LayerWeights, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor, slots: Tensor
     ) -> Tensor:
-        """The queries after norm and RoPE, [N, heads, Dh], of the fused projection `qkv` [N, (heads + 2 groups) Dh].
+        """Write K after norm and RoPE, and V, and return the queries after norm and RoPE, [N, heads, Dh].
 
-        K after norm and RoPE, and V, are written to the rows' `slots`, int64 [N], of `k` and `v` [any, groups, Dh], if
-        these are not -1. `cos` and `sin` are [N, 1, R / 2].
+        They are of the fused projection `qkv` [N, (heads + 2 groups) Dh]. K and V go to the rows' `slots`, int64 [N],
+        of `k` and `v` [any, groups, Dh], if these are not -1. `cos` and `sin` are [N, 1, R / 2].
         """
         q = qkv.new_empty((len(qkv), self.query_heads, self.head_dim))
         if len(qkv):
@@ -86,16 +86,16 @@ class TritonLayer:
         return out
 
     def _launch(
-        self, h: Tensor, new: Tensor | None, weight: Tensor | None, cache: Tensor | None, slots: Tensor | None
+        self, h: Tensor, x: Tensor | None, weight: Tensor | None, outputs: Tensor | None, slots: Tensor | None
     ) -> Tensor:
         out = h if weight is None else torch.empty_like(h)
         if len(h):
             # `h` stands for arguments that the kernel does not read: there is no null pointer.
             launch(
                 _sum_and_norm, (len(h),),
-                h, h if new is None else new, h if weight is None else weight, out,
-                h if cache is None else cache, h if slots is None else slots, self.eps,
-                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=cache is not None,
+                h, h if x is None else x, h if weight is None else weight, out,
+                h if outputs is None else outputs, h if slots is None else slots, self.eps,
+                **sum_options(h.shape[1], add=x is not None, norm=weight is not None, store=outputs is not None,
                               centred=self._centred),
             )  # fmt: skip
         return out
@@ -116,32 +116,32 @@ def heads_options(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def sum_options(size: int, *, add: bool, norm: bool, keep: bool, centred: bool = False) -> dict[str, Any]:
+def sum_options(size: int, *, add: bool, norm: bool, store: bool, centred: bool = False) -> dict[str, Any]:
     """The constants of `_sum_and_norm` for rows of `size` channels; with `centred` the norm is LayerNorm."""
     width = triton.next_power_of_2(size)
-    return {"SIZE": size, "WIDTH": width, "ADD": add, "NORM": norm, "KEEP": keep, "CENTRED": centred}
+    return {"SIZE": size, "WIDTH": width, "ADD": add, "NORM": norm, "STORE": store, "CENTRED": centred}
 
 
 @triton.jit
 def _sum_and_norm(
-    h, new, weight, out, cache, slots, eps,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
+    h, addend, weight, out, outputs, slots, eps,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, STORE: tl.constexpr,
     CENTRED: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """One row: its sum is stored in `h`, and its norm in `out`."""
+    """One row: stores its sum in `h`, the norm of the sum in `out`, and what was added in `outputs`."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     live = channel < SIZE
     x = tl.load(h + row * SIZE + channel, mask=live, other=0.0).to(tl.float32)
     if ADD:
-        added = tl.load(new + row * SIZE + channel, mask=live, other=0.0)
-        total = round_to(x + added.to(tl.float32), h.dtype.element_ty, EMULATED)
+        term = tl.load(addend + row * SIZE + channel, mask=live, other=0.0)
+        total = round_to(x + term.to(tl.float32), h.dtype.element_ty, EMULATED)
         tl.store(h + row * SIZE + channel, total, mask=live)
         x = total.to(tl.float32)
-        if KEEP:
+        if STORE:
             slot = tl.load(slots + row)
             if slot >= 0:
-                tl.store(cache + slot * SIZE + channel, added, mask=live)
+                tl.store(outputs + slot * SIZE + channel, term, mask=live)
     if NORM:
         if CENTRED:
             x = tl.where(live, x - tl.sum(x, 0) / SIZE, 0.0)

@@ -8,7 +8,7 @@ from remask.model.sizes import kv_itemsize
 
 
 class Pool:
-    """K and V of every layer, [pages * page_size + 1, kv_heads, head_dim] each. Layers may differ in heads.
+    """K and V of every layer, [page_count * page_size + 1, kv_heads, head_dim] each. Layers may differ in heads.
 
     A slot is a row of these tensors. K is stored after RoPE, as a token's position never changes. The allocator, not
     the pool, knows which request owns which page.
@@ -25,15 +25,16 @@ class Pool:
     def __init__(
         self,
         config: ModelConfig,
-        pages: int,
+        page_count: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
         outputs: torch.dtype | None = None,
     ) -> None:
         """K and V have the dtype `dtype`, and cached outputs the dtype `outputs`; None: the same one."""
-        self.pages, self.page_size = pages, page_size
-        self.spare = pages * page_size
+        self.page_count = page_count
+        self.page_size = page_size
+        self.spare = page_count * page_size
         layers = map(config.shape_of, range(config.layers))
         shapes = [(self.spare + 1, layer.kv_heads, layer.head_dim) for layer in layers]
         self.k, self.v = (tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes) for _ in range(2))

@@ -28,7 +28,7 @@ from remask.model.cpu_kernels import (
     pack_int8,
     unpack_int8,
 )
-from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_sizes
+from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_matrix_sizes
 
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
@@ -59,19 +59,19 @@ class Codes:
         return Codes(self.values, self.scales * factor, zeros)
 
 
-def encode(kind: Quantization, values: Tensor) -> Codes:
+def encode(quantization: Quantization, values: Tensor) -> Codes:
     """The nearest codes to `values` [m, K]. Few rows are encoded at a time, so that temporaries stay in a cache."""
-    parts = [_encode_part(kind, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
+    parts = [_encode_part(quantization, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
     if len(parts) == 1:
         return parts[0]
     zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
     return Codes(torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts]), zeros)
 
 
-def _encode_part(kind: Quantization, values: Tensor) -> Codes:
-    if kind == "int8":
+def _encode_part(quantization: Quantization, values: Tensor) -> Codes:
+    if quantization == "int8":
         return _quantize_rows(values, torch.int8, 127.0)
-    if kind == "fp8":
+    if quantization == "fp8":
         return _quantize_rows(values, FP8, FP8_LARGEST)
     groups = values.float().view(len(values), -1, GROUP)
     low, high = groups.aminmax(dim=-1)
@@ -83,9 +83,9 @@ def _encode_part(kind: Quantization, values: Tensor) -> Codes:
 
 def _quantize_rows(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
     """Codes of the dtype `bits` of the rows of `x` [n, K], scaled so that each row's largest magnitude is `largest`."""
-    numbers = x.float()
-    scales = (numbers.abs().amax(dim=-1) / largest).clamp_min(TINY)
-    quotients = numbers / scales[:, None]
+    x = x.float()
+    scales = (x.abs().amax(dim=-1) / largest).clamp_min(TINY)
+    quotients = x / scales[:, None]
     return Codes((quotients if bits.is_floating_point else quotients.round()).to(bits), scales)
 
 
@@ -96,7 +96,7 @@ class QuantizedMatrix(Tensor):
     model.
     """
 
-    kind: ClassVar[Quantization]
+    quantization: ClassVar[Quantization]
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantizedMatrix":
@@ -134,7 +134,7 @@ class QuantizedMatrix(Tensor):
 
     def write(self, rows: slice, values: Tensor) -> None:
         """Quantize `values` [m, K] into `rows` of a matrix [M, K]."""
-        self.store(rows, encode(self.kind, values.to(self.device)))
+        self.store(rows, encode(self.quantization, values.to(self.device)))
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -183,7 +183,7 @@ class _Scaled(QuantizedMatrix):
     ) -> None:
         rows = tuple(shape[:-1])
         size = (*rows, self.width(shape[-1]))
-        self.numbers = torch.empty(size, dtype=self.bits, device=device) if values is None else values
+        self.codes = torch.empty(size, dtype=self.bits, device=device) if values is None else values
         self.scales = torch.empty(rows, device=device) if scales is None else scales
 
     @staticmethod
@@ -192,7 +192,7 @@ class _Scaled(QuantizedMatrix):
         return columns
 
     def parts(self) -> Mapping[str, Tensor]:
-        return {"values": self.numbers, "scales": self.scales}
+        return {"values": self.codes, "scales": self.scales}
 
     def restore(self, parts: Mapping[str, Tensor]) -> None:
         _check_parts(parts, {name: (part.shape, part.dtype) for name, part in self.parts().items()})
@@ -200,16 +200,16 @@ class _Scaled(QuantizedMatrix):
             part.copy_(parts[name])
 
     def rows(self, part: slice) -> QuantizedMatrix:
-        return self._cut(self.numbers[part], self.scales[part])
+        return self._cut(self.codes[part], self.scales[part])
 
     def expert(self, number: int) -> QuantizedMatrix:
-        return self._cut(self.numbers[number], self.scales[number])
+        return self._cut(self.codes[number], self.scales[number])
 
     def store(self, rows: slice, codes: Codes) -> None:
-        self.numbers[rows], self.scales[rows] = codes.values, codes.scales
+        self.codes[rows], self.scales[rows] = codes.values, codes.scales
 
     def unrounded_product(self, x: Tensor) -> Tensor:
-        return _wide_product(x, self.numbers, self.scales)
+        return _wide_product(x, self.codes, self.scales)
 
     def _cut(self, values: Tensor, scales: Tensor) -> QuantizedMatrix:
         return type(self)((*values.shape[:-1], self.shape[-1]), self.dtype, values.device, values, scales)
@@ -218,30 +218,28 @@ class _Scaled(QuantizedMatrix):
 class Int8Matrix(_Scaled):
     """Whole numbers from -127 to 127. Rows are quantized alike for a product, whose sums are exact."""
 
-    kind, bits = "int8", torch.int8
+    quantization, bits = "int8", torch.int8
 
     def product(self, x: Tensor) -> Tensor:
-        return int_mm_product(x, self.numbers, self.scales)
+        return int_mm_product(x, self.codes, self.scales)
 
 
 class Fp8Matrix(_Scaled):
     """Numbers with four bits of exponent and three of mantissa (e4m3), for devices that multiply them."""
 
-    kind, bits = "fp8", FP8
+    quantization, bits = "fp8", FP8
 
     def product(self, x: Tensor) -> Tensor:
         rows = _quantize_rows(x, self.bits, FP8_LARGEST)
         scale_a, scale_b = rows.scales[:, None], self.scales[None]
-        out = torch._scaled_mm(
-            rows.values, self.numbers.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16
-        )
+        out = torch._scaled_mm(rows.values, self.codes.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
         return out.to(x.dtype)
 
 
 class Int4Matrix(_Scaled):
     """Numbers of four bits, a step and an offset for each group of 32 columns, and a unit of these for each row."""
 
-    kind, bits = "int4", torch.uint8
+    quantization, bits = "int4", torch.uint8
 
     @staticmethod
     def width(columns: int) -> int:
@@ -249,17 +247,17 @@ class Int4Matrix(_Scaled):
 
     def store(self, rows: slice, codes: Codes) -> None:
         assert codes.zeros is not None
-        numbers, scales = self.numbers[rows], self.scales[rows]
+        target, scales = self.codes[rows], self.scales[rows]
         step = max(1, _ENCODED // self.shape[-1])
-        for start in range(0, len(numbers), step):
+        for start in range(0, len(target), step):
             part = slice(start, start + step)
-            numbers[part], scales[part] = pack_int4(codes.values[part], codes.scales[part], codes.zeros[part])
+            target[part], scales[part] = pack_int4(codes.values[part], codes.scales[part], codes.zeros[part])
 
     def product(self, x: Tensor) -> Tensor:
-        return int4_product(x, self.numbers, self.scales, int4_kernel().name)
+        return int4_product(x, self.codes, self.scales, int4_kernel().name)
 
     def unrounded_product(self, x: Tensor) -> Tensor:
-        return int4_product(x, self.numbers, self.scales, "float32")
+        return int4_product(x, self.codes, self.scales, "float32")
 
 
 def _check_parts(parts: Mapping[str, Tensor], layout: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
@@ -304,7 +302,7 @@ class _Packed:
 class PackedInt8Matrix(QuantizedMatrix):
     """An `Int8Matrix` in the order of FBGEMM's kernel, in chunks of `chunk_rows` rows; it is cut only between them."""
 
-    kind = "int8"
+    quantization = "int8"
 
     def __init__(
         self,
@@ -373,22 +371,22 @@ class PackedInt8Matrix(QuantizedMatrix):
         try:
             return slice(edges.index(start), edges.index(stop))
         except ValueError:
-            raise NotImplementedError(f"rows {start} to {stop} of an {self.kind} matrix cut at {edges}") from None
+            raise NotImplementedError(f"rows {start} to {stop} of an int8 matrix cut at {edges}") from None
 
 
-def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
-    """Check that matrices of the sizes in `config`, those of one rank, can be quantized as `kind` on `device`.
+def check_quantization(quantization: str | None, config: ModelConfig, device: torch.device) -> None:
+    """Check that matrices of the sizes in `config`, those of one rank, can be quantized as `quantization` on `device`.
 
-    Raises `UnknownNameError` if the kind is unknown, and `ConfigError` if device or sizes do not allow it.
+    Raises `UnknownNameError` if it is unknown, and `ConfigError` if device or sizes do not allow it.
     """
-    if kind is None:
+    if quantization is None:
         return
-    if kind not in QUANTIZATIONS:
-        raise UnknownNameError("quantization", kind, QUANTIZATIONS)
-    if kind != "fp8":
+    if quantization not in QUANTIZATIONS:
+        raise UnknownNameError("quantization", quantization, QUANTIZATIONS)
+    if quantization != "fp8":
         if device.type != "cpu":
             raise ConfigError(
-                f"quantization={kind!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
+                f"quantization={quantization!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
             )
     elif device.type != "cuda":
         raise ConfigError(f"quantization='fp8' needs a CUDA device, and the model is on {device}: use 'int8' or 'int4'")
@@ -397,26 +395,30 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
             f"quantization='fp8' needs a device of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} (Ada, "
             f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
         )
-    check_sizes(kind, config)
+    check_matrix_sizes(quantization, config)
 
 
 def empty_matrix(
-    kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, chunk_rows: Sequence[int]
+    quantization: Quantization,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    chunk_rows: Sequence[int],
 ) -> QuantizedMatrix:
     """An unwritten matrix [M, K], or [E, M, K]. It will be cut only between chunks of `chunk_rows` rows."""
-    if kind == "int4":
+    if quantization == "int4":
         return Int4Matrix(shape, dtype, device)
     # FBGEMM's kernel needs two columns, for the least and the largest number of `cpu_kernels.int8_product`.
-    if kind == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
+    if quantization == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
         return PackedInt8Matrix(shape, dtype, device, chunk_rows)
-    return Int8Matrix(shape, dtype, device) if kind == "int8" else Fp8Matrix(shape, dtype, device)
+    return Int8Matrix(shape, dtype, device) if quantization == "int8" else Fp8Matrix(shape, dtype, device)
 
 
-def kernel_description(kind: Quantization | None, device: torch.device) -> str:
-    """`kind` with the kernel that this machine uses for it, for the log."""
-    if device.type != "cpu" or kind is None:
-        return str(kind)
-    return f"{kind} ({int4_kernel() if kind == 'int4' else int8_kernel()})"
+def kernel_description(quantization: Quantization | None, device: torch.device) -> str:
+    """`quantization` with the kernel that this machine uses for it, for the log."""
+    if device.type != "cpu" or quantization is None:
+        return str(quantization)
+    return f"{quantization} ({int4_kernel() if quantization == 'int4' else int8_kernel()})"
 
 
 def _linear(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:

@@ -43,7 +43,7 @@ class RowQuery:
     rows: Tensor  # int64 [N], indices into `states`; without `states`, tokens
     slots: Run | Tensor  # of the keys in the layer
     positions: Index  # canvas positions of the rows, int64 [N]
-    summed: int  # number of leading rows whose attention is summed
+    sum_count: int  # number of leading rows whose attention is summed
     adapter: str | None  # of the canvas' request, if it has one
     key_positions: Index | None = None  # canvas positions of the keys, int64; None: all of the canvas
 
@@ -52,42 +52,41 @@ RowAttention: TypeAlias = tuple[Tensor, Tensor]
 """The attention of the summed rows, summed over rows and heads, float32 [T], and `attention_rows` of the others."""
 
 
-def attention_of(model: Transformer, pool: Pool, layer: int, canvases: Sequence[RowQuery]) -> list[RowAttention]:
-    """The attention of the rows of each of `canvases` in `layer`. Queries are projected in one product."""
-    if not canvases:
+def attention_of(model: Transformer, pool: Pool, layer: int, queries: Sequence[RowQuery]) -> list[RowAttention]:
+    """The attention of the rows of each of `queries` in `layer`. Their projections are one product."""
+    if not queries:
         return []
-    positions = send(np.concatenate([canvas.positions for canvas in canvases]), model.device)
-    return model.ranks.run_on_all(_rank_attention_of, model, pool, layer, canvases, positions)
+    positions = send(np.concatenate([query.positions for query in queries]), model.device)
+    return model.ranks.run_on_all(_rank_attention_of, model, pool, layer, queries, positions)
 
 
 @torch.inference_mode()
 def _rank_attention_of(
-    model: Transformer, pool: Pool, layer: int, canvases: Sequence[RowQuery], positions: Tensor
+    model: Transformer, pool: Pool, layer: int, queries: Sequence[RowQuery], positions: Tensor
 ) -> list[RowAttention]:
     """As `attention_of`, on every rank: computes the heads of this rank, and returns those of all ranks."""
-    h = torch.cat([model.embed(part.rows) if part.states is None else part.states[part.rows] for part in canvases])
-    adapters = AdapterRows.of((canvas.adapter, len(canvas.rows)) for canvas in canvases)
-    counts = [len(canvas.rows) for canvas in canvases]
+    inputs = [model.embed(query.rows) if query.states is None else query.states[query.rows] for query in queries]
+    adapters = AdapterRows.of((query.adapter, len(query.rows)) for query in queries)
+    counts = [len(query.rows) for query in queries]
     reach = model.config.reach(layer)
-    queries = torch.split(model.queries(h, layer, positions, adapters), counts)
+    row_queries = torch.split(model.queries(torch.cat(inputs), layer, positions, adapters), counts)
     sums, rows = list[Tensor](), list[Tensor]()
-    for q, q_positions, canvas in zip(queries, torch.split(positions, counts), canvases, strict=True):
-        k = model.arithmetic.align(pool.k[layer][canvas.slots].to(q.dtype))
+    for q, q_positions, query in zip(row_queries, torch.split(positions, counts), queries, strict=True):
+        k = model.arithmetic.align(pool.k[layer][query.slots].to(q.dtype))
         visible = None
         if reach is not None:
-            index = canvas.key_positions
+            index = query.key_positions
             keys = torch.arange(len(k), device=k.device) if index is None else send(index, model.device)
             visible = (q_positions[:, None] - keys).abs() <= reach
         attention = attention_rows(q, k, visible)
-        sums.append(attention[:, : canvas.summed].exp().sum((0, 1)))
-        rows.append(attention[:, canvas.summed :])
+        sums.append(attention[:, : query.sum_count].exp().sum((0, 1)))
+        rows.append(attention[:, query.sum_count :])
     if not model.ranks.several:
         return list(zip(sums, rows, strict=True))
     all_sums = torch.split(model.ranks.sum(torch.cat(sums)), list(map(len, sums)))
     all_heads = model.ranks.gather(torch.cat([part.flatten() for part in rows]))
     results = []
-    for total, flat, part in zip(
-        all_sums, torch.split(all_heads, [part.numel() for part in rows], 1), rows, strict=True
-    ):
-        results.append((total, flat.view(len(all_heads), *part.shape).flatten(0, 1)))
+    sizes = [part.numel() for part in rows]
+    for row_sum, flat, part in zip(all_sums, torch.split(all_heads, sizes, 1), rows, strict=True):
+        results.append((row_sum, flat.view(len(all_heads), *part.shape).flatten(0, 1)))
     return results

@@ -44,10 +44,10 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def matrix_bytes(kind: Quantization, shape: Sequence[int]) -> int:
+def matrix_bytes(quantization: Quantization, shape: Sequence[int]) -> int:
     """Bytes of a quantized matrix [M, K], or [E, M, K], with a scale for each row; FBGEMM's rows have 8 bytes more."""
     *outer, columns = shape
-    row_bytes = columns // GROUP * GROUP_BYTES if kind == "int4" else columns
+    row_bytes = columns // GROUP * GROUP_BYTES if quantization == "int4" else columns
     return prod(outer) * (row_bytes + 4)
 
 
@@ -56,18 +56,18 @@ def kv_itemsize(dtype: NumberFormat, quantized: bool) -> int:
     return min(dtype.itemsize, 2) if quantized else dtype.itemsize
 
 
-def check_sizes(kind: Quantization, config: ModelConfig) -> None:
-    """Raise `ConfigError` if the kernels for `kind` do not support the model or the size of a matrix.
+def check_matrix_sizes(quantization: Quantization, config: ModelConfig) -> None:
+    """Raise `ConfigError` if the kernels for `quantization` do not support the model or the size of a matrix.
 
     The error lists the wrong sizes of all layers; layers count from 0.
     """
-    if kind == "fp8" and config.mixture is not None:
+    if quantization == "fp8" and config.mixture is not None:
         raise ConfigError(
             "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
             "devices. Leave it out, or spread the model with tensor_parallel"
         )
-    columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[kind]
-    rows = FP8_MULTIPLE if kind == "fp8" else 1
+    columns = {"int8": 1, "int4": GROUP, "fp8": FP8_MULTIPLE}[quantization]
+    rows = FP8_MULTIPLE if quantization == "fp8" else 1
     faults = dict[tuple[str, int], list[int]]()  # layers by size and divisor
     for layer in range(config.layers):
         shape, mixture = config.shape_of(layer), config.mixture_of(layer)
@@ -83,8 +83,8 @@ def check_sizes(kind: Quantization, config: ModelConfig) -> None:
         texts = []
         for (size_text, divisor), layers in faults.items():
             texts.append(f"{size_text}{_layers_in_words(layers, config)} is not a multiple of {divisor}")
-        advice = "Use 'int8'" if kind == "int4" else "Use the model without quantization"  # int8 is for CPUs
-        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(texts)}. {advice}")
+        advice = "Use 'int8'" if quantization == "int4" else "Use the model without quantization"  # int8 is for CPUs
+        raise ConfigError(f"quantization={quantization!r} does not take this model: {'; '.join(texts)}. {advice}")
 
 
 def _layers_in_words(layers: Sequence[int], config: ModelConfig) -> str:

@@ -36,9 +36,9 @@ class Transformer:
 
     Attributes:
         config: the whole model's shape.
-        part: the shape that this rank computes with, in layers with full attention.
-        parts: `part`, and the shape of sliding layers if there are any.
-        rope_tables: cos and sin for each of `parts`, [max_length, 1, R / 2].
+        rank_config: the shape that this rank computes with, in layers with full attention.
+        rank_configs: `rank_config`, and the shape of sliding layers if there are any.
+        rope_tables: cos and sin for each of `rank_configs`, [max_length, 1, R / 2].
         kernels: what computes between matrix products; None: PyTorch's own operations.
         graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
     """
@@ -60,14 +60,14 @@ class Transformer:
         self.ranks = ranks or Ranks()
         self.attention = attention or TorchAttention(config.score_cap)
         self.kernels = kernels
-        self.part = self.ranks.shard.part(config)
-        self.parts = tuple(map(self.ranks.shard.part, config.shapes))
+        self.rank_config = self.ranks.shard.part(config)
+        self.rank_configs = tuple(map(self.ranks.shard.part, config.shapes))
         self.rope_tables = tuple(rope(shape, weights.embed.dtype, weights.embed.device) for shape in config.shapes)
         self.is_sliding = tuple(map(config.is_sliding, range(config.layers)))
         self.query_scales = query_scales(config, weights.embed.dtype, weights.embed.device)
         self._zero_sink: Sink | None = None
         if config.sink == "zero":
-            zeros = weights.embed.new_zeros(self.part.kv_heads, self.part.head_dim)
+            zeros = weights.embed.new_zeros(self.rank_config.kv_heads, self.rank_config.head_dim)
             self._zero_sink = zeros, zeros
         scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
         self.activation = config.activation
@@ -166,7 +166,7 @@ class Transformer:
         return h.index_copy(0, signals.rows, normed)
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-        """The output of `stage`, [N, D], from the output `h` of the stage before it, which may be overwritten."""
+        """Run `stage` on the last output `h`, which may be overwritten. Returns [N, D]. Writes as `forward`."""
         if stage.outputs or stage.partial is not None:
             pool.allocate_outputs()
         h = _stage_input(stage, h)
@@ -188,11 +188,11 @@ class Transformer:
             rows = full_and_sliding[self.is_sliding[layer]]
             work = stage.sliding_work if self.is_sliding[layer] else stage.work
             if partial is not None:
-                h = self._partial_layer(h, layer, stage, pool, (rows.cos, rows.sin))
+                h = self._run_partial_layer(h, layer, stage, pool, (rows.cos, rows.sin))
                 continue
             assert work is not None
             attended = self.attend(self.project(h, layer, rows, pool), layer, work, pool)
-            h = self.finish(h, attended, layer, rows, pool)
+            h = self.finish_layer(h, attended, layer, rows, pool)
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
@@ -201,13 +201,13 @@ class Transformer:
         Writes K/V of the rows that `rows.written_rows` names to their slots of `pool`.
         """
         w = self.weights.layers[layer]
-        c = self.parts[self.is_sliding[layer]]
+        c = self.rank_configs[self.is_sliding[layer]]
         x = self.norm(h, w.attn_norm)
         cos_sin = rows.cos, rows.sin
         heads = c.heads + 2 * c.kv_heads
         if self.kernels is not None:
             qkv = self._linear(x, w, "qkv", rows.adapters, bias=w.qkv_bias)
-            q = self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+            q = self.kernels.place_heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
             return q if rows.query_scale is None else q.mul_(rows.query_scale)
         if rows.written_rows is None and not self.arithmetic.invariant:
             qk, v = self._project(x, layer, range(heads), cos_sin, rows.adapters)
@@ -229,17 +229,17 @@ class Transformer:
         """Attention of the queries `q` [N, heads, Dh] to K/V of `layer` in `pool`, [N, heads * Dh]."""
         return self.attention(q, pool.k[layer], pool.v[layer], work, self.sink(layer))
 
-    def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The output of a layer: `h` [N, D] plus the outputs of attention and FFN, added in place.
+    def finish_layer(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """Add the outputs of attention and FFN to `h` [N, D], with `rows.outputs` store them too, and return `h`.
 
         `attended` [N, heads * Dh] are the results of `attend`, before the output projection.
         """
         w = self.weights.layers[layer]
-        attention_cache, ffn_cache = pool.outputs[layer] if rows.outputs else (None, None)
-        out = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
-        x = self._add_and_norm(h, self.norm(out, w.attn_post), w.ffn_norm, attention_cache, rows)
+        attention_outputs, ffn_outputs = pool.outputs[layer] if rows.outputs else (None, None)
+        attention_out = self.ranks.sum(self._linear(attended, w, "out", rows.adapters))
+        x = self._add_and_norm(h, self.norm(attention_out, w.attn_post), w.ffn_norm, attention_outputs, rows)
         ffn_out = self._feed_forward(h, x, w, rows.adapters)
-        h = self._add_and_norm(h, self.norm(ffn_out, w.ffn_post), None, ffn_cache, rows)
+        h = self._add_and_norm(h, self.norm(ffn_out, w.ffn_post), None, ffn_outputs, rows)
         if w.scale is not None:
             h *= w.scale[0] if rows.roles is None else w.scale.index_select(0, rows.roles)[:, None]
         return h
@@ -288,7 +288,7 @@ class Transformer:
     def queries(self, h: Tensor, layer: int, positions: Tensor, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
         """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` with the layer's input `h` [N, D]."""
         x = self.norm(h, self.weights.layers[layer].attn_norm)
-        q, _ = self._project(x, layer, range(self.part.heads), self.cos_sin(layer, positions), adapters)
+        q, _ = self._project(x, layer, range(self.rank_config.heads), self.cos_sin(layer, positions), adapters)
         return q if self.query_scales is None else q * self.query_scales[positions]
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
@@ -308,16 +308,16 @@ class Transformer:
             return logits
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(cap).tanh_().mul_(cap)
 
-    def _add_and_norm(self, h: Tensor, new: Tensor, weight: Tensor | None, cache: Tensor | None, rows: Rows) -> Tensor:
-        """Add `new` to `h` in place. Returns the norm of the sum with `weight`, or `h` if there is none.
+    def _add_and_norm(self, h: Tensor, x: Tensor, weight: Tensor | None, outputs: Tensor | None, rows: Rows) -> Tensor:
+        """Add `x` to `h` in place. Returns the norm of the sum with `weight`, or `h` if there is none.
 
-        With a `cache`, `new` of the rows that are written is stored in their slots of it.
+        With `outputs`, a tensor of `Pool.outputs`, `x` of the rows that are written is stored in their slots of it.
         """
         if self.kernels is not None:
-            return self.kernels.add(h, new, weight, cache, rows.slots)
-        if cache is not None:
-            cache.index_copy_(0, rows.slots, new if rows.written_rows is None else new[rows.written_rows])
-        h += new
+            return self.kernels.add(h, x, weight, outputs, rows.slots)
+        if outputs is not None:
+            outputs.index_copy_(0, rows.slots, x if rows.written_rows is None else x[rows.written_rows])
+        h += x
         return h if weight is None else self.norm(h, weight)
 
     def _kernel_slots(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
@@ -326,50 +326,60 @@ class Transformer:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written_rows, slots)
 
-    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos_sin: Pair) -> Tensor:
-        """One layer in which some rows are computed, and the others add their cached outputs."""
+    def _run_partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos_sin: Pair) -> Tensor:
+        """Compute some rows in `layer`, add all outputs to `h`, and return it. Writes K/V and outputs to `pool`."""
         assert stage.partial is not None
         w = self.weights.layers[layer]
-        part = stage.partial
-        computed = part.computed
-        for pick in part.picks:
+        partial = stage.partial
+        computed = partial.computed
+        for pick in partial.picks:
             if (pick.phase + layer - stage.layers.start) % pick.every:
-                picked_rows = _lowest_rows(~pool.picked[part.slots[pick.rows]], pick)  # as the last layer that picked
+                picked_rows = _lowest_rows(
+                    ~pool.picked[partial.slots[pick.rows]], pick
+                )  # as the last layer that picked
             else:
                 picked_rows = self._pick_rows(h, layer, stage, pick, pool, cos_sin)
             computed = computed.index_copy(0, pick.target, picked_rows)
-        slots = part.slots[computed]
+        slots = partial.slots[computed]
         row_slots = slots if stage.written_rows is None else slots[stage.written_rows]
         row_slots = row_slots if self.kernels is None else self._kernel_slots(row_slots, stage, len(computed))
         adapters = stage.adapters.subset(computed)
         query_scale = None if self.query_scales is None else self.query_scales[stage.positions[computed]]
         cos, sin = cos_sin
-        rows = Rows(cos[computed], sin[computed], row_slots, stage.written_rows, True, adapters, query_scale)
+        rows = Rows(
+            cos=cos[computed],
+            sin=sin[computed],
+            slots=row_slots,
+            written_rows=stage.written_rows,
+            outputs=True,
+            adapters=adapters,
+            query_scale=query_scale,
+        )
         q = self.project(h[computed], layer, rows, pool)
         work = stage.sliding_work if self.is_sliding[layer] else stage.work
         if work is None:  # rows were picked on the device, and the host does not know which
-            attended = self._attend_sliding(q, layer, part, computed, pool)
+            attended = self._attend_sliding(q, layer, partial, computed, pool)
         else:
             attended = self.attend(q, layer, work, pool)
-        attention_cache, ffn_cache = pool.outputs[layer]
-        out = self.norm(self.ranks.sum(self._linear(attended, w, "out", adapters)), w.attn_post)
-        h += _update_outputs(attention_cache, out, computed, part.slots, stage.written_rows)
+        attention_outputs, ffn_outputs = pool.outputs[layer]
+        attention_out = self.norm(self.ranks.sum(self._linear(attended, w, "out", adapters)), w.attn_post)
+        h += _update_outputs(attention_outputs, attention_out, computed, partial.slots, stage.written_rows)
         x = h[computed]
         ffn_out = self.norm(self._feed_forward(x, self.norm(x, w.ffn_norm), w, adapters), w.ffn_post)
-        h += _update_outputs(ffn_cache, ffn_out, computed, part.slots, stage.written_rows)
+        h += _update_outputs(ffn_outputs, ffn_out, computed, partial.slots, stage.written_rows)
         return h
 
-    def _attend_sliding(self, q: Tensor, layer: int, part: Partial, computed: Tensor, pool: Pool) -> Tensor:
+    def _attend_sliding(self, q: Tensor, layer: int, partial: Partial, computed: Tensor, pool: Pool) -> Tensor:
         """As `attend`, in a sliding layer, of the rows `computed` of a stage."""
         reach = self.config.reach(layer)
-        assert part.neighbours is not None
+        assert partial.neighbours is not None
         assert reach is not None
-        neighbours = replace(part.neighbours, places=part.neighbours.places.index_select(1, computed))
+        neighbours = replace(partial.neighbours, places=partial.neighbours.places.index_select(1, computed))
         k, v = pool.k[layer], pool.v[layer]
         return attend_sliding(q, k, v, neighbours, reach, self.sink(layer), self.config.score_cap)
 
     def _pick_rows(self, h: Tensor, layer: int, stage: Stage, pick: Pick, pool: Pool, cos_sin: Pair) -> Tensor:
-        """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) of all rows of `pick` is written.
+        """Write V (or K) of all rows of `pick`, and return those whose V (or K) changed most, int64 [S].
 
         `h` [N, D] are the inputs of the rows of `stage`, and `cos_sin` their RoPE. The host does not wait: how many
         rows are picked of each canvas is known before.
@@ -377,26 +387,26 @@ class Transformer:
         assert stage.partial is not None
         slots = stage.partial.slots[pick.rows]
         adapters = stage.adapters.subset(pick.rows)
-        cache = pool.k[layer] if pick.keys else pool.v[layer]
+        kv = pool.k[layer] if pick.keys else pool.v[layer]
         cos, sin = cos_sin
         rotation = cos[pick.rows], sin[pick.rows]
-        new, similarity = self._project_and_compare(h[pick.rows], layer, cache, slots, pick.keys, rotation, adapters)
+        values, similarity = self._project_and_compare(h[pick.rows], layer, kv, slots, pick.keys, rotation, adapters)
         picked = _lowest_rows(similarity, pick)
-        cache.index_copy_(0, slots, new.to(cache.dtype))
+        kv.index_copy_(0, slots, values.to(kv.dtype))
         if pick.every > 1:
             pool.picked.index_fill_(0, slots, False).index_fill_(0, stage.partial.slots[picked], True)
         return picked
 
     def _project_and_compare(
-        self, h: Tensor, layer: int, cache: Tensor, slots: Tensor, keys: bool, cos_sin: Pair, adapters: AdapterRows
+        self, h: Tensor, layer: int, kv: Tensor, slots: Tensor, keys: bool, cos_sin: Pair, adapters: AdapterRows
     ) -> Pair:
-        """V (or with `keys` K) of rows with the input `h` [N, D], and its similarity to that in `slots`, [N]."""
-        c = self.parts[self.is_sliding[layer]]
+        """V (or with `keys` K) of rows with the input `h` [N, D], and its similarity to `slots` of `kv`, [N]."""
+        c = self.rank_configs[self.is_sliding[layer]]
         first_head = c.heads if keys else c.heads + c.kv_heads
         x = self.norm(h, self.weights.layers[layer].attn_norm)
-        new_k, new_v = self._project(x, layer, range(first_head, first_head + c.kv_heads), cos_sin, adapters)
-        new = new_k if keys else new_v
-        return new, self._similarity(new.flatten(1).float(), cache[slots].flatten(1).float())
+        k, v = self._project(x, layer, range(first_head, first_head + c.kv_heads), cos_sin, adapters)
+        values = k if keys else v
+        return values, self._similarity(values.flatten(1).float(), kv[slots].flatten(1).float())
 
     def _linear(
         self,
@@ -419,7 +429,7 @@ class Transformer:
         `heads` are numbers of heads in the order of the fused projection: those of Q, of K, of V.
         """
         w = self.weights.layers[layer]
-        c = self.parts[self.is_sliding[layer]]
+        c = self.rank_configs[self.is_sliding[layer]]
         first, stop = heads.start, heads.stop
         first_value = c.heads + c.kv_heads
         tied = c.tied_values and stop > first_value
@@ -487,7 +497,7 @@ class Transformer:
 
 
 def _stage_input(stage: Stage, h: Tensor) -> Tensor:
-    """The input [N, D] of the stage's rows, from the stage before or restored. Copies the states that are saved."""
+    """The input [N, D] of the stage's rows, from the stage before or restored. Copies it to the states of `save`."""
     if stage.carry is not None:
         source, target = stage.carry
         rows = h.index_select(0, source)
@@ -504,7 +514,7 @@ def _stage_input(stage: Stage, h: Tensor) -> Tensor:
 
 
 def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
-    """Rows with the lowest `values` [A] in each canvas, int64 [S], the first of equal ones; appended to `pick`."""
+    """Append the rows with the lowest `values` [A] of each canvas, the first of equal ones, to `pick`. Returns them."""
     # First by value, then stably by canvas, so that two sorts serve canvases of different sizes.
     by_value = values.argsort(stable=True)
     order = by_value[pick.owner[by_value].argsort(stable=True)]
@@ -513,13 +523,13 @@ def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
     return lowest
 
 
-def _update_outputs(cache: Tensor, new: Tensor, rows: Tensor, slots: Tensor, indices: Tensor | None) -> Tensor:
-    """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, cached ones for the others.
+def _update_outputs(outputs: Tensor, x: Tensor, rows: Tensor, slots: Tensor, indices: Tensor | None) -> Tensor:
+    """Store `x`, the outputs of computed `rows`, in `outputs`, and return the outputs of all rows of a stage, [N, D].
 
-    Writes `new` to `cache` at `indices` into `rows`; None: at all. Canvases that lease one prefix share its slots.
+    Stores those at `indices` into `rows`; None: all. Canvases that lease one prefix share its slots.
     """
     if indices is None:
-        cache.index_copy_(0, slots[rows], new)
-        return cache[slots]
-    cache.index_copy_(0, slots[rows[indices]], new[indices])
-    return cache[slots].index_copy_(0, rows, new)
+        outputs.index_copy_(0, slots[rows], x)
+        return outputs[slots]
+    outputs.index_copy_(0, slots[rows[indices]], x[indices])
+    return outputs[slots].index_copy_(0, rows, x)

@@ -52,7 +52,7 @@ class WorkList:
         return self.derive(_owners)
 
     @property
-    def outputs(self) -> int:
+    def output_count(self) -> int:
         """The number of partial results, P."""
         return int(self.units[:, ROWS].sum())
 
@@ -62,7 +62,7 @@ class WorkList:
         return self.reach is not None or self.skip is not None
 
     @property
-    def pairs(self) -> int:
+    def pair_count(self) -> int:
         """Number of pairs of a row and a slot of its unit, including slots that the row does not see."""
         return int((self.units[:, ROWS].astype(np.int64) * self.units[:, SLOTS]).sum())
 
@@ -90,7 +90,7 @@ class WorkList:
         The new unit has all their slots, at most `max_slots`, in runs of fewer than `min_run` on average. A unit is
         unchanged unless all of its rows move to new units. A list with limits is returned unchanged.
         """
-        if self.limited or self.outputs == len(np.unique(self.owners)):
+        if self.limited or self.output_count == len(np.unique(self.owners)):
             return self
         units = self.units.astype(np.int64)
         first_rows, end_rows = units[:, FIRST_ROW], units[:, FIRST_ROW] + units[:, ROWS]
@@ -111,11 +111,11 @@ class WorkList:
             return self
         builder = WorkListBuilder()
         for unit in np.flatnonzero(~(inside & moves).any(1)).tolist():
-            builder.add(int(first_rows[unit]), int(units[unit, ROWS]), builder.slots(slots[unit]), len(slots[unit]))
+            builder.add(int(first_rows[unit]), int(units[unit, ROWS]), builder.add_slots(slots[unit]), len(slots[unit]))
         for index in np.flatnonzero(moves).tolist():
             row, rows, range_slots = int(edges[index]), int(edges[index + 1] - edges[index]), all_slots[index]
-            builder.add(row, rows, builder.slots(range_slots), len(range_slots))
-        return builder.list()
+            builder.add(row, rows, builder.add_slots(range_slots), len(range_slots))
+        return builder.build()
 
     def cut_at_runs(self, min_run: int) -> "WorkList":
         """The same attention in units of consecutive slots; units with mean runs below `min_run` are unchanged."""
@@ -156,7 +156,7 @@ class WorkListBuilder:
         self._limits: tuple[list[Longs | None], list[Longs | None]] = [], []  # reach and skip
         self._length = 0
 
-    def slots(self, slots: Longs | Ints) -> int:
+    def add_slots(self, slots: Longs | Ints) -> int:
         """Append `slots` to the list of slots. Returns the index of the first one, for `add`."""
         start = self._length
         self._slots.append(slots)
@@ -180,7 +180,7 @@ class WorkListBuilder:
         for limits, limit in zip(self._limits, (reach, skip), strict=True):
             limits.append(limit)
 
-    def list(self) -> WorkList:
+    def build(self) -> WorkList:
         """The list of all units, in the order in which they were added."""
         units = _with_outputs(np.array(self._units, dtype=np.int32).reshape(-1, 4))
         slots = np.concatenate(self._slots, dtype=np.int32) if self._slots else np.empty(0, dtype=np.int32)

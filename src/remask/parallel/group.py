@@ -75,7 +75,8 @@ def remove_store(path: str) -> None:
 def join_group(path: str, shard: Shard, device: torch.device) -> GroupRanks:
     """Join the other ranks at the store `path`, and wait for all of them: by NCCL on CUDA devices, by gloo on CPUs.
 
-    The process' default group (`torch.distributed.init_process_group`), which may be its user's, is not used.
+    The process' default group (`torch.distributed.init_process_group`), which may be its user's, is not used. Raises
+    `RuntimeError` if a rank does not come within `WAIT`.
     """
     store = FileStore(path, shard.size)
     store.set_timeout(WAIT)

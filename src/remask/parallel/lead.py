@@ -55,8 +55,8 @@ class Worker:
             return None
         return f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with status {code}"
 
-    def state(self, seconds: float | None) -> State | None:
-        """The rank's next message. Returns None if it has ended, or none comes within `seconds` (None: no limit)."""
+    def receive(self, seconds: float | None) -> State | None:
+        """Receive the rank's next message. Returns None if it has ended, or after `seconds` (None: no limit)."""
         try:
             if not self.connection.poll(seconds):
                 return None
@@ -76,7 +76,7 @@ class LeadRanks(GroupRanks):
         self._names = ObjectNames()
         self._acting = False
         self._closed = threading.Event()
-        self._end = weakref.finalize(self, end, workers, self._closed, store)
+        self._end = weakref.finalize(self, end_workers, workers, self._closed, store)
         watch = threading.Thread(
             target=_watch, args=(workers, self._closed, weakref.ref(self)), name="remask-ranks", daemon=True
         )
@@ -84,7 +84,7 @@ class LeadRanks(GroupRanks):
 
     def run_on_all(self, act: Callable[..., T], *args: Any) -> T:
         self.check()
-        call, name = self._names.call(act, args)
+        call, name = self._names.pack_call(act, args)
         buffer = call.buffer(self._device)
         self._acting = True
         try:
@@ -147,9 +147,9 @@ class LeadRanks(GroupRanks):
             with suppress(OSError):
                 worker.connection.send_bytes(WHERE)
         for worker in self._workers:
-            state = failed = worker.state(PATIENCE_S)
+            state = failed = worker.receive(PATIENCE_S)
             if state is not None and state.kind == "failed":
-                state = worker.state(PATIENCE_S)
+                state = worker.receive(PATIENCE_S)
             if state is None or state.operations != self.operations:
                 reasons.append(_reason(worker, "" if failed is None else failed.error))
         if reasons:
@@ -158,11 +158,7 @@ class LeadRanks(GroupRanks):
 
 
 def start(
-    model: FoundModel,
-    dtype: torch.dtype,
-    device: torch.device,
-    threads: int,
-    quantization: Quantization | None = None,
+    model: FoundModel, dtype: torch.dtype, device: torch.device, threads: int, quantization: Quantization | None = None
 ) -> tuple[LoadedModel, LeadRanks]:
     """Load a model in `tensor_parallel` processes. Returns the part of this process, rank 0, and its ranks.
 
@@ -187,7 +183,7 @@ def start(
         ranks = join_group(store, Shard(0, size), devices[0])
         _await(workers, "met")
     except BaseException:
-        end(workers, threading.Event(), store)
+        end_workers(workers, threading.Event(), store)
         raise
     return loaded, LeadRanks(ranks, workers, devices[0], store)
 
@@ -195,7 +191,7 @@ def start(
 def _await(workers: Sequence[Worker], kind: str) -> None:
     """Wait for a message of the `kind` from every rank. Raises `CheckpointError` if one sends another, or ends."""
     for worker in workers:
-        state = worker.state(None)
+        state = worker.receive(None)
         if state is None or state.kind != kind:
             raise CheckpointError(_reason(worker, "" if state is None else state.error))
 
@@ -213,7 +209,7 @@ def rank_devices(device: torch.device, size: int) -> list[torch.device]:
     return [torch.device("cuda", start + rank) for rank in range(size)]
 
 
-def end(workers: Sequence[Worker], closed: threading.Event, store: str) -> None:
+def end_workers(workers: Sequence[Worker], closed: threading.Event, store: str) -> None:
     """End the processes of other ranks, wait until they have ended, and remove the store."""
     closed.set()
     for worker in workers:

@@ -35,7 +35,7 @@ class RankMessage:
         """The contents of `sent`, uint8."""
         sizes = [_size(tensor) for tensor in self.sent]
         buffer = torch.empty(sum(map(_padded_bytes, sizes)), dtype=torch.uint8, device=device)
-        for target, tensor in zip(_split(buffer, sizes), self.sent, strict=True):
+        for target, tensor in zip(_split_buffer(buffer, sizes), self.sent, strict=True):
             target.copy_(tensor, non_blocking=True)
         return buffer
 
@@ -50,8 +50,8 @@ class ObjectNames:
         self._free: deque[int] = deque()  # names to be forgotten; any thread may drop an object
         self._sent = 0  # number of them in the last call
 
-    def call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[RankMessage, int]:
-        """The call of `act` with `args`, and the name that its result will have.
+    def pack_call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[RankMessage, int]:
+        """Pack the call of `act` with `args`. Returns it, and the name that its result will have.
 
         Free names are in the call, and stay in the list until `record_result`, as sending may fail.
         """
@@ -82,7 +82,7 @@ class ObjectNames:
             self._free.append(name)
 
     def object_name(self, value: object) -> int:
-        """The name of a pool or a `RankLocal`. An object without one gets a new name."""
+        """The name of a pool or a `RankLocal`, which gets a new one if it has none."""
         if id(value) not in self._objects:
             self._name_object(value, next(self._next_name))
         return self._objects[id(value)]
@@ -113,7 +113,7 @@ class RankObjects:
         """Run the call in `content`; `receive` fills a buffer with the contents of tensors that rank 0 sends."""
         sizes, call = pickle.loads(content)
         buffer = torch.empty(sum(map(_padded_bytes, sizes)), dtype=torch.uint8, device=self.model.device)
-        act, args, name, free = _Unpickler(call, self, _split(receive(buffer), sizes)).load()
+        act, args, name, free = _Unpickler(call, self, _split_buffer(receive(buffer), sizes)).load()
         for free_name in free:
             self._by_name.pop(free_name, None)
         result = act(*args)
@@ -125,10 +125,10 @@ class RankObjects:
         tensor: Tensor = self._by_name[name]
         return tensor.as_strided(shape, stride, offset)
 
-    def object(self, name: int, kind: type) -> object:
-        """The object called `name`. Constructs a `RankLocal` of the class `kind` if there is none."""
-        if issubclass(kind, RankLocal) and name not in self._by_name:
-            self._by_name[name] = kind()
+    def object(self, name: int, object_type: type) -> object:
+        """The object called `name`. Constructs a `RankLocal` of the class `object_type` if there is none."""
+        if issubclass(object_type, RankLocal) and name not in self._by_name:
+            self._by_name[name] = object_type()
         return self._by_name[name]
 
 
@@ -179,7 +179,7 @@ def _padded_bytes(size: Size) -> int:
     return -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def _split(buffer: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
+def _split_buffer(buffer: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
     tensors = []
     start = 0
     for dtype, shape in sizes:

@@ -211,7 +211,7 @@ class Ledger:
         if prefix is not None:
             self._written[: prefix.layers, self._leased] = LEASED
             self._lead[: prefix.layers] = prefix.lead
-        self._last: _PlanShape | None = None  # of the last plan
+        self._last_shape: _PlanShape | None = None  # of the last plan
         self._written_step = -1  # the step that `_written` has for the rows of the last plan
         self._backup: _Backup | None = None  # if the last plan may change
 
@@ -228,7 +228,7 @@ class Ledger:
         or restores a row that has no boundary state; and if its hook may make any row live, and the hidden states of a
         row are not saved.
         """
-        last = self._last
+        last = self._last_shape
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
             self._backup = _Backup((), (), (), self._lead) if last.may_change else None
             self.step += 1
@@ -250,7 +250,7 @@ class Ledger:
         the last plan could not change.
         """
         backup = self._backup
-        last = self._last
+        last = self._last_shape
         step = self.step
         if backup is None or last is None:
             raise PlanError(
@@ -268,6 +268,7 @@ class Ledger:
             raise
 
     def _check(self, plan: Plan) -> None:
+        """Raise `PlanError` if `plan` writes leased rows, or reads a state, outputs or K/V that nothing has written."""
         joins = dict(plan.spans.joins)  # without layer 0, where every row can be embedded
         for span in plan.spans:
             layers = span.layers
@@ -321,13 +322,13 @@ class Ledger:
         for span in plan.spans:
             if span.save is not None:
                 self.saved[span.layers.start] |= span.save
-        self._last = plan
+        self._last_shape = plan
         self._mark_written(plan.spans)
         self._update_lead()
 
     def _update_written(self) -> None:
-        if self._last is not None and self._written_step != self.step:
-            self._mark_written(self._last.spans)
+        if self._last_shape is not None and self._written_step != self.step:
+            self._mark_written(self._last_shape.spans)
 
     def _mark_written(self, spans: Spans) -> None:
         for span in spans:
@@ -361,4 +362,4 @@ class Ledger:
                 self.saved[span.layers.start] = saved
         self._lead = backup.lead
         self._min_lead = int(backup.lead.min())
-        self._last = None
+        self._last_shape = None

@@ -18,16 +18,16 @@ class ExecutedPlan:
     """A canvas and its plan in a pass that ran."""
 
     plan: Plan
-    prefix: PrefixHit | None = None  # leading positions that canvases with equal `sharing` read together
-    sharing: Hashable = None  # equal for canvases that read the same prefix
-    outputs: bool = False  # attention and FFN outputs of computed rows are kept
-    noisy: int = 0  # rows of the first layer that are denoised
+    prefix: PrefixHit | None = None  # leading positions that canvases with equal `sharing_key` read together
+    sharing_key: Hashable = None  # equal for canvases that read the same prefix
+    keeps_outputs: bool = False  # attention and FFN outputs of computed rows are kept
+    noisy_count: int = 0  # rows of the first layer that are denoised
 
 
 def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     """The cost of one pass over `canvases`."""
     w = widths
-    total = sum((_canvas_cost(w, canvas) for canvas in canvases), NOTHING)
+    canvas_costs = sum((_canvas_cost(w, canvas) for canvas in canvases), NOTHING)
     layers = range(w.layers)
     reaches = [_keys_by_layer(w, canvas.plan) for canvas in canvases]
     active = np.any([reach > 0 for reach in reaches], axis=0) if reaches else np.False_  # layers with computed rows
@@ -47,7 +47,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
         if any(rows):
             mlp_weights += feed.weights_read(sum(rows))
     predicts = any(canvas.plan.predict.any() for canvas in canvases)
-    denoises = any(canvas.noisy for canvas in canvases)
+    denoises = any(canvas.noisy_count for canvas in canvases)
     keys = np.array(w.keys_of(layers))
     qkv_columns = int(((2 * np.array(w.queries_of(layers)) + w.kv_products_of(layers)) * active).sum())
     # Self-conditioning reads the embedding too, to compute the expected one of predicted rows.
@@ -65,7 +65,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     operations = {name: OperationCost(weights=weights[name]) for name in OPERATIONS}
     kv_read = w.itemsize * 2 * int((keys * _total_keys(canvases, reaches, sliding)).sum())
     operations["attention"] += OperationCost(kv_read=kv_read)
-    return total + PassCost(operations)
+    return canvas_costs + PassCost(operations)
 
 
 def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
@@ -78,39 +78,39 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
     for span in plan.spans:
         candidates = 0 if span.pick is None else int(span.pick.candidates.sum())
         pick_count = 0 if span.pick is None else span.pick.count
-        rows = span.count
-        layers = len(span.layers)
-        selections = len(_selection_layers(span))
+        row_count = span.count
+        layer_count = len(span.layers)
+        selection_count = len(_selection_layers(span))
         queries = sum(w.queries_of(span.layers))
-        writes = int(span.written.sum()) + pick_count
-        selected_numbers = selections * pick_count * w.keys  # K or V of chosen rows, which the selection has projected
-        written_numbers = sum(w.keys_of(span.layers)) * 2 * writes - selected_numbers
+        write_count = int(span.written.sum()) + pick_count
+        selected_numbers = selection_count * pick_count * w.keys  # K or V of chosen rows, projected to choose them
+        written_numbers = sum(w.keys_of(span.layers)) * 2 * write_count - selected_numbers
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed reads its cached outputs, and a computed one writes them.
-        outputs = 2 * int(span.rows.sum()) * canvas.outputs
-        kv_products = sum(w.kv_products_of(span.layers)) * writes - selected_numbers
+        output_count = 2 * int(span.rows.sum()) * canvas.keeps_outputs
+        kv_products = sum(w.kv_products_of(span.layers)) * write_count - selected_numbers
         projections += OperationCost(
-            flops=2 * w.hidden * (2 * rows * queries + kv_products),
+            flops=2 * w.hidden * (2 * row_count * queries + kv_products),
             kv_written=w.itemsize * written_numbers,
-            states=w.itemsize * w.hidden * (restored + layers * outputs),
-            activations=w.itemsize * 2 * rows * (layers * w.hidden + queries),
+            states=w.itemsize * w.hidden * (restored + layer_count * output_count),
+            activations=w.itemsize * 2 * row_count * (layer_count * w.hidden + queries),
         )
         repeated += 2 * w.hidden * selected_numbers
         selection += OperationCost(
-            flops=selections * 2 * candidates * w.hidden * w.keys,
-            kv_read=selections * w.itemsize * candidates * w.keys,
-            kv_written=selections * w.itemsize * candidates * w.keys,
-            activations=selections * w.itemsize * candidates * w.hidden,
+            flops=selection_count * 2 * candidates * w.hidden * w.keys,
+            kv_read=selection_count * w.itemsize * candidates * w.keys,
+            kv_written=selection_count * w.itemsize * candidates * w.keys,
+            activations=selection_count * w.itemsize * candidates * w.hidden,
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
-            flops=2 * (2 * _attention_products(w, plan, span) + queries * rows * w.sink),
-            activations=w.itemsize * 2 * rows * queries,
+            flops=2 * (2 * _attention_products(w, plan, span) + queries * row_count * w.sink),
+            activations=w.itemsize * 2 * row_count * queries,
         )
         feeds = w.feeds[span.layers.start : span.layers.stop]
         mlp += OperationCost(
-            flops=2 * rows * w.hidden * sum(feed.weights_per_row for feed in feeds),
-            activations=w.itemsize * rows * sum(feed.activations(w.hidden) for feed in feeds),
+            flops=2 * row_count * w.hidden * sum(feed.weights_per_row for feed in feeds),
+            activations=w.itemsize * row_count * sum(feed.activations(w.hidden) for feed in feeds),
         )
         live = span.rows
     predicted = int(plan.predict.sum())
@@ -125,9 +125,9 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
             activations=w.itemsize * predicted * w.vocab,
         )
         mlp += OperationCost(
-            flops=2 * canvas.noisy * w.hidden * 3 * w.signal,
-            states=w.itemsize * canvas.noisy * w.hidden,
-            activations=w.itemsize * canvas.noisy * (w.hidden + 3 * w.signal),
+            flops=2 * canvas.noisy_count * w.hidden * 3 * w.signal,
+            states=w.itemsize * canvas.noisy_count * w.hidden,
+            activations=w.itemsize * canvas.noisy_count * (w.hidden + 3 * w.signal),
         )
     hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
     operations: dict[Operation, OperationCost] = {
@@ -157,15 +157,15 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     reach = plan.reach(span)
     starts = starts_of(positions, plan.sees) if w.block_windows else None
-    kinds = Counter(zip(w.windows_of(span.layers), w.queries_of(span.layers), strict=True))
-    total = 0
-    for (window, queries), layers in kinds.items():
+    layer_counts = Counter(zip(w.windows_of(span.layers), w.queries_of(span.layers), strict=True))
+    products = 0
+    for (window, queries), layer_count in layer_counts.items():
         if window is None:
-            total += layers * queries * (int(sees.sum()) + pick_count * reach)
+            products += layer_count * queries * (int(sees.sum()) + pick_count * reach)
         else:
             first, end = neighbours(positions, sees, window, starts)
-            total += layers * queries * (int((end - first).sum()) + pick_count * min(2 * window + 1, reach))
-    return total
+            products += layer_count * queries * (int((end - first).sum()) + pick_count * min(2 * window + 1, reach))
+    return products
 
 
 def _keys_by_layer(w: Widths, plan: Plan) -> NDArray[np.int64]:
@@ -205,7 +205,7 @@ def _total_keys(
         if canvas.prefix is not None:
             shared[: canvas.prefix.layers] = np.minimum(reach[: canvas.prefix.layers], canvas.prefix.lead)
             shared[sliding] = 0
-            shared_by_group[canvas.sharing] = np.maximum(shared_by_group.get(canvas.sharing, 0), shared)
+            shared_by_group[canvas.sharing_key] = np.maximum(shared_by_group.get(canvas.sharing_key, 0), shared)
         unshared += reach - shared
     return unshared + sum(shared_by_group.values())
 

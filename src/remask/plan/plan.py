@@ -121,15 +121,9 @@ class Plan:
         in_block = noisy[block.start : block.stop]
         predict = np.zeros(len(noisy), dtype=np.bool_)
         predict[block.start : block.stop] = in_block
+        predicted = _positions(block)[in_block]
         return Plan(
-            self.spans,
-            predict,
-            self.transfer,
-            self.sees,
-            self.refreshes,
-            self.hook,
-            predicted=_positions(block)[in_block],
-            again=True,
+            self.spans, predict, self.transfer, self.sees, self.refreshes, self.hook, predicted=predicted, again=True
         )
 
     def predicting(self, predict: Mask) -> "Plan":
@@ -141,12 +135,13 @@ class Plan:
 
         Raises `PlanError` as the constructor does.
         """
+        refreshes = refreshes or self.refreshes
         return Plan(
             spans,
             self.predict,
             self.transfer,
             self.sees,
-            self.refreshes or refreshes,
+            refreshes,
             self.hook,
             predicted=self.predicted,
             again=self.again,

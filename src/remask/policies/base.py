@@ -15,15 +15,15 @@ Kept: TypeAlias = Literal["outputs", "inputs"]
 Sharing: TypeAlias = Literal["prefix", "pages"]
 
 
-Reason: TypeAlias = Literal["off", "policy", "nothing", "short", "depth", "budget", "salt", "pages", "blocks"]
+UnreadLabel: TypeAlias = Literal["off", "policy", "nothing", "short", "depth", "budget", "salt", "pages", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadReason:
     """Why a request reads no shared prefix.
 
     Attributes:
-        reason: the label by which requests are counted. "off": sharing is switched off. "policy": the cache policy
+        label: the one by which requests are counted. "off": sharing is switched off. "policy": the cache policy
             reads no prefix. "nothing": the prompt shares no prefix. "short": the prefix is too short. "depth": the
             policy reads 0 layers of it. "budget": it is larger than the store. "salt": nothing is stored yet for the
             request's `cache_salt`. "pages": pages hold no whole number of blocks. "blocks": the stored beginning of the
@@ -31,11 +31,11 @@ class Unread:
         note: the reason in words.
     """
 
-    reason: Reason
+    label: UnreadLabel
     note: str
 
 
-NEVER = Unread("policy", "the cache policy reads no shared prefix")
+NEVER = UnreadReason("policy", "the cache policy reads no shared prefix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class CachePolicy(ABC):
         """
         return 0
 
-    def unread(self, prefix_length: int, canvas_length: int) -> Unread:  # noqa: ARG002
+    def unread_reason(self, prefix_length: int, canvas_length: int) -> UnreadReason:  # noqa: ARG002
         """Why `boundary` is 0 for a prefix of `prefix_length` tokens on a canvas of `canvas_length` positions."""
         return NEVER
 

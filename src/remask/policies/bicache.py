@@ -10,7 +10,7 @@ from remask.checks.fields import check, declare
 from remask.checks.values import Choice, Flag, OrNull, Whole, is_whole, shown
 from remask.errors import ConfigError
 from remask.plan import Plan, PrefixHit, Span, Spans, View
-from remask.policies.base import Around, CachePolicy, RequestFacts, Traits, Unread
+from remask.policies.base import Around, CachePolicy, RequestFacts, Traits, UnreadReason
 from remask.policies.dense import Dense
 
 
@@ -52,7 +52,7 @@ class Earned:
 
     start: DepthLookup | None = None  # is used until there are audits; None: nothing is read until then
 
-    def begin(self, prefix_length: int, canvas_length: int) -> int:
+    def start_depth(self, prefix_length: int, canvas_length: int) -> int:
         """The depth that is read until there are audits, for lengths in tokens."""
         return 0 if self.start is None else self.start.depth(prefix_length, canvas_length)
 
@@ -159,25 +159,25 @@ class BiCache(_Refreshing):
         self.inner.check(facts)
 
     def boundary(self, prefix_length: int, canvas_length: int, layers: int) -> int:
-        """Depth b, from the table or the setting, at most `layers`. An earned depth may become all layers."""
+        """Depth b, from the table or the setting, at most `layers`. For an earned depth the upper bound `layers`."""
         if isinstance(self.depth, Earned):
             return layers
         depth = self.depth.depth(prefix_length, canvas_length) if isinstance(self.depth, DepthLookup) else self.depth
         return min(depth, layers)
 
-    def unread(self, prefix_length: int, canvas_length: int) -> Unread:
+    def unread_reason(self, prefix_length: int, canvas_length: int) -> UnreadReason:
         ratio = percent(prefix_length, canvas_length)
         no_layer = f"no layer reads a prefix of {prefix_length} tokens, {ratio} % of the canvas"
         if isinstance(self.depth, Earned):
-            return Unread("depth", f"{no_layer}: audits have not proven yet that one may")
+            return UnreadReason("depth", f"{no_layer}: audits have not proven yet that one may")
         if not isinstance(self.depth, DepthLookup):
-            return Unread("depth", "depth=0 reads no shared prefix")
+            return UnreadReason("depth", "depth=0 reads no shared prefix")
         smallest = min(self.depth.entries, default=None)
         if smallest is None:
-            return Unread("short", f"{no_layer}: the depth table is empty")
+            return UnreadReason("short", f"{no_layer}: the depth table is empty")
         if ratio < smallest:
-            return Unread("short", f"{no_layer}: the depth table begins at {smallest} %")
-        return Unread("depth", f"{no_layer}: the depth table gives 0 there")
+            return UnreadReason("short", f"{no_layer}: the depth table begins at {smallest} %")
+        return UnreadReason("depth", f"{no_layer}: the depth table gives 0 there")
 
     def leased_layers(self, boundary: int, layers: int) -> int:
         """One more than `boundary` if rows restart from stored states there and the inner policy keeps no outputs."""

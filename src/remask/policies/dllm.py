@@ -47,9 +47,7 @@ class DllmCache(CachePolicy):
     )
     select: Select = declare("value", Choice(SELECTS), "How the share is chosen.")
     select_layers: int = declare(
-        1,
-        Whole(1),
-        "Consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary.",
+        1, Whole(1), "Consecutive layers that share a choice, from the second on; anew from a shared prefix's boundary."
     )
     phase: Literal["up", "down"] = declare(
         "up",
@@ -130,7 +128,7 @@ class DllmCache(CachePolicy):
             # Rows are drawn on the host, so the device chooses nothing.
             groups = (range(i, min(i + self.select_layers, view.layers)) for i in layers[:: self.select_layers])
             return tuple(
-                Span(part, rows, held=held | _rows_not_drawn(view, response, count, part.start)) for part in groups
+                Span(group, rows, held=held | _rows_not_drawn(view, response, count, group.start)) for group in groups
             )
         pick = TopRho(response, count, self.select, first=layers.start, every=self.select_layers)
         return (Span(layers, rows, pick=pick, held=held if held.any() else None),)

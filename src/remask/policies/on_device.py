@@ -112,7 +112,7 @@ class DeviceHook:
             rows=send(rows.positions if layer else branch.canvas.tokens[rows.positions], self.device),
             slots=send_run(slots if key_positions is None else slots[key_positions], self.device),
             positions=rows.positions,
-            summed=rows.summed,
+            sum_count=rows.summed,
             adapter=branch.adapter,
             key_positions=key_positions,
         )
@@ -158,9 +158,9 @@ class HoldStillRows(DeviceHook):
         similarity = fetch(model.ranks.run_on_all(_value_similarity, model, stage, h, self.pool, sent[0], sent[1]))
         ends = np.cumsum([len(canvas_rows) for canvas_rows in rows])[:-1]
         changed = {}
-        for (number, drift), part in zip(drifts, np.split(similarity, ends), strict=True):
+        for (number, drift), similarities in zip(drifts, np.split(similarity, ends), strict=True):
             held = drift.candidates.copy()
-            held[held] = part >= 1 - drift.threshold
+            held[held] = similarities >= 1 - drift.threshold
             changed[number] = drift.hold(plans[number], layer, held)
         return changed
 

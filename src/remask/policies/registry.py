@@ -54,10 +54,8 @@ class PolicyType:
     def of(cls, make: object, plugin: Plugin | None = None) -> "PolicyType":
         """Inspect the class `make`. Raises `TypeError`, whose text says what is wrong, if it is no policy class."""
         if not isinstance(make, type) or not issubclass(make, CachePolicy):
-            kind = (
-                f"the class {make.__name__}" if isinstance(make, type) else f"an object of type {type(make).__name__}"
-            )
-            raise TypeError(f"it provides {kind}")
+            name = make.__name__ if isinstance(make, type) else type(make).__name__
+            raise TypeError(f"it provides {'the class' if isinstance(make, type) else 'an object of type'} {name}")
         if inspect.isabstract(make):
             raise TypeError(f"{make.__name__} does not define {', '.join(sorted(make.__abstractmethods__))}")
         if not dataclasses.is_dataclass(make):

@@ -147,7 +147,7 @@ class Reader:
         """Raise `PlanError` if this reader cannot read the pass. Called before every pass that predicts."""
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:  # noqa: ARG002
-        """The device part for the rows of a pass that predicts; None if nothing is read of it."""
+        """Prepare to read a pass that predicts. Returns the device part for its rows; None if nothing is read of it."""
         return None
 
     def choose(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
@@ -167,7 +167,7 @@ class Reader:
         """Add what was read to `transfer`, which a step has just written."""
 
     def events(self, request_id: str) -> Sequence[Event]:  # noqa: ARG002
-        """Events to report before the transfer of the step."""
+        """Events to report before the transfer of the step, each of them once."""
         return ()
 
     def result(self) -> object | None:

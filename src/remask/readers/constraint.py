@@ -66,7 +66,7 @@ class Constraint(Reader):
 
     def __init__(self, automaton: TokenAutomaton) -> None:
         self.automaton = automaton
-        self.table = ClassTable(automaton.classes, automaton.labels)
+        self.table = ClassTable(automaton.classes, automaton.class_count)
 
     def continued_from(self, state: int) -> "Constraint":
         """The form of the rest of an answer whose beginning leads to `state`."""
@@ -96,14 +96,14 @@ class Constraint(Reader):
             )
         hole = _only_hole(request.response)
         length = hole.stop - hole.start
-        transitions = self.automaton.transitions
-        max_block = MAX_PATH_STEPS // max(1, transitions)
-        block = max(map(len, decoding.block_ranges))
-        if block > max_block:
+        transition_count = self.automaton.transition_count
+        max_block_length = MAX_PATH_STEPS // max(1, transition_count)
+        block_length = max(map(len, decoding.block_ranges))
+        if block_length > max_block_length:
             raise FormError(
-                f": a step goes over {transitions} transitions a position, so blocks of at most "
-                f"{max_block} positions are taken, and these have {block}; lower block_length, or ask for a "
-                "simpler form"
+                f": a step goes over {transition_count} transitions a position, so blocks of at most "
+                f"{max_block_length} positions are taken, and these have {block_length}; lower block_length, or ask "
+                "for a simpler form"
             )
         if not self.automaton.live_states(length)[self.automaton.start]:
             is_too_short = self.automaton.min_length(length) is None
@@ -180,7 +180,7 @@ class BestOfClasses(DeviceRead):
         else:  # a row measure is one number a row, so all tokens of the row have the same confidence
             confidences = confidence(measured, tokens[:, 0], rows, WHOLE)[:, None].expand_as(scores)
         logprobs = logits.log_softmax(dim=-1).gather(1, tokens)
-        numbers = torch.cat([part.T.float() for part in (scores, tokens, confidences, logprobs)])
+        numbers = torch.cat([values.T.float() for values in (scores, tokens, confidences, logprobs)])
         return lambda tokens: numbers  # noqa: ARG005
 
 

@@ -132,7 +132,7 @@ class Labels(DeviceRead):
         return Labels(self.tokens[start:stop])
 
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:  # noqa: ARG002
-        logprobs = LogProbabilities(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
+        logprobs = LogProbabilities(logits, 0, mask_id, vocabulary).of_several(send(self.tokens, logits.device))
         return lambda tokens: logprobs  # noqa: ARG005
 
 
@@ -145,10 +145,10 @@ class ReadingDecoding(Decoding):
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + self.block
+        return len(self.prompt) + self.block_length
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return len(self.reading.token_ids)
 
     @property
@@ -186,7 +186,7 @@ class ReadingDecoder(Decoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """See `Decoder`. Logits are read without temperature and filters."""
-        return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions)
+        return RowGroup(rows, seed=self._seed, step=self.step, positions=positions)
 
     def choose(self, predictions: Predictions) -> Positions:
         return predictions.positions[:0]

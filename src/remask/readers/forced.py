@@ -65,7 +65,7 @@ class _ForcedSteps(Reader):
             transfer.step: (np.array(transfer.positions, dtype=np.int64), np.array(transfer.token_ids, dtype=np.int64))
             for transfer in transfers
         }
-        self._last = max([steps - 1, *self._tokens_by_step])
+        self._last_step = max([steps - 1, *self._tokens_by_step])
 
     def on_device(self, step: ReadPass) -> DeviceRead:
         number = step.decoder.step
@@ -83,7 +83,7 @@ class _ForcedSteps(Reader):
 
     def step_writes(self, step: int) -> Written:
         """See `Reader`. Raises `ConfigError` after the last step, as an incomplete response would never end."""
-        if step > self._last:
+        if step > self._last_step:
             raise ConfigError("forced tokens: they end before the response is complete")
         return self._tokens_by_step.get(step, (_NO_TOKENS, _NO_TOKENS))
 

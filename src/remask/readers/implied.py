@@ -39,7 +39,7 @@ def readers_of(start: Start, decoder: Decoder, policy: CachePolicy, params: Samp
 
 def _implied_readers(start: Start, decoder: Decoder, policy: CachePolicy, params: SamplingParams) -> Iterator[Reader]:
     # A correction begins after the last block, and reads numbers only then.
-    if decoder.context.numbers is not None or decoder.context.corrections is not None:
+    if decoder.context.device_read is not None or decoder.context.corrections is not None:
         yield DecoderNumbers()
     if policy.traits.measure is not None:
         yield PolicyMeasure(RowMeasureRead(policy.traits.measure))
@@ -106,12 +106,12 @@ class RowMeasureRead(DeviceRead):
 
 
 class DecoderNumbers(Reader):
-    """Reads the numbers that the decoder needs of predicted rows (`StepContext.numbers`)."""
+    """Reads the numbers that the decoder needs of predicted rows (`StepContext.device_read`)."""
 
     name = "decoder"
 
     def on_device(self, step: ReadPass) -> DeviceRead | None:
-        return step.decoder.context.numbers
+        return step.decoder.context.device_read
 
     def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         predictions.numbers = numbers

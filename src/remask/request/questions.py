@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from remask.checks.fields import Nested, check, declare, parse
-from remask.checks.values import AnyOf, Choice, Flag, ListOf, Settings, Text, Values, Whole, shown, weight
+from remask.checks.values import AnyOf, Choice, Flag, ListOf, Settings, Text, Values, Whole, count_values, shown
 from remask.errors import ConfigError
 from remask.request.transcripts import Transcript, Transcripts, has_image, instructions_text, is_parts, text_of
 
@@ -43,7 +43,7 @@ _YES_NO = (("True", "False"), ("Yes", "No"), ("yes", "no"), ("Y", "N"), ("1", "0
 _SELF_EXPLANATORY = {"true", "false", "yes", "no"}  # labels that need no explanation
 _YES, _NO = "yes", "no"
 _SIDES = {"true": _YES, "false": _NO}
-_OTHER_NAMES = {"noul": "yes_no", "predicate": "yes_no"}
+_SYNONYMS = {"noul": "yes_no", "predicate": "yes_no"}
 _DEFAULT_QUESTION = "Which of these applies?"  # if only criteria are sent
 
 
@@ -65,7 +65,7 @@ class Json(Values):
 
     def fits(self, value: object) -> bool:
         if isinstance(value, Mapping | list | tuple):
-            return weight(value, self.max_values) <= self.max_values and Text(self.max_chars).fits(text_of(value))
+            return count_values(value, self.max_values) <= self.max_values and Text(self.max_chars).fits(text_of(value))
         return Text(self.max_chars, empty=True).fits(value)
 
     def schema(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class Alternatives(Values):
     def schema(self) -> dict[str, Any]:
         array = {"type": "array", "items": _PROSE.schema(), "maxItems": MAX_ALTERNATIVES}
         note = {"anyOf": [_PROSE.schema(), {"type": "null"}]}
-        named = {"type": "object", "additionalProperties": note, "maxProperties": MAX_ALTERNATIVES}
-        return {"anyOf": [array, named]}
+        notes = {"type": "object", "additionalProperties": note, "maxProperties": MAX_ALTERNATIVES}
+        return {"anyOf": [array, notes]}
 
 
 _DESCRIPTION = Text(_MAX_TEXT, empty=True)
@@ -271,7 +271,7 @@ class Question:
     @property
     def kind(self) -> QuestionKind:
         """The question's type, with synonyms resolved."""
-        return _OTHER_NAMES.get(self.type, self.type)  # type: ignore[return-value]
+        return _SYNONYMS.get(self.type, self.type)  # type: ignore[return-value]
 
     @property
     def has_image(self) -> bool:
@@ -378,9 +378,7 @@ class Decisions:
     """Questions over one state. Raises `ConfigError` when made, naming the question and the field."""
 
     state: Any = declare(
-        "",
-        Json(MAX_STATE_VALUES, 2**26),
-        "What the questions are about; an object or a list is read as its JSON text.",
+        "", Json(MAX_STATE_VALUES, 2**26), "What the questions are about; an object or a list is read as its JSON text."
     )
     questions: Any = declare(
         None,
@@ -408,9 +406,7 @@ class Decisions:
         "Divide by what the model says of each label without the state, for which every question is read once more.",
     )
     end_turn: bool = declare(
-        True,
-        Flag(),
-        "Whether the end of the assistant's turn follows the answer, as the chat template writes it.",
+        True, Flag(), "Whether the end of the assistant's turn follows the answer, as the chat template writes it."
     )
     prompt_cache_options: CacheOptions | None = declare(
         None,

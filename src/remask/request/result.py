@@ -8,8 +8,8 @@ from remask.plan.pass_cost import LayerWork
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "error"]
 
-_MAX_FIELDS = ("prefix_depth", "prefix_tokens")  # fields of `Usage` that `total` merges by their maximum
-_TEXT_FIELDS = ("prefix_note", "approximation")  # and by joining texts
+_MAX_FIELDS = ("prefix_depth", "prefix_tokens")
+_TEXT_FIELDS = ("prefix_note", "approximation")
 
 
 @dataclass(slots=True)
@@ -48,17 +48,22 @@ class Usage:
 
     @classmethod
     def total(cls, usages: Sequence["Usage"]) -> "Usage":
-        """Merge the usage of several requests. Every request counts its whole prompt."""
-        total: dict[str, Any] = {}
+        """Merge the usage of several requests. Every request counts its whole prompt.
+
+        `prefix_depth` and `prefix_tokens` are the largest ones, `prefix_note` and `approximation` the different texts,
+        joined, and all other fields sums.
+        """
+        merged_values: dict[str, Any] = {}
         for item in fields(cls):
             values = [value for usage in usages if (value := getattr(usage, item.name)) is not None]
             if item.name in _MAX_FIELDS:
-                total[item.name] = max(values, default=0)
+                merged_values[item.name] = max(values, default=0)
             elif item.name in _TEXT_FIELDS:
-                total[item.name] = "; ".join(dict.fromkeys(values)) or None
+                merged_values[item.name] = "; ".join(dict.fromkeys(values)) or None
             else:
-                total[item.name] = sum(values) if values or item.default is not None else None
-        return cls(**total)
+                # `correction_steps`, which is None by default, stays None if it is None for all requests.
+                merged_values[item.name] = sum(values) if values or item.default is not None else None
+        return cls(**merged_values)
 
 
 @dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one takes four times as long to make, in every step
@@ -90,9 +95,7 @@ class Draft:
     """What a pass predicted.
 
     Attributes:
-        step: the denoising step.
         positions: predicted positions, ascending. They need not be final.
-        token_ids: the token predicted at each position.
         confidences: the confidence of each, on the scale of the request's `remasking`.
         passes: the work of every pass of the step, reuse of the shared prefix included. Fill passes come before the
             pass that predicts. For a guided pair it is the work on the conditional canvas.

@@ -53,12 +53,7 @@ _RULES_BY_SETTING = {
     for name in rule.settings
 }
 """The names of the rules that take a setting, by the setting's name."""
-_UNAVAILABLE_TO_EDITS = (
-    "blocks.sub_block_length",
-    "remasking.fallback",
-    "remasking.factor",
-    "remasking.eb_threshold",
-)
+_UNAVAILABLE_TO_EDITS = ("blocks.sub_block_length", "remasking.fallback", "remasking.factor", "remasking.eb_threshold")
 
 
 class _KnownNames:
@@ -142,19 +137,14 @@ class SamplingParams(_KnownNames):
         kinds=_ABSORBING,
     )
     presence_penalty: float = declare(
-        0.0,
-        Real(-2, 2),
-        "What the logit of a token loses once it stands in the response so far.",
-        kinds=_ABSORBING,
+        0.0, Real(-2, 2), "What the logit of a token loses once it stands in the response so far.", kinds=_ABSORBING
     )
     cfg_scale: float = declare(0.0, Real(0, 1000), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
     seed: int | None = declare(
         None, Whole(-LARGEST, LARGEST), "Fixes what the request draws, whatever else is in the batch; null draws one."
     )
     stop: Sequence[str] = declare(
-        (),
-        ListOf(Text(256), "such texts", 16, single=True),
-        "Texts that end the response; they are not part of it.",
+        (), ListOf(Text(256), "such texts", 16, single=True), "Texts that end the response; they are not part of it."
     )
     include_stop_str_in_output: bool = declare(
         False, Flag(), "The stop text that ended the response is the end of its text."
@@ -203,7 +193,7 @@ class SamplingParams(_KnownNames):
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}, the places of the response; "
                 "raise max_tokens, or lower min_tokens"
             )
-        self._check_rules()
+        self._check_remasking()
         if self.remasking.rule is not None:
             self.check_rule(RULES.get(self.remasking.rule))
         self._check_correction()
@@ -239,17 +229,17 @@ class SamplingParams(_KnownNames):
             group, _, name = path.rpartition(".")
             if group and self.uniform.sampler in ANCESTRAL:  # these samplers change every position in every step
                 continue
-            requested = attrgetter(path)(self)
-            if requested not in (None, value):
+            own_value = attrgetter(path)(self)
+            if own_value not in (None, value):
                 raise ConfigError(
-                    f"preset {preset!r} sets {path}={value}, got {path}={requested}; leave one of them out"
+                    f"preset {preset!r} sets {path}={value}, got {path}={own_value}; leave one of them out"
                 )
             if group:
                 object.__setattr__(self, group, replace(self.uniform, **{name: value}))
             else:
                 object.__setattr__(self, name, value)
 
-    def _check_rules(self) -> None:
+    def _check_remasking(self) -> None:
         remasking = self.remasking
         if self.threshold is not None and remasking.factor is not None:
             raise ConfigError("threshold and remasking.factor are two rules for the same choice; set one of them")
@@ -374,11 +364,11 @@ def merge_sampling(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for values in layers:
-        unset = {name for name, value in values.items() if value is None}
+        null_paths = {name for name, value in values.items() if value is None}
         for group, members in values.items():
             if isinstance(members, Mapping):
-                unset |= {f"{group}.{name}" for name, value in members.items() if value is None}
-        merged = {path: value for path, value in merged.items() if unset.isdisjoint((path, path.partition(".")[0]))}
+                null_paths |= {f"{group}.{name}" for name, value in members.items() if value is None}
+        merged = {path: value for path, value in merged.items() if not null_paths & {path, path.partition(".")[0]}}
         merged |= by_path(SamplingParams, values)
     return by_group(SamplingParams, merged)
 

@@ -77,13 +77,13 @@ def number_expression(node: Mapping[str, Any], *, whole: bool) -> str | None:
         lows += [math.floor(limits["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in limits else []
         highs = [math.floor(limits["maximum"])] if "maximum" in limits else []
         highs += [math.ceil(limits["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in limits else []
-        return integers(max(lows, default=None), min(highs, default=None))
+        return integer_range(max(lows, default=None), min(highs, default=None))
     for name, value in limits.items():
         if value != int(value):
             raise ConfigError(f"{name} of a 'number' is guaranteed where it is whole, got {value!r}")
     low, open_low = _effective_bound(limits, "minimum", "exclusiveMinimum", 1)
     high, open_high = _effective_bound(limits, "maximum", "exclusiveMaximum", -1)
-    return numbers(low, high, open_low, open_high)
+    return decimal_range(low, high, open_low, open_high)
 
 
 def _effective_bound(limits: Mapping[str, float], inclusive: str, exclusive: str, sign: int) -> tuple[int | None, bool]:
@@ -95,7 +95,7 @@ def _effective_bound(limits: Mapping[str, float], inclusive: str, exclusive: str
     return sign * value, is_open
 
 
-def integers(low: int | None, high: int | None) -> str | None:
+def integer_range(low: int | None, high: int | None) -> str | None:
     """Return the expression of JSON's whole numbers from `low` to `high`; a bound of None is no bound.
 
     Returns None if there are no such numbers.
@@ -111,7 +111,7 @@ def integers(low: int | None, high: int | None) -> str | None:
     return f"({'|'.join(parts)})"
 
 
-def numbers(low: int | None, high: int | None, open_low: bool, open_high: bool) -> str | None:
+def decimal_range(low: int | None, high: int | None, open_low: bool, open_high: bool) -> str | None:
     """Return the expression of decimal numbers between whole bounds, without exponents. Open bounds are exclusive.
 
     A bound of None is no bound. Returns None if there are no such numbers.
@@ -158,13 +158,13 @@ def _natural_numbers(low: int, high: int | None) -> list[str]:
     top = high if high is not None else 10 ** len(str(low)) - 1
     for length in range(len(str(low)), len(str(top)) + 1):
         first, last = max(low, 10 ** (length - 1)), min(top, 10**length - 1)
-        expressions += _same_length(str(first), str(last))
+        expressions += _digit_ranges(str(first), str(last))
     if high is None:
         expressions.append(f"[1-9][0-9]{{{len(str(low))},}}")
     return expressions
 
 
-def _same_length(first: str, last: str) -> Iterator[str]:
+def _digit_ranges(first: str, last: str) -> Iterator[str]:
     """Yield expressions of the numbers from `first` to `last`, which have equally many digits."""
     tail_length = len(first) - 1
     if first == "0" * (tail_length + 1) and last == "9" * (tail_length + 1):
@@ -172,14 +172,14 @@ def _same_length(first: str, last: str) -> Iterator[str]:
     elif not tail_length:
         yield f"[{first}-{last}]"
     elif first[0] == last[0]:
-        yield from (first[0] + tail for tail in _same_length(first[1:], last[1:]))
+        yield from (first[0] + tail for tail in _digit_ranges(first[1:], last[1:]))
     else:
         start, stop = int(first[0]), int(last[0])
         if first[1:] != "0" * tail_length:
-            yield from (first[0] + tail for tail in _same_length(first[1:], "9" * tail_length))
+            yield from (first[0] + tail for tail in _digit_ranges(first[1:], "9" * tail_length))
             start += 1
         if last[1:] != "9" * tail_length:
-            yield from (last[0] + tail for tail in _same_length("0" * tail_length, last[1:]))
+            yield from (last[0] + tail for tail in _digit_ranges("0" * tail_length, last[1:]))
             stop -= 1
         if start <= stop:
             yield f"[{start}-{stop}][0-9]{{{tail_length}}}"
@@ -212,22 +212,23 @@ def string_pattern(pattern: object) -> str:
     branches: list[list[str]] = [[]]
     depth = 0
     for piece in _PIECE.finditer(pattern):
-        kind, text = str(piece.lastgroup), piece.group()
-        depth += (kind == "open") - (text == ")" and kind == "other")
+        group = str(piece.lastgroup)
+        text = piece.group()
+        depth += (group == "open") - (text == ")" and group == "other")
         if depth < 0:
             raise _unsupported_error(pattern, "brackets that do not open")
-        if kind == "count" and not branches[-1]:
+        if group == "count" and not branches[-1]:
             raise _unsupported_error(pattern, f"{text} with nothing to repeat")
-        if text == "|" and kind == "other" and depth == 0:
+        if text == "|" and group == "other" and depth == 0:
             branches.append([])
-        elif text == "^" and kind == "other":
+        elif text == "^" and group == "other":
             if depth or branches[-1]:
                 raise _unsupported_error(pattern, "^ within it")
             branches[-1].append("^")
         else:
             if branches[-1] and branches[-1][-1] == "$":
                 raise _unsupported_error(pattern, "$ within it")
-            branches[-1].append(_translate_piece(pattern, kind, text, depth))
+            branches[-1].append(_translate_piece(pattern, group, text, depth))
     if depth:
         raise _unsupported_error(pattern, "brackets that do not close")
     expressions = []
@@ -317,15 +318,15 @@ def _narrow_classes(piece: str) -> str:
     return piece
 
 
-def _translate_piece(pattern: str, kind: str, text: str, depth: int) -> str:
-    """Translate one piece of a pattern to an expression over the characters of a JSON string."""
-    if kind == "open":
+def _translate_piece(pattern: str, group: str, text: str, depth: int) -> str:
+    """Translate a piece of a pattern, a `group` of `_PIECE`, to an expression over the characters of a JSON string."""
+    if group == "open":
         return "("
-    if kind == "count":
+    if group == "count":
         return text.removesuffix("?") if len(text) > 1 else text
-    if kind == "set":
+    if group == "set":
         return f"[{_set_expression(pattern, text)}&&{_JSON_CHARACTER}]"
-    if kind == "other":
+    if group == "other":
         if text == "$" and depth:
             raise _unsupported_error(pattern, "$ within it")
         if text == ".":

@@ -15,8 +15,6 @@ class TokenLogprob:
     """A token of a response with its log-probability in the step that wrote it.
 
     Attributes:
-        token_id: the token.
-        logprob: its log-probability.
         step: the step that wrote it, counted from 0 over the whole request.
         top: the most probable tokens of its position in that step, with their log-probabilities.
     """
@@ -34,7 +32,6 @@ class TraceEvent:
     Attributes:
         step: the denoising step, counted from 0 over the whole request.
         positions: positions that it wrote, ascending, counted from the first one of the response.
-        token_ids: the token written at each position.
         logprobs: the log-probability of each token in that step; empty if none were requested.
         edits: the positions whose token replaced one of an earlier step.
         writes: positions and tokens as a model wrote them that deletes and inserts, before the deletions and
@@ -59,7 +56,6 @@ class Trace:
     Attributes:
         model: fingerprint of the model.
         cache: cache policy of the run, with its settings in `cache_config`.
-        prompt_tokens: length of the prompt in tokens.
         prefix_length: leading prompt tokens that could be shared.
         sampling: sampling parameters of the run, its seed included.
         events: the steps that wrote something, in order.
@@ -84,12 +80,12 @@ def trace_events(trace: Sequence[Transfer], prompt_length: int) -> tuple[TraceEv
     """Return the events of a run, with positions counted from the response's start."""
     return tuple(
         TraceEvent(
-            transfer.step,
-            [position - prompt_length for position in transfer.positions],
-            transfer.token_ids,
-            transfer.logprobs,
-            [position - prompt_length for position in transfer.edits],
-            [(position - prompt_length, token) for position, token in transfer.writes],
+            step=transfer.step,
+            positions=[position - prompt_length for position in transfer.positions],
+            token_ids=transfer.token_ids,
+            logprobs=transfer.logprobs,
+            edits=[position - prompt_length for position in transfer.edits],
+            writes=[(position - prompt_length, token) for position, token in transfer.writes],
         )
         for transfer in trace
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from remask.checks.values import Text, Values, parse_json, shown, weight
+from remask.checks.values import Text, Values, count_values, parse_json, shown
 from remask.errors import ConfigError, UnknownNameError
 
 MAX_ITEMS = 2**12
@@ -60,7 +60,7 @@ class Transcripts(Values):
     def fits(self, value: object) -> bool:
         """Whether `value` is a text or list of an allowed size. The items of a list are checked by `Transcript.of`."""
         if isinstance(value, list | tuple):
-            return 0 < len(value) <= MAX_ITEMS and weight(value, MAX_VALUES) <= MAX_VALUES
+            return 0 < len(value) <= MAX_ITEMS and count_values(value, MAX_VALUES) <= MAX_VALUES
         return _TEXT.fits(value)
 
     def schema(self) -> dict[str, Any]:
@@ -99,31 +99,31 @@ class Transcript:
         shared: tuple[Mapping[str, Any], ...] | None = None
         for index, item in enumerate(items):
             path = f"input[{index}]"
-            kind, fields = _item_fields(path, item)
-            if kind == REASONING:
+            item_type, fields = _item_fields(path, item)
+            if item_type == REASONING:
                 continue
-            if kind == "message":
+            if item_type == "message":
                 role = fields.get("role")
                 if not isinstance(role, str) or role not in _ROLES:
                     raise ConfigError(f"{path}.role must be one of {', '.join(_ROLES)}, got {shown(role)}")
                 content = fields.get("content")
                 part_types = _part_types(role)
-            elif kind.endswith("_output"):
+            elif item_type.endswith("_output"):
                 call_id = fields.get("call_id")
-                call_kind = kind.removesuffix("_output")
-                if not isinstance(call_id, str) or calls.get(call_id, ("", ""))[0] != call_kind:
-                    raise ConfigError(f"{path}.call_id must be that of a {call_kind} before it, got {shown(call_id)}")
+                call_type = item_type.removesuffix("_output")
+                if not isinstance(call_id, str) or calls.get(call_id, ("", ""))[0] != call_type:
+                    raise ConfigError(f"{path}.call_id must be that of a {call_type} before it, got {shown(call_id)}")
                 role = "tool"
                 content = fields.get("output")
                 part_types = {TEXT: "text"}
             else:
-                _add_call(path, kind, fields, messages, calls)
+                _add_call(path, item_type, fields, messages, calls)
                 continue
             text, shared_text = _read_content(
-                f"{path}.{'content' if kind == 'message' else 'output'}", content, part_types
+                f"{path}.{'content' if item_type == 'message' else 'output'}", content, part_types
             )
             message = {"role": _ROLES.get(role, "tool"), "content": text}
-            if kind != "message":
+            if item_type != "message":
                 message |= {"tool_call_id": fields["call_id"], "name": calls[fields["call_id"]][1]}
             messages.append(message)
             if shared_text is not None:
@@ -172,13 +172,13 @@ def _item_fields(path: str, item: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the type and the fields of an item. Raises `ConfigError` on types and fields that are not known."""
     if not isinstance(item, Mapping):
         raise ConfigError(f"{path} must be an object, got {shown(item)}")
-    kind = item.get("type", "message")
-    if not isinstance(kind, str) or kind not in (*_ITEMS, REASONING):
-        raise ConfigError(f"{path}.type must be one of {', '.join(_ITEMS)}, got {shown(kind)}")
+    item_type = item.get("type", "message")
+    if not isinstance(item_type, str) or item_type not in (*_ITEMS, REASONING):
+        raise ConfigError(f"{path}.type must be one of {', '.join(_ITEMS)}, got {shown(item_type)}")
     # Clients send a model's own messages back as they got them, with fields of any name.
-    if kind == "message" and item.get("role") != "assistant":
+    if item_type == "message" and item.get("role") != "assistant":
         _check_known_fields(path, item, _MESSAGE_FIELDS | _IGNORED_FIELDS)
-    return kind, item
+    return item_type, item
 
 
 def _check_known_fields(path: str, value: Mapping[str, Any], names: set[str]) -> None:
@@ -189,13 +189,13 @@ def _check_known_fields(path: str, value: Mapping[str, Any], names: set[str]) ->
 
 def _add_call(
     path: str,
-    kind: str,
+    item_type: str,
     fields: Mapping[str, Any],
     messages: list[dict[str, Any]],
     calls: dict[str, tuple[str, str]],
 ) -> None:
     """Add a call to the last message, or to a new one if that is not the assistant's. Writes `messages` and `calls`."""
-    argument_field = "input" if kind == "custom_tool_call" else "arguments"
+    argument_field = "input" if item_type == "custom_tool_call" else "arguments"
     text = "" if fields.get(argument_field) is None else text_of(fields[argument_field])
     call_id, name = fields.get("call_id"), fields.get("name")
     for field, values, value in (("call_id", _NAME, call_id), ("name", _NAME, name), (argument_field, _TEXT, text)):
@@ -204,8 +204,8 @@ def _add_call(
     assert isinstance(name, str)
     if call_id in calls:
         raise ConfigError(f"{path}.call_id: {shown(call_id)} is that of another call; each needs its own")
-    calls[call_id] = kind, name
-    arguments = read_arguments(text) if kind == "function_call" else text
+    calls[call_id] = item_type, name
+    arguments = read_arguments(text) if item_type == "function_call" else text
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     tool_call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -227,24 +227,24 @@ def _read_content(path: str, content: Any, part_types: Mapping[str, str]) -> tup
     shared_text = None
     for index, part in enumerate(content):
         part_path = f"{path}[{index}]"
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == IMAGE and IMAGE not in part_types:
+        part_type = part.get("type") if isinstance(part, Mapping) else None
+        if part_type == IMAGE and IMAGE not in part_types:
             raise ConfigError(
                 f"{part_path} is an image, and the served models read text alone; say in text what it shows"
             )
-        if not isinstance(kind, str) or kind not in part_types:
+        if not isinstance(part_type, str) or part_type not in part_types:
             raise ConfigError(
                 f"{part_path} must be an object whose type is one of {', '.join(part_types)}, got {shown(part)}"
             )
         if part_types is not _ASSISTANT_PARTS:
-            names = {"type", part_types[kind], _BREAKPOINT, *(["detail"] if kind == IMAGE else [])}
+            names = {"type", part_types[part_type], _BREAKPOINT, *(["detail"] if part_type == IMAGE else [])}
             _check_known_fields(part_path, part, names)
-        value = part.get(part_types[kind])
-        if kind == JSON:
+        value = part.get(part_types[part_type])
+        if part_type == JSON:
             texts.append(_json_text(f"{part_path}.data", value))
         else:
             texts.append(value)
-            _TEXT.check(f"{part_path}.{part_types[kind]}", value)
+            _TEXT.check(f"{part_path}.{part_types[part_type]}", value)
         breakpoint_value = part.get(_BREAKPOINT)
         if breakpoint_value is not None:
             if breakpoint_value != {"mode": "explicit"}:
@@ -260,7 +260,7 @@ def _json_text(path: str, data: Any) -> str:
     objects = data if isinstance(data, list | tuple) else [data]
     if not all(isinstance(value, Mapping) for value in objects):
         raise ConfigError(f"{path} must be an object or a list of objects, got {shown(data)}")
-    if weight(data, MAX_JSON_VALUES) > MAX_JSON_VALUES:
+    if count_values(data, MAX_JSON_VALUES) > MAX_JSON_VALUES:
         raise ConfigError(f"{path} holds more than {MAX_JSON_VALUES} values; send fewer, or several parts")
     if _nesting_depth(data) > MAX_LEVELS:
         raise ConfigError(f"{path} nests more than {MAX_LEVELS} levels of lists and objects; send flatter values")

@@ -46,29 +46,29 @@ class TokenAutomaton:
         self.source, self.label, self.target = self.source[order], self.label[order], self.target[order]
         targets, self._first = np.unique(self.target, return_index=True)
         # `best_path` numbers states by their own order: those that are targets of transitions come first.
-        self._order = np.append(targets, np.setdiff1d(np.arange(self.states), targets))
-        self._rank = np.empty(self.states, dtype=np.int64)
-        self._rank[self._order] = np.arange(self.states)
+        self._order = np.append(targets, np.setdiff1d(np.arange(self.state_count), targets))
+        self._rank = np.empty(self.state_count, dtype=np.int64)
+        self._rank[self._order] = np.arange(self.state_count)
         self._source_ranks = self._rank[self.source]
         self._groups = list(zip(self._first.tolist(), [*self._first[1:].tolist(), len(self.target)], strict=True))
         self._source_rank_list: list[int] = self._source_ranks.tolist()
-        pairs = self.source * self.labels + self.label
+        pairs = self.source * self.class_count + self.label
         self._by_pair = np.argsort(pairs)
         self._pairs = pairs[self._by_pair]
         self._live_states.append(self.accepting)
 
     @property
-    def states(self) -> int:
+    def state_count(self) -> int:
         """Number of states."""
         return len(self.accepting)
 
     @property
-    def transitions(self) -> int:
+    def transition_count(self) -> int:
         """Number of transitions. The time of `best_path` grows with it, and with the length of the path."""
         return len(self.source)
 
     @cached_property
-    def labels(self) -> int:
+    def class_count(self) -> int:
         """Number of classes of tokens."""
         return int(self.classes.max(initial=0)) + 1
 
@@ -78,7 +78,7 @@ class TokenAutomaton:
         while (count := len(by_count)) <= remaining:
             if count > 1 and np.array_equal(by_count[count - 1], by_count[count - 2]):
                 return by_count[count - 1]  # a fixed point: all larger counts have the same states
-            predecessors = np.zeros(self.states, dtype=np.bool_)
+            predecessors = np.zeros(self.state_count, dtype=np.bool_)
             predecessors[self.source[by_count[count - 1][self.target]]] = True
             # Not appended: another thread may have put an equal entry at this index by now.
             by_count[count : count + 1] = [predecessors]
@@ -100,7 +100,7 @@ class TokenAutomaton:
 
     def next_state(self, state: int, token: int) -> int | None:
         """Return the state that `token` leads to from `state`. Returns None if there is no such transition."""
-        pair = state * self.labels + int(self.classes[token])
+        pair = state * self.class_count + int(self.classes[token])
         index = int(self._pairs.searchsorted(pair))
         if index == len(self._pairs) or self._pairs[index] != pair:
             return None
@@ -128,9 +128,9 @@ class TokenAutomaton:
         class_scores[fixed_positions, self.classes[fixed[fixed_positions]]] = 0.0
         # By position and transition: its score, and later the score of the best path that ends with it.
         values = class_scores[:, self.label]
-        state_scores = np.full(self.states, -np.inf)
+        state_scores = np.full(self.state_count, -np.inf)
         state_scores[self._rank[state]] = 0.0
-        next_scores = np.full(self.states, -np.inf)
+        next_scores = np.full(self.state_count, -np.inf)
         target_scores = next_scores[: len(self._groups)]  # a view: states that are targets
         for row in values:
             row += state_scores.take(self._source_ranks)

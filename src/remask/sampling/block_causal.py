@@ -46,15 +46,15 @@ from remask.sampling.rows import Penalty, RowGroup
 class BlockCausalDecoding(Decoding):
     """Block-causal diffusion of one request.
 
-    Blocks are cut at multiples of `block`, counted from the start of the canvas, so that the first one may begin with
-    the prompt's last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the
+    Blocks are cut at multiples of `block_length`, counted from the start of the canvas, so that the first one may begin
+    with the prompt's last tokens, or from the end of the prompt (`SamplingDefaults`). The last one may reach beyond the
     response; its tokens there are not part of the answer. Fixed tokens of a `template` must be before its first hole or
     in the block of that hole.
     """
 
     params: SamplingParams
     rule: Remasking
-    block: int = field()  # without a default, which the property of the base would be
+    block_length: int = field()  # without a default, which the property of the base would be
     mask_id: int = field()
     defaults: SamplingDefaults
     template: Template | None = None
@@ -83,16 +83,16 @@ class BlockCausalDecoding(Decoding):
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
-        length = params.block_length or block_length
-        if length is None:
+        block_length = params.block_length or block_length
+        if block_length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         rule = RULES.get(params.remasking.rule or defaults.remasking)
         params.check_rule(rule)
         check_threshold(rule, params.threshold)
-        if length % routing:
+        if block_length % routing:
             raise ConfigError(
-                f"block_length={length}: this model chooses experts in blocks of {routing} positions, all rows of "
-                f"which are computed together; use a multiple of {routing}"
+                f"block_length={block_length}: this model chooses experts in blocks of {routing} positions, all rows "
+                f"of which are computed together; use a multiple of {routing}"
             )
         if params.remasking.fallback is not None and params.threshold is None:
             raise ConfigError("fallback says what is taken where too few pass the threshold; set threshold, too")
@@ -101,14 +101,14 @@ class BlockCausalDecoding(Decoding):
                 f"fallback is for rules that follow the schedule, and remasking {rule.name!r} counts by itself; leave "
                 "one of them out"
             )
-        if params.blocks.sub_block_length is not None and length % params.blocks.sub_block_length:
+        if params.blocks.sub_block_length is not None and block_length % params.blocks.sub_block_length:
             raise ConfigError(
-                f"sub_block_length={params.blocks.sub_block_length} does not divide the block of {length}; use one "
-                "that is"
+                f"sub_block_length={params.blocks.sub_block_length} does not divide the block of {block_length}; "
+                "use one that does"
             )
         if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded': set both, or neither")
-        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template, edit_tokens, max_steps)
+        decoding = cls(prompt, seed, params, rule, block_length, mask_id, defaults, template, edit_tokens, max_steps)
         decoding._check_template()
         decoding._check_indel()
         return decoding
@@ -158,8 +158,9 @@ class BlockCausalDecoding(Decoding):
             index = int(late_positions[0]) - len(self.prompt)
             raise ConfigError(
                 f"canvas: place {index} of the response is fixed, and its block comes after a block with a hole. A "
-                f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
-                "fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform model"
+                f"block-causal model sees its own block of {self.block_length} positions and what is before it, so "
+                "it cannot fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform "
+                "model"
             )
 
     @property
@@ -170,20 +171,20 @@ class BlockCausalDecoding(Decoding):
     def length(self) -> int:
         """Prompt and response, rounded up to whole blocks if the family does so."""
         length = len(self.prompt) + self.params.max_tokens
-        return -(-length // self.block) * self.block if self.defaults.whole_blocks else length
+        return -(-length // self.block_length) * self.block_length if self.defaults.whole_blocks else length
 
     @property
     def block_ranges(self) -> list[range]:
         """Blocks of the grid that hold positions to be denoised."""
         start = len(self.prompt) + (0 if self.template is None else self.template.holes[0].start)
-        blocks = blocks_of(self.block, start - (start - self.block_offset) % self.block, self.length)
+        blocks = blocks_of(self.block_length, start - (start - self.block_offset) % self.block_length, self.length)
         return [range(max(0, block.start), min(block.stop, self.length)) for block in blocks]
 
     @property
     def total_steps(self) -> int:
         if self.rule.indel is not None:
-            return len(self.block_ranges) * self.rule.indel.max_passes(self.block, self.limits)
-        return len(self.block_ranges) * (self.params.steps_per_block or self.block) + self._edit_steps
+            return len(self.block_ranges) * self.rule.indel.max_passes(self.block_length, self.limits)
+        return len(self.block_ranges) * (self.params.steps_per_block or self.block_length) + self._edit_steps
 
     @property
     def scheduled_steps(self) -> None:
@@ -249,12 +250,12 @@ class BlockCausalDecoder(RuleDecoder):
         # Confidences are taken after temperature and before filters, as in JetEngine and in SDAR's sampler for
         # evaluation. SDAR's generate.py takes them after filters, so that with top_k=1 all of them are 1.
         super().__init__(decoding.params, decoding.rule, "tempered", canvas, decoding.seed)
-        self._length = decoding.block
-        self._steps = decoding.params.steps_per_block or decoding.block
+        self._block_length = decoding.block_length
+        self._steps = decoding.params.steps_per_block or decoding.block_length
         self._defaults = decoding.defaults
-        block_index = (np.arange(len(canvas)) - decoding.block_offset) // self._length
+        block_index = (np.arange(len(canvas)) - decoding.block_offset) // self._block_length
         # The end of each row's block: a row attends to its own block and all before it.
-        sees: Reach = np.minimum((block_index + 1) * self._length + decoding.block_offset, len(canvas))
+        sees: Reach = np.minimum((block_index + 1) * self._block_length + decoding.block_offset, len(canvas))
         self._context = StepContext(sees=sees)
         self._opening_context = StepContext(sees=sees, opens=True)
         self._linear_schedule = LinearSchedule(self._steps) if self._defaults.schedule == "linear" else None
@@ -281,10 +282,11 @@ class BlockCausalDecoder(RuleDecoder):
 
     def choose(self, predictions: Predictions) -> Positions:
         positions, confidence = predictions.positions, predictions.confidence
-        length = self.params.blocks.sub_block_length
-        if length is not None and len(positions):
+        sub_block_length = self.params.blocks.sub_block_length
+        if sub_block_length is not None and len(positions):
             # Sub-blocks are completed from left to right.
-            stop = self.block.start + ((positions[0] - self.block.start) // length + 1) * length
+            finished = (positions[0] - self.block.start) // sub_block_length
+            stop = self.block.start + (finished + 1) * sub_block_length
             count = int((positions < stop).sum())
             positions, confidence = positions[:count], confidence[:count]
         return positions[self._choose_indices(positions, confidence)]
@@ -295,7 +297,7 @@ class BlockCausalDecoder(RuleDecoder):
         self._schedule_step += 1
         if self.block.stop < len(self.canvas) and not self._count_masks():
             stop = self.block.stop
-            self._begin_block(range(stop, min(stop + self._length, len(self.canvas))))
+            self._begin_block(range(stop, min(stop + self._block_length, len(self.canvas))))
         self._prepare_step()
 
     def _prepare_step(self) -> None:
@@ -309,7 +311,7 @@ class BlockCausalDecoder(RuleDecoder):
         self.block = block
         self.block_step = 0
         self._schedule_step = 0
-        self._schedule_total = self._length if self._strict else self._count_masks()
+        self._schedule_total = self._block_length if self._strict else self._count_masks()
         self._choose = self._rule.begin(BlockFacts(self._count_masks(), self._steps, self.params.knobs))
 
     def _choose_indices(self, positions: Positions, confidence: Confidence) -> select.Chosen:
@@ -379,19 +381,19 @@ class EditingDecoder(BlockCausalDecoder):
         return np.union1d(filled, positions[edits])
 
     def outcome(self, positions: Positions) -> Outcome:
-        """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
-        block = slice(self.block.start, self.block.stop)
+        """Record a step. All noisy positions of the block are final if it completes the block, else none."""
+        in_block = slice(self.block.start, self.block.stop)
         edits = positions[~self._mask_flags[positions]]
-        editing = not self._mask_flags[block].any()
+        had_masks = self._mask_flags[in_block].any()
         self._mask_flags[positions] = False
-        self._post += int(not self._mask_flags[block].any())
-        if (editing and not len(positions)) or self._post > self._max_post_steps:
-            return Outcome(np.flatnonzero(self.canvas.noisy[block]) + block.start, edits)
+        self._post_steps += int(not self._mask_flags[in_block].any())
+        if not (had_masks or len(positions)) or self._post_steps > self._max_post_steps:
+            return Outcome(np.flatnonzero(self.canvas.noisy[in_block]) + self.block.start, edits)
         return Outcome(positions[:0], edits)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
-        self._post = 0  # steps of the block without masks, the next one included
+        self._post_steps = 0  # steps of the block without masks, the next one included
 
 
 class IndelDecoder(BlockCausalDecoder):
@@ -402,7 +404,7 @@ class IndelDecoder(BlockCausalDecoder):
     most probable ones.
     """
 
-    _state: IndelBlock  # the noisy positions of the block
+    _indel_block: IndelBlock  # the noisy positions of the block
     _round: Round  # the changes of the last pass
     _edited_positions: Positions
 
@@ -411,7 +413,7 @@ class IndelDecoder(BlockCausalDecoder):
         self._edit_tokens = decoding.edit_tokens
         self._limits = decoding.limits
         self._mask_id = decoding.mask_id
-        self._indel = rule
+        self._indel_rule = rule
         super().__init__(decoding, canvas)
 
     @property
@@ -419,38 +421,38 @@ class IndelDecoder(BlockCausalDecoder):
         """None: the positions depend on the pass."""
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: greedily, as `StepContext.numbers` has the drawn tokens."""
-        params = self.params
-        return RowGroup(rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions)
+        """Return how rows are read: greedily, as `StepContext.device_read` has the drawn tokens."""
+        top_k, top_p = self.params.top_k, self.params.top_p
+        return RowGroup(rows, top_k=top_k, top_p=top_p, seed=self._seed, step=self.step, positions=positions)
 
     def choose(self, predictions: Predictions) -> Positions:
-        """Return the positions whose tokens differ after DELETE and INSERT are applied, ascending."""
-        state = self._state
+        """Apply the pass to the block. Returns the positions whose tokens differ after DELETE and INSERT, ascending."""
+        indel_block = self._indel_block
         positions = predictions.positions
         assert predictions.numbers is not None
-        old_tokens = state.tokens
-        masks = state.masks
+        old_tokens = indel_block.tokens
+        masks = indel_block.masks
         rng = np.random.default_rng([self._seed, self.step])
-        self._round = state.choose(
+        self._round = indel_block.choose(
             TokenCandidates.of(predictions.numbers, drawn=not self.params.greedy),
             lambda probabilities: int(
                 probabilities.argmin() if self.params.greedy else rng.integers(len(probabilities))
             ),
         )
-        changed = state.tokens != old_tokens
+        changed = indel_block.tokens != old_tokens
         self._edited_positions = positions[changed & ~masks]
         written: Positions = positions[changed]
         return written
 
     def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
-        state = self._state
-        first = self.block.stop - len(state.tokens)
+        indel_block = self._indel_block
+        first = self.block.stop - len(indel_block.tokens)
         return Outcome(
-            positions[:0] if state.end_reason is None else np.arange(first, self.block.stop),
-            positions[np.isin(positions, self._edited_positions)],
-            state.tokens[positions - first],
-            tuple((first + index, token) for index, token in sorted((*self._round.fills, *self._round.edits))),
+            final=positions[:0] if indel_block.end_reason is None else np.arange(first, self.block.stop),
+            edits=positions[np.isin(positions, self._edited_positions)],
+            tokens=indel_block.tokens[positions - first],
+            writes=tuple((first + index, token) for index, token in sorted((*self._round.fills, *self._round.edits))),
         )
 
     def _prepare_step(self) -> None:
@@ -459,9 +461,9 @@ class IndelDecoder(BlockCausalDecoder):
         params = self.params
         tokens = self._edit_tokens
         temperature = 0.0 if params.greedy else params.temperature
-        numbers = MostProbable(self._state.candidate_count, temperature, (tokens.delete, tokens.insert))
-        self.context = replace(self.context, numbers=numbers)
+        read = MostProbable(self._indel_block.candidate_count, temperature, (tokens.delete, tokens.insert))
+        self.context = replace(self.context, device_read=read)
 
     def _begin_block(self, block: range) -> None:
         super()._begin_block(block)
-        self._state = self._indel(self._count_masks(), self._mask_id, self._edit_tokens, self._limits)
+        self._indel_block = self._indel_rule(self._count_masks(), self._mask_id, self._edit_tokens, self._limits)

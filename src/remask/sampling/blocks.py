@@ -99,20 +99,20 @@ def hole_blocks(params: SamplingParams, template: Template) -> Blocks:
     candidates = [range(start, min(start + length, len(template))) for start in range(0, len(template), length)]
     counts = np.add.reduceat(is_open, [block.start for block in candidates], dtype=np.int64).tolist()
     ranges = tuple(block for block, count in zip(candidates, counts, strict=True) if count)
-    masks = [count for count in counts if count]
+    mask_counts = [count for count in counts if count]
     _check_orders(params, len(ranges))
     if params.steps_per_block is not None:
         return Blocks(length, ranges, (params.steps_per_block,) * len(ranges))
     if params.steps is None:
-        return Blocks(length, ranges, tuple(masks))
+        return Blocks(length, ranges, tuple(mask_counts))
     extra = params.steps - len(ranges)  # steps beyond one for each block
-    total_masks = sum(masks)
+    total_masks = sum(mask_counts)
     if extra < 0:
         raise ConfigError(
             f"steps={params.steps} is less than the {len(ranges)} blocks of the canvas that hold positions to be "
             f"filled; use {len(ranges)} or more"
         )
-    cumulative = accumulate(masks, initial=0)
+    cumulative = accumulate(mask_counts, initial=0)
     return Blocks(
         length,
         ranges,
@@ -132,12 +132,12 @@ def _check_orders(params: SamplingParams, count: int) -> None:
 _ERROR = 2**-20  # bounds the float32 rounding errors of a share, and of a time
 
 
-def even_count(masks: int, steps: int, step: int) -> int:
-    """Return how many positions `step` transfers in LLaDA's schedule: an even share of `masks`.
+def even_count(mask_count: int, steps: int, step: int) -> int:
+    """Return how many positions `step` transfers in LLaDA's schedule: an even share of `mask_count`.
 
     The first steps transfer one more each, until the remainder is used up.
     """
-    return masks // steps + int(step < masks % steps)
+    return mask_count // steps + int(step < mask_count % steps)
 
 
 class TimeSchedule:
@@ -167,25 +167,25 @@ class TimeSchedule:
             return np.float32(1)
         return np.float32(1 - self.time(step + 1) / self.time(step))
 
-    def count(self, step: int, masks: int) -> int:
-        """Return how many positions `step` transfers when `masks` are masked, rounded down."""
-        return int(np.float32(masks) * self.share(step))
+    def count(self, step: int, mask_count: int) -> int:
+        """Return how many positions `step` transfers when `mask_count` are masked, rounded down."""
+        return int(np.float32(mask_count) * self.share(step))
 
-    def next_busy_step(self, step: int, masks: int) -> int:
-        """Return the first step from `step` on that transfers any of `masks` masked positions, 1 or more.
+    def next_busy_step(self, step: int, mask_count: int) -> int:
+        """Return the first step from `step` on that transfers any of `mask_count` masked positions, 1 or more.
 
-        A step transfers something once the time is below about `masks` times its decrement. Only the steps around that
-        time, where rounding decides, are tried one by one. Their number grows with the square of `masks`, and with the
-        number of steps only from millions on.
+        A step transfers something once the time is below about `mask_count` times its decrement. Only the steps around
+        that time, where rounding decides, are tried one by one. Their number grows with the square of `mask_count`, and
+        with the number of steps only from millions on.
         """
         decrement = -self._increment
         last_step = self.steps - 1
         if decrement == 0:
             return max(step, last_step)
-        if masks * _ERROR < 1:
-            idle_steps = (1 - decrement * masks * (1 + masks * _ERROR)) / decrement - self.steps * _ERROR - 2
+        if mask_count * _ERROR < 1:
+            idle_steps = (1 - decrement * mask_count * (1 + mask_count * _ERROR)) / decrement - self.steps * _ERROR - 2
             step = max(step, min(int(idle_steps), last_step))
-        while not self.count(step, masks):
+        while not self.count(step, mask_count):
             step += 1
         return step
 
@@ -207,15 +207,15 @@ class LinearSchedule:
         before, after = (one - (one - np.float32(steps / self.steps)) for steps in (steps_left, steps_left - 1))
         return one if steps_left <= 1 or not before else one - after / before
 
-    def count(self, step: int, masks: int) -> int:
-        """Return how many positions `step` transfers when `masks` are masked."""
-        return round(masks * float(self.share(step)))
+    def count(self, step: int, mask_count: int) -> int:
+        """Return how many positions `step` transfers when `mask_count` are masked."""
+        return round(mask_count * float(self.share(step)))
 
-    def next_busy_step(self, step: int, masks: int) -> int:
-        """Return the first step from `step` on that transfers any of `masks` masked positions; `step` without masks."""
-        if masks:
+    def next_busy_step(self, step: int, mask_count: int) -> int:
+        """Return the first step from `step` on that transfers any of `mask_count` masks; `step` if there are none."""
+        if mask_count:
             # Rounding moves the step at which a share reaches a half by less than one step in a million.
-            step = max(step, self.steps - 2 * masks - 2 - (self.steps >> 20))
-            while step < self.steps and not self.count(step, masks):
+            step = max(step, self.steps - 2 * mask_count - 2 - (self.steps >> 20))
+            while step < self.steps and not self.count(step, mask_count):
                 step += 1
         return step

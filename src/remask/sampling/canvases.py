@@ -90,7 +90,7 @@ class CanvasDecoding(Decoding):
         return decoding
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         """1: final rows do not depend on later ones, so pages are shared token by token."""
         return 1
 
@@ -145,8 +145,8 @@ class CanvasDecoder(Decoder):
     """
 
     _stable_steps: int  # preceding steps with the same most probable tokens as the last one
-    _best: Tokens  # the most probable tokens of the last step
-    _next: Tokens  # the tokens that the last step writes
+    _best_tokens: Tokens  # the most probable tokens of the last step
+    _next_tokens: Tokens  # the tokens that the last step writes
     _canvas_done: bool
     _sees: Reach
 
@@ -167,20 +167,20 @@ class CanvasDecoder(Decoder):
         params = self._decoding.params
         signal = Signal(self._decoding.temperature(self.block_step))
         return RowGroup(
-            rows, None, "logits", 0.0, params.top_k, params.top_p, self._seed, self.step, positions,
+            rows, top_k=params.top_k, top_p=params.top_p, seed=self._seed, step=self.step, positions=positions,
             free=True, signal=signal,
         )  # fmt: skip
 
     def choose(self, predictions: Predictions) -> Positions:
-        """Return the positions whose tokens change, or the whole canvas once it is done."""
+        """Record a step. Returns the positions whose tokens change, or the whole canvas once it is done."""
         decoding = self._decoding
         renoising = decoding.params.renoising
         assert predictions.numbers is not None
         positions = predictions.positions
         tokens = predictions.tokens
         drawn, entropies = predictions.numbers
-        self._stable_steps = self._stable_steps + 1 if np.array_equal(self._best, tokens) else 0
-        self._best = tokens
+        self._stable_steps = self._stable_steps + 1 if np.array_equal(self._best_tokens, tokens) else 0
+        self._best_tokens = tokens
         min_stable_steps = (
             STABILITY_THRESHOLD if renoising.stability_threshold is None else renoising.stability_threshold
         )
@@ -188,18 +188,18 @@ class CanvasDecoder(Decoder):
         is_stable = self._stable_steps >= min_stable_steps and float(entropies.mean()) < max_entropy
         self._canvas_done = is_stable or self.block_step + 1 >= decoding.steps
         if self._canvas_done:
-            self._next = tokens
+            self._next_tokens = tokens
             return positions
         budget = ENTROPY_BOUND if renoising.entropy_bound is None else renoising.entropy_bound
-        keep = within_budget(entropies, budget)
+        is_kept = within_budget(entropies, budget)
         kept_tokens = tokens if decoding.has_form else drawn.astype(np.int64)
-        self._next = np.where(keep, kept_tokens, decoding.noise(self.step, len(positions)))
-        changed: Positions = positions[self._next != self.canvas.tokens[positions]]
+        self._next_tokens = np.where(is_kept, kept_tokens, decoding.noise(self.step, len(positions)))
+        changed: Positions = positions[self._next_tokens != self.canvas.tokens[positions]]
         return changed
 
     def outcome(self, positions: Positions) -> Outcome:
         return Outcome(
-            positions if self._canvas_done else positions[:0], tokens=self._next[positions - self.block.start]
+            positions if self._canvas_done else positions[:0], tokens=self._next_tokens[positions - self.block.start]
         )
 
     def advance(self) -> None:
@@ -217,7 +217,7 @@ class CanvasDecoder(Decoder):
         self.block_step = 0
         self._stable_steps = -1
         self._canvas_done = False
-        self._best = np.full(len(self.block), -1)
+        self._best_tokens = np.full(len(self.block), -1)
         self._sees = np.arange(1, len(self.canvas) + 1)
         self._sees[self.block.start : self.block.stop] = self.block.stop
 
@@ -227,7 +227,7 @@ class CanvasDecoder(Decoder):
             sees=self._sees,
             committed=committed,
             conditioned=self.block_step > 0,
-            numbers=DrawnTokens(self._decoding.temperature(self.block_step)),
+            device_read=DrawnTokens(self._decoding.temperature(self.block_step)),
         )
 
 
@@ -238,6 +238,6 @@ def within_budget(entropies: Confidence, budget: float) -> NDArray[np.bool_]:
     """
     order = np.argsort(entropies, kind="stable")
     preceding = np.cumsum(entropies[order], dtype=np.float64) - entropies[order]
-    keep = np.zeros(len(entropies), dtype=np.bool_)
-    keep[order[preceding <= budget]] = True
-    return keep
+    is_kept = np.zeros(len(entropies), dtype=np.bool_)
+    is_kept[order[preceding <= budget]] = True
+    return is_kept

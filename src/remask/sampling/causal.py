@@ -32,7 +32,7 @@ class CausalDecoding(Decoding):
         params: its sampling parameters.
         mode: how it is decoded.
         rule: chooses the masks of a block that become final in a pass.
-        block_length: positions of a block in mode "diffusion", counted from the end of the prompt.
+        diffusion_length: positions of a block in mode "diffusion", counted from the end of the prompt.
         mask_id: the mask token.
         drafter: name of the adapter that drafts are computed with; None: the request's own, if any.
     """
@@ -40,7 +40,7 @@ class CausalDecoding(Decoding):
     params: SamplingParams
     mode: str
     rule: Remasking
-    block_length: int
+    diffusion_length: int
     mask_id: int
     drafter: str | None
 
@@ -82,14 +82,14 @@ class CausalDecoding(Decoding):
             raise ConfigError(f"speculation.draft_window={min_window} is above max_draft_window={max_window}; lower it")
         if params.speculation.lora and drafter is None:
             raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
-        length = params.block_length or block_length
-        if length is None:
+        block_length = params.block_length or block_length
+        if block_length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         adapter = drafter if params.speculation.lora is not False and mode == SPECULATION else None
-        return cls(prompt, seed, params, mode, rule, length, mask_id, adapter)
+        return cls(prompt, seed, params, mode, rule, block_length, mask_id, adapter)
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         """1: final rows do not depend on later ones, so pages are shared token by token, in all modes."""
         return 1
 
@@ -100,7 +100,7 @@ class CausalDecoding(Decoding):
     @property
     def block_ranges(self) -> list[range]:
         """Blocks from the end of the prompt, the last of which may be shorter; single tokens but in "diffusion"."""
-        length = self.block_length if self.mode == DIFFUSION else 1
+        length = self.diffusion_length if self.mode == DIFFUSION else 1
         blocks = blocks_of(length, len(self.prompt), self.length)
         return [range(block.start, min(block.stop, self.length)) for block in blocks]
 
@@ -144,7 +144,7 @@ class CausalDecoder(RuleDecoder):
         # NVIDIA's code takes the probability of the drawn token before temperature.
         super().__init__(decoding.params, decoding.rule, "logits", canvas, decoding.seed)
         self._mode = decoding.mode
-        self._block_length = decoding.block_length
+        self._block_length = decoding.diffusion_length
         self._drafter = decoding.drafter
         self._mask_id = decoding.mask_id
         self._causal_reach: Reach = np.arange(1, len(canvas) + 1)

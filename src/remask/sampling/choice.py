@@ -67,20 +67,20 @@ class RowChoice:
     max_rows: int
 
     @classmethod
-    def of(cls, requests: Sequence[Candidates], nowhere: int, device: torch.device) -> "RowChoice":
+    def of(cls, requests: Sequence[Candidates], spare_index: int, device: torch.device) -> "RowChoice":
         """Send the choice of all `requests` to the device in one copy.
 
-        The token buffer index `nowhere` is used for requests that have fewer canvases than others.
+        The token buffer's `spare_index` is used for requests that have fewer canvases than others.
         """
         counts = np.array([len(request.positions) for request in requests])
         first = counts.cumsum() - counts
-        total = int(counts.sum())
-        canvases = max(len(request.places) for request in requests)
+        row_count = int(counts.sum())
+        canvas_count = max(len(request.places) for request in requests)
         rank_rules = [request.choice if isinstance(request.choice, RankRule) else _BY_HOST for request in requests]
         size = 6 * len(requests)
-        numbers = np.empty(size + (2 + canvases) * total, dtype=np.int64)
-        rules = numbers[:size].reshape(6, len(requests))
-        owner, kinds, *targets = numbers[size:].reshape(2 + canvases, total)
+        packed = np.empty(size + (2 + canvas_count) * row_count, dtype=np.int64)
+        rules = packed[:size].reshape(6, len(requests))
+        owner, kinds, *targets = packed[size:].reshape(2 + canvas_count, row_count)
         rules[0] = first
         rules[1] = counts
         rules[2] = [rule.least for rule in rank_rules]
@@ -93,10 +93,10 @@ class RowChoice:
             kinds[rows] = request.choice_kinds()
             for canvas, target in enumerate(targets):
                 has_canvas = canvas < len(request.places)
-                target[rows] = request.places[canvas][request.positions] if has_canvas else nowhere
-        device_numbers = send(numbers, device)
-        by_row = device_numbers[size:].view(2 + canvases, total)
-        device_rules = device_numbers[:size].view(6, len(requests))
+                target[rows] = request.places[canvas][request.positions] if has_canvas else spare_index
+        device_packed = send(packed, device)
+        by_row = device_packed[size:].view(2 + canvas_count, row_count)
+        device_rules = device_packed[:size].view(6, len(requests))
         return cls(device_rules, by_row[0], by_row[1], by_row[2:], int(counts.max()))
 
     def choose(self, confidence: Tensor, noisy: Tensor, changes_token: Tensor) -> Tensor:

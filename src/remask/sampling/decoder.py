@@ -50,7 +50,7 @@ class StepContext(StepFacts):
         adapter: the adapter that rows are computed with, if `shift` is set; None: the request's own, if any.
         drafts: the next pass that predicts is a draft: it transfers nothing, and its tokens are put on the canvas.
         conditioned: noisy rows take in the last pass' predictions for them (`Signal`).
-        numbers: the device read of the numbers that `choose` needs beside tokens and confidences; None: it needs none.
+        device_read: reads the numbers that `choose` needs beside tokens and confidences; None: it needs none.
         corrections: correction steps so far; None if the request has none.
     """
 
@@ -62,7 +62,7 @@ class StepContext(StepFacts):
     adapter: str | None = None
     drafts: bool = False
     conditioned: bool = False
-    numbers: DeviceRead | None = None
+    device_read: DeviceRead | None = None
     corrections: int | None = None
 
 
@@ -81,7 +81,7 @@ class Predictions:
         logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN for other positions.
             None if no reader has chosen any.
         measured: the cache policy's measure of each row (`Traits.measure`), float32 [predicted]; None without one.
-        numbers: the decoder's further numbers (`StepContext.numbers`), float32 [width, predicted]; None without any.
+        numbers: those of the decoder's `StepContext.device_read`, float32 [width, predicted]; None without one.
     """
 
     positions: Positions
@@ -161,7 +161,10 @@ class Decoder(ABC):
         """
 
     def outcome(self, positions: Positions) -> Outcome:
-        """Return what the step writes at `positions`, chosen by `choose`, the cache policy or a reader."""
+        """Record the step, and return what it writes at `positions`, chosen by `choose`, the cache policy or a reader.
+
+        If `transfers` is a rule with `changes`, it may be called before the pass too, and must record nothing.
+        """
         return Outcome(positions)
 
     @abstractmethod
@@ -257,7 +260,7 @@ class Decoding(ABC):
 
     @property
     @abstractmethod
-    def block(self) -> int:
+    def block_length(self) -> int:
         """Positions per block."""
 
     @property
@@ -267,8 +270,8 @@ class Decoding(ABC):
 
     @property
     def block_offset(self) -> int:
-        """The start of the first whole block: the prompt's length modulo `block` if counted `from_prompt`, else 0."""
-        return len(self.prompt) % self.block if self.from_prompt else 0
+        """Start of the first whole block: the prompt's length modulo `block_length` if `from_prompt`, else 0."""
+        return len(self.prompt) % self.block_length if self.from_prompt else 0
 
     @property
     @abstractmethod

@@ -58,16 +58,16 @@ def fit_defaults(
         if template is None and merged.get("blocks.growing_canvas", growing):
             template = Template.plain(length)
         if whole and not ragged and "block_length" in usable and "block_length" not in requested_by_path:
-            block = usable["block_length"]
-            merged["block_length"] = _largest_divisor(length, block) if template is None else min(length, block)
+            limit = usable["block_length"]
+            merged["block_length"] = _largest_divisor(length, limit) if template is None else min(length, limit)
         if "steps" in usable:
-            block = merged.get("block_length", length)
+            block_length = merged.get("block_length", length)
             grows = defaults_by_path.get("blocks.growing_canvas", growing)
             default_blocks = blocks_for(_params_of(defaults_by_path), None, growing=grows, ragged=ragged)
             if template is None:
-                merged["steps"] = _default_steps(default_blocks, length, block, ragged=ragged)
+                merged["steps"] = _default_steps(default_blocks, length, block_length, ragged=ragged)
             else:
-                merged["steps"] = _template_steps(default_blocks, template, block)
+                merged["steps"] = _template_steps(default_blocks, template, block_length)
     _reconcile(merged, requested_by_path)
     return _params_of(merged)
 
@@ -149,7 +149,7 @@ def _default_length(merged: Mapping[str, Any], block_length: int, room: int) -> 
 
 def _largest_divisor(length: int, limit: int) -> int:
     """Return the largest divisor of `length` that is at most `limit`."""
-    return next(block for block in range(min(length, limit), 0, -1) if length % block == 0)
+    return next(divisor for divisor in range(min(length, limit), 0, -1) if length % divisor == 0)
 
 
 def _default_steps(default_blocks: Blocks, length: int, block_length: int, *, ragged: bool) -> int:

@@ -35,9 +35,9 @@ class LogProbabilities:
         logprobs = self._vocabulary.at(self._logits, tokens) - self._total
         return torch.cat([logprobs[None], *self._top])
 
-    def each(self, tokens: Tensor) -> Tensor:
+    def of_several(self, tokens: Tensor) -> Tensor:
         """Return the log-probabilities of `tokens` [rows, n], float32 [n, rows]."""
-        return (self._vocabulary.each(self._logits, tokens) - self._total[:, None]).clamp_min(MIN_LOGPROB).T
+        return (self._vocabulary.at_several(self._logits, tokens) - self._total[:, None]).clamp_min(MIN_LOGPROB).T
 
     def _most_probable(self, count: int, mask_id: int) -> Sequence[Tensor]:
         if not count:

@@ -63,7 +63,7 @@ class GrowingDecoding(MaskedDecoding):
         return Canvas.masked(self.prompt, len(self.blocks.ranges[0]), self.mask_id)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "GrowingDecoder":
-        return GrowingDecoder(self, canvas, idle, first=self.number, step=self.first_step)
+        return GrowingDecoder(self, canvas, idle, first_block=self.number, step=self.first_step)
 
 
 class GrowingDecoder(MaskedDecoder):
@@ -71,7 +71,7 @@ class GrowingDecoder(MaskedDecoder):
 
     @property
     def finished(self) -> bool:
-        return self.block_index > self.first
+        return self.block_index > self.first_block
 
 
 def canvas_grows(params: SamplingParams, defaults: SamplingDefaults, template: Template | None) -> bool:

@@ -101,8 +101,8 @@ class MaskedDecoding(Decoding):
         decoding = cls(prompt, seed, params, rule, blocks, mask_id, template)
         noisy = Canvas.masked(prompt, params.max_tokens, mask_id, template).noisy
         decoding._check_order(noisy)
-        masks = np.add.reduceat(noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
-        for mask_count, steps in sorted(set(zip(masks.tolist(), blocks.steps, strict=True))):
+        mask_counts = np.add.reduceat(noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
+        for mask_count, steps in sorted(set(zip(mask_counts.tolist(), blocks.steps, strict=True))):
             rule.remasking.begin(BlockFacts(mask_count, steps, params.knobs))  # raises ConfigError on bad blocks
         return decoding
 
@@ -122,7 +122,7 @@ class MaskedDecoding(Decoding):
         return len(self.prompt) + self.params.max_tokens
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return self.blocks.length
 
     @property
@@ -169,14 +169,14 @@ class MaskedDecoding(Decoding):
 
 
 class MaskedDecoder(RuleDecoder):
-    """The decoding of one request in progress, from block `first` on, which begins with `step`.
+    """The decoding of one request in progress, from `first_block` on, which begins with `step`.
 
     `idle` says which scheduled steps run even if they transfer nothing: "skipped" steps count, but run no pass;
     "within_block" ends a block when it is complete; "all" runs the whole schedule.
     """
 
     def __init__(
-        self, decoding: MaskedDecoding, canvas: Canvas, idle: IdlePasses, *, first: int = 0, step: int = 0
+        self, decoding: MaskedDecoding, canvas: Canvas, idle: IdlePasses, *, first_block: int = 0, step: int = 0
     ) -> None:
         rule = decoding.rule.remasking
         params = decoding.params
@@ -184,8 +184,8 @@ class MaskedDecoder(RuleDecoder):
         self.blocks = decoding.blocks
         self.idle = idle
         self._schedule_rule = decoding.rule
-        self.first = first
-        self.block_index = first
+        self.first_block = first_block
+        self.block_index = first_block
         self._uses_threshold = params.uses_threshold and rule.counts != "rule"
         self._skips = idle == "skipped" and rule.counts == "schedule" and not self._uses_threshold
         if params.remasking.order is not None:
@@ -221,7 +221,7 @@ class MaskedDecoder(RuleDecoder):
             return positions[select.by_factor(confidence, self.params.remasking.factor)]
         if self._choose is choose_by_schedule:
             return positions[select.top(confidence, self._scheduled_count())]
-        share = None if self._times is None else self._times.share(self.block_step)
+        share = None if self._schedule is None else self._schedule.share(self.block_step)
         return positions[self._apply_rule(positions, confidence, self._scheduled_count(), share)]
 
     def advance(self) -> None:
@@ -251,16 +251,16 @@ class MaskedDecoder(RuleDecoder):
                 self._begin_block()
 
     def _begin_block(self) -> None:
-        self.block = self._block_range(self.block_index)
+        self.block = shift_range(self.blocks.ranges[self.block_index], self.canvas.prompt)
         self._steps = self.blocks.steps[self.block_index]
-        self._times = self._schedule()
+        self._schedule = self._make_schedule()
         self.block_step = 0
-        masks = self._count_masks()
-        self._even_share, self._remainder = divmod(masks, self._steps)  # as `even_count`
+        mask_count = self._count_masks()
+        self._even_share, self._remainder = divmod(mask_count, self._steps)  # as `even_count`
         self.context = PLAIN
-        self._choose = self._rule.begin(BlockFacts(masks, self._steps, self.params.knobs, self._leave_out))
+        self._choose = self._rule.begin(BlockFacts(mask_count, self._steps, self.params.knobs, self._leave_out))
 
-    def _schedule(self) -> TimeSchedule | LinearSchedule | None:
+    def _make_schedule(self) -> TimeSchedule | LinearSchedule | None:
         """The schedule of the block's steps; None if they share the positions evenly."""
         if self._schedule_rule.eps is not None:
             return TimeSchedule(self._steps, self._schedule_rule.eps)
@@ -272,9 +272,6 @@ class MaskedDecoder(RuleDecoder):
         elif self.context.cut is None:  # else the array stays the same, as a new one would be packed again
             self.context = replace(self.context, cut=np.full(len(self.canvas), tail, dtype=np.int64))
 
-    def _block_range(self, index: int) -> range:
-        return shift_range(self.blocks.ranges[index], self.canvas.prompt)
-
     def _skip_idle(self) -> None:
         """Go to the next step that may transfer something. Skips any number of idle steps at once."""
         while not self.finished and (idle := self._idle_steps()):
@@ -284,17 +281,17 @@ class MaskedDecoder(RuleDecoder):
         """How many steps from this one on are known to transfer nothing, up to the end of the block."""
         if self._scheduled_count():
             return 0
-        masks = self._count_masks()
+        mask_count = self._count_masks()
         steps_left = self._steps - self.block_step
-        if not masks:
+        if not mask_count:
             return max(1, steps_left)
-        if self._times is not None:
-            return self._times.next_busy_step(self.block_step, masks) - self.block_step
+        if self._schedule is not None:
+            return self._schedule.next_busy_step(self.block_step, mask_count) - self.block_step
         return steps_left - 1  # the last step transfers what the others leave
 
     def _scheduled_count(self) -> int:
-        if self._times is not None:
-            return self._times.count(self.block_step, self._count_masks())
+        if self._schedule is not None:
+            return self._schedule.count(self.block_step, self._count_masks())
         if self.block_step >= self._steps - 1:
             return self._count_masks()
         return self._even_share + int(self.block_step < self._remainder)
@@ -302,5 +299,5 @@ class MaskedDecoder(RuleDecoder):
     def _draw_orders(self) -> Sequence[Positions]:
         """Draw an order of every block's positions from the request's seed alone."""
         rng = np.random.default_rng(self._seed)
-        blocks = [self._block_range(index) for index in range(self.blocks.count)]
+        blocks = [shift_range(block, self.canvas.prompt) for block in self.blocks.ranges]
         return [block.start + rng.permutation(len(block)) for block in blocks]

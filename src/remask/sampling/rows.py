@@ -141,12 +141,12 @@ class RowGroup:
     """
 
     rows: slice
-    row_measure: RowMeasure | None
-    basis: Basis
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int
+    row_measure: RowMeasure | None = None
+    basis: Basis = "logits"
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
     step: int = 0
     positions: NDArray[np.int64] | Tensor | None = None  # a tensor once they are on the device
     guide: slice | None = None

@@ -15,10 +15,10 @@ from remask.sampling.uniform_score import read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
-def weight(group: RowGroup) -> int:
-    """Return the memory of a group's logits and their copies, in greedily read rows."""
-    rows: int = group.rows.stop - group.rows.start
-    return rows * (1 if group.guide is None else 2) * (1 if _is_plain(group) else DRAW_WEIGHT)
+def greedy_rows(group: RowGroup) -> int:
+    """Return how many greedily read rows need as much memory as a group's logits and their copies."""
+    row_count: int = group.rows.stop - group.rows.start
+    return row_count * (1 if group.guide is None else 2) * (1 if _is_plain(group) else DRAW_WEIGHT)
 
 
 def score(
@@ -26,54 +26,54 @@ def score(
     groups: Sequence[RowGroup],
     mask_id: int,
     per_group: bool = False,
-    more: int = 0,
+    width: int = 0,
     vocabulary: Vocabulary = WHOLE,
-    keep: Callable[[Tensor, RowGroup], None] | None = None,
+    store_signal: Callable[[Tensor, RowGroup], None] | None = None,
 ) -> Tensor:
-    """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
+    """Return token and confidence of every row of `groups`, float32 [2 + width, rows], in order, without guide rows.
 
-    The next `more` rows hold the numbers of each group's readers, in their order, filled up with zeros; `more` is the
+    The next `width` rows hold the numbers of each group's readers, in their order, filled up with zeros; `width` is the
     largest count of any group.
 
     `logits` [M, V], or a rank's columns of them by its `vocabulary`, may be overwritten. Positions of `groups` that
     draw are sent to the device in one copy, and replaced in the groups. The mask token is chosen in free rows alone,
     but counts in the probabilities, as in the original samplers. With `per_group` each group is read separately, else
-    all greedy groups together, which may change the last bits of sums. Nothing waits for the device. `keep` is called
-    with the logits [rows, V] of each group that has a signal, after the sampler and the readers have changed them.
+    all greedy groups together, which may change the last bits of sums. Nothing waits for the device. `store_signal` is
+    called with the logits [rows, V] of each group that has a signal, as the sampler and the readers have changed them.
     """
-    if not (per_group or more) and _are_all_plain(groups, len(logits)):
+    if not (per_group or width) and _are_all_plain(groups, len(logits)):
         return vocabulary.greedy(logits, mask_id)
     logits = logits.float()
     _send_positions(groups, logits.device)
     for group in groups:
         _apply_changes(logits, group, vocabulary)
-        if keep is not None and group.signal is not None:
-            keep(logits[group.rows], group)
+        if store_signal is not None and group.signal is not None:
+            store_signal(logits[group.rows], group)
     measures = {id(group): _collect_measures(logits[group.rows], group, mask_id, vocabulary) for group in groups}
     results: dict[int, Tensor] = {}
     # Free rows are read before the mask token is excluded from all others.
     for group in groups:
         if per_group or group.free or not _is_greedy(group):
             rows = _read(logits[group.rows], group, mask_id, vocabulary)
-            results[id(group)] = _complete_rows(rows, group, measures[id(group)], more)
+            results[id(group)] = _complete_rows(rows, group, measures[id(group)], width)
     if len(results) < len(groups):
         greedy = vocabulary.greedy(logits, mask_id)
         for group in groups:
             if id(group) not in results:
                 rows = greedy[:, group.rows]
-                results[id(group)] = _complete_rows(rows, group, measures[id(group)], more)
+                results[id(group)] = _complete_rows(rows, group, measures[id(group)], width)
     tensors = [results[id(group)] for group in groups]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
 
 
-def _are_all_plain(groups: Sequence[RowGroup], rows: int) -> bool:
-    """Whether `groups` cover all of `rows` rows in order, and only greedy tokens are read of each."""
+def _are_all_plain(groups: Sequence[RowGroup], row_count: int) -> bool:
+    """Whether `groups` cover all of `row_count` rows in order, and only greedy tokens are read of each."""
     row = 0
     for group in groups:
         if group.rows.start != row or not _is_plain(group):
             return False
         row = group.rows.stop
-    return row == rows
+    return row == row_count
 
 
 def _is_plain(group: RowGroup) -> bool:
@@ -128,8 +128,8 @@ def _collect_measures(logits: Tensor, group: RowGroup, mask_id: int, vocabulary:
     return [measure for measure in measures if measure is not None]
 
 
-def _complete_rows(rows: Tensor, group: RowGroup, measures: Sequence[NumberFunction], more: int) -> Tensor:
-    """Return token, confidence and the readers' numbers of a group's rows, float32 [2 + more, rows]."""
+def _complete_rows(rows: Tensor, group: RowGroup, measures: Sequence[NumberFunction], width: int) -> Tensor:
+    """Return token, confidence and the readers' numbers of a group's rows, float32 [2 + width, rows]."""
     sampled = rows[0]
     tokens = sampled
     for read in group.reads:
@@ -139,7 +139,7 @@ def _complete_rows(rows: Tensor, group: RowGroup, measures: Sequence[NumberFunct
     if measures:
         token_ids = tokens.long()
         rows = torch.cat([rows, *(measure(token_ids) for measure in measures)])
-    missing = 2 + more - len(rows)
+    missing = 2 + width - len(rows)
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
@@ -152,12 +152,12 @@ def _sample(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabular
             logits,
             group.noisy,
             mask_id,
-            group.temperature,
-            group.top_k,
-            group.top_p,
-            group.draws,
-            vocabulary,
-            lambda tempered: _apply_filters(tempered, group, vocabulary),
+            temperature=group.temperature,
+            top_k=group.top_k,
+            top_p=group.top_p,
+            draws=group.draws,
+            vocabulary=vocabulary,
+            apply_filters=lambda tempered: _apply_filters(tempered, group, vocabulary),
         )
     logprobs, _, choice = distributions(logits, group, mask_id, vocabulary)
     tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
@@ -211,5 +211,5 @@ def confidence(logprobs: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vo
 
 def apply_measure(logprobs: Tensor, measure: RowMeasure, vocabulary: Vocabulary) -> Tensor:
     """Return the `measure` of rows of `logprobs` [rows, V], [rows]."""
-    numbers: Tensor = resolve_name(measure.on_device)(logprobs, vocabulary)
-    return numbers
+    confidences: Tensor = resolve_name(measure.on_device)(logprobs, vocabulary)
+    return confidences

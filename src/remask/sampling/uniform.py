@@ -117,15 +117,16 @@ class UniformDecoding(Decoding):
         decoding._check_revision()
         if decoding.ancestral and params.uniform.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral ones draw every position")
-        changes = decoding.steps * decoding.per_step
-        if noise.has_only_masks and not decoding.ancestral and changes > decoding.block:
+        change_count = decoding.steps * decoding.per_step
+        if noise.has_only_masks and not decoding.ancestral and change_count > decoding.block_length:
             raise ConfigError(
                 f"steps_per_block={decoding.steps} times tokens_per_step={decoding.per_step} is more than the "
-                f"{decoding.block} masks of a block, and this model's noise is masks alone; lower one of them"
+                f"{decoding.block_length} masks of a block, and this model's noise is masks alone; lower one of them"
             )
         return decoding
 
     def _check_revision(self) -> None:
+        """Raise `ConfigError` if completed blocks are to be revised and cannot be."""
         tokens = self.params.uniform.revision_tokens
         if not tokens:
             return
@@ -149,14 +150,14 @@ class UniformDecoding(Decoding):
         return self.params.uniform.sampler in ANCESTRAL
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return self.params.block_length or min(BLOCK, self.params.max_tokens)
 
     @property
     def block_ranges(self) -> list[range]:
         """Canvas positions of the blocks that hold positions to be denoised."""
         end = len(self.prompt) + self.params.max_tokens
-        blocks = blocks_of(self.block, len(self.prompt), end)
+        blocks = blocks_of(self.block_length, len(self.prompt), end)
         return [block for block in blocks if self._fixed_count(block) < min(block.stop, end) - block.start]
 
     @property
@@ -171,7 +172,7 @@ class UniformDecoding(Decoding):
 
     def block_steps(self, fixed_count: int) -> int:
         """Return the steps of a block with `fixed_count` fixed tokens."""
-        return self.params.steps_per_block or max(1, (self.block - fixed_count) // self.per_step)
+        return self.params.steps_per_block or max(1, (self.block_length - fixed_count) // self.per_step)
 
     def log_snr_grid(self, steps: int) -> NDArray[np.float64]:
         """Return the log-SNRs of a block of `steps` steps, the cleanest first, float64 [steps + 1]."""
@@ -238,9 +239,9 @@ class UniformDecoder(Decoder):
             return StepContext(fresh=self._revision_block(), sees=self._sees(), corrections=corrections)
         changed_blocks = None
         if correction.steps:
-            changed_blocks = correction.changed_blocks(self._decoding.block, len(self.canvas))
-        numbers = None if uniform.correction_patience == 0 else BestTokens()
-        return StepContext(touched=changed_blocks, sees=self._sees(), numbers=numbers, corrections=correction.steps)
+            changed_blocks = correction.changed_blocks(self._decoding.block_length, len(self.canvas))
+        read = None if uniform.correction_patience == 0 else BestTokens()
+        return StepContext(touched=changed_blocks, sees=self._sees(), device_read=read, corrections=correction.steps)
 
     def _revision_block(self) -> range | None:
         """The block that begins, if the step may revise completed blocks as well; else None."""
@@ -294,6 +295,7 @@ class UniformDecoder(Decoder):
         return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
 
     def choose(self, predictions: Predictions) -> Positions:
+        """See `Decoder`. A correction records the pass."""
         positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self._correction is not None:
             if predictions.numbers is not None:
@@ -393,15 +395,13 @@ class UniformDecoder(Decoder):
         Completed blocks are normalised separately, at the cleanest log-SNR.
         """
         completed = int(np.searchsorted(positions, self._new_block.start))
-        parts = []
-        for tokens, part_log_snr in (
-            (current[:completed], float(self._log_snrs[0])),
-            (current[completed:], log_snr),
-        ):
+        weights = []
+        clean_log_snr = float(self._log_snrs[0])
+        for tokens, tokens_log_snr in ((current[:completed], clean_log_snr), (current[completed:], log_snr)):
             is_mask = tokens == self._decoding.noise.mask_id
-            table = self._weight_table(len(tokens), part_log_snr)
-            parts.append(table[np.count_nonzero(is_mask), is_mask.astype(np.int64)])
-        return np.concatenate(parts)
+            table = self._weight_table(len(tokens), tokens_log_snr)
+            weights.append(table[np.count_nonzero(is_mask), is_mask.astype(np.int64)])
+        return np.concatenate(weights)
 
     def _weight_table(self, count: int, log_snr: float) -> NDArray[np.float32]:
         """Return the weights of `count` tokens by the number of masks among them, float32 [count + 1, 2].
@@ -409,10 +409,10 @@ class UniformDecoder(Decoder):
         Column 0 has the weight of a token that is no mask, column 1 that of a mask.
         """
         noise = self._decoding.noise
-        masks = np.arange(count + 1)[:, None]
+        mask_counts = np.arange(count + 1)[:, None]
         # Any id but the mask's stands for all other tokens, which are equally probable.
         priors = noise.probability(np.array([noise.mask_id + 1, noise.mask_id]), log_snr)
-        totals = masks * priors[1] + (count - masks) * priors[0]
+        totals = mask_counts * priors[1] + (count - mask_counts) * priors[0]
         # A total of 0 means that noise yields no such tokens; their weights are not normalised then.
         table: NDArray[np.float64] = np.divide(priors, totals, out=np.tile(priors, (count + 1, 1)), where=totals > 0)
         return table.astype(np.float32)

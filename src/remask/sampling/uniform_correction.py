@@ -42,16 +42,17 @@ class Correction:
         self._per_step = per_step
         self._open_count = len(scope) if open_count is None else open_count
         self._patience = patience
-        self._waited = 0  # steps since the number of argmax tokens grew
+        self._stagnant_steps = 0  # steps since the number of argmax tokens grew
         self._max_argmax_count = -1
         self._argmax_tokens: Tokens = np.full(len(scope), -1, dtype=np.int64)
         self._tokens: Tokens = np.zeros(len(scope), dtype=np.int64)
         self._scores: NDArray[np.float32] = np.zeros(len(scope), dtype=np.float32)
 
     def choose(self, current: Tokens, positions: Positions, tokens: Tokens, scores: Confidence) -> Positions:
-        """Return the positions that take their proposals now, int64, ascending, at most `per_step`.
+        """Record a step. Returns the positions that take their proposals now, int64, ascending, at most `per_step`.
 
-        `current` are the tokens of `scope`; the pass proposes `tokens` at `positions`, with probabilities `scores`.
+        Sets `steps`, `changed` and `finished`. `current` are the tokens of `scope`; the pass proposes `tokens` at
+        `positions`, with probabilities `scores`.
         """
         index = positions - self.scope.start
         self._tokens[index] = tokens
@@ -61,24 +62,24 @@ class Correction:
         self.changed = self.scope.start + chosen[gains[chosen] > 0]
         self.steps += 1
         is_fixed_point = not len(self.changed) and len(positions) == self._open_count
-        self.finished = self.steps == self._limit or is_fixed_point or self._is_stagnant(current)
+        self.finished = self.steps == self._limit or is_fixed_point or self._count_stagnation(current)
         return self.changed
 
     def record_argmax(self, positions: Positions, argmax_tokens: Tokens) -> None:
         """Record the argmax of each of `positions`, before their proposals. Others keep that of an earlier pass."""
         self._argmax_tokens[positions - self.scope.start] = argmax_tokens
 
-    def _is_stagnant(self, current: Tokens) -> bool:
-        """Whether the number of argmax tokens has not grown for `patience` steps, this one included."""
+    def _count_stagnation(self, current: Tokens) -> bool:
+        """Count this step. Returns whether the number of argmax tokens has not grown for `patience` steps."""
         if not self._patience:
             return False
         changed = self.changed - self.scope.start
         new_tokens = current.copy()
         new_tokens[changed] = self._tokens[changed]
         argmax_count = int((new_tokens == self._argmax_tokens).sum())
-        self._waited = 0 if argmax_count > self._max_argmax_count else self._waited + 1
+        self._stagnant_steps = 0 if argmax_count > self._max_argmax_count else self._stagnant_steps + 1
         self._max_argmax_count = max(self._max_argmax_count, argmax_count)
-        return self._waited >= self._patience
+        return self._stagnant_steps >= self._patience
 
     def proposals(self, positions: Positions) -> Tokens:
         """Return the last proposals for `positions`."""

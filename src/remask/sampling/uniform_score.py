@@ -74,18 +74,18 @@ def read_noisy(
     top_p: float | None,
     draws: Draws,
     vocabulary: Vocabulary = WHOLE,
-    keep: Callable[[Tensor], Tensor] | None = None,
+    apply_filters: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`.
 
-    `keep` is a filter that is applied before `top_k` and `top_p`, and changes no argument.
+    `apply_filters` is applied before `top_k` and `top_p`, and changes no argument.
     """
     logits = logits.clone()
     vocabulary.bar(logits, [mask_id] if mask_id >= 0 else [])
     if rows.banned and rows.banned_rows:
         vocabulary.bar(logits[: rows.banned_rows], rows.banned)
     tempered = logits / temperature if temperature > 0 else logits
-    remaining = tempered if keep is None else keep(tempered)
+    remaining = tempered if apply_filters is None else apply_filters(tempered)
     filtered = vocabulary.top_p(vocabulary.top_k(remaining, top_k), top_p)
     current = rows.current if isinstance(rows.current, Tensor) else send(rows.current, logits.device)
     if rows.transition is not None:

@@ -68,9 +68,9 @@ class Vocabulary:
 
     def at(self, values: Tensor, tokens: Tensor) -> Tensor:
         """The values [rows] that belong to one token a row, `tokens` int64 [rows]."""
-        return self.each(values, tokens[:, None])[:, 0]
+        return self.at_several(values, tokens[:, None])[:, 0]
 
-    def each(self, values: Tensor, tokens: Tensor) -> Tensor:
+    def at_several(self, values: Tensor, tokens: Tensor) -> Tensor:
         """The values [rows, n] that belong to n tokens a row, `tokens` int64 [rows, n]."""
         return values.gather(1, tokens)
 
@@ -120,14 +120,14 @@ class Vocabulary:
 
 
 class SplitVocabulary(Vocabulary):
-    """The tokens that one rank holds, `held` of `total`. Every rank calls the same methods in the same order.
+    """The tokens of one rank, `token_range` of `total`. Every rank calls the same methods in the same order.
 
     Ranks exchange numbers of rows, never logits: a maximum, a sum, or some of the largest logits of each rank. All ties
     with the last token of a nucleus are kept; `Vocabulary` keeps only the first of them.
     """
 
-    def __init__(self, held: range, total: int, gather: Gather) -> None:
-        self.held = held
+    def __init__(self, token_range: range, total: int, gather: Gather) -> None:
+        self.token_range = token_range
         self.total = total
         self.gather = gather
 
@@ -135,30 +135,30 @@ class SplitVocabulary(Vocabulary):
         return self.total
 
     def bar(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        super().bar(logits, [token - self.held.start for token in tokens if token in self.held])
+        super().bar(logits, [token - self.token_range.start for token in tokens if token in self.token_range])
 
     def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
         columns, is_local = self._local_columns(tokens)
         super().lower(logits, columns, torch.where(is_local, losses, 0.0))
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        is_local = (tokens >= self.held.start) & (tokens < self.held.stop)
-        return is_local, tokens[is_local] - self.held.start
+        is_local = (tokens >= self.token_range.start) & (tokens < self.token_range.stop)
+        return is_local, tokens[is_local] - self.token_range.start
 
     def columns(self, values: Tensor) -> Tensor:
-        return values[..., self.held.start : self.held.stop]
+        return values[..., self.token_range.start : self.token_range.stop]
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = super().best(logits)
         # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
-        rank_numbers = torch.stack((values, (tokens + self.held.start).float()))
+        rank_numbers = torch.stack((values, (tokens + self.token_range.start).float()))
         all_values, all_tokens = self.gather(rank_numbers).unbind(dim=1)
         best, rank = all_values.max(dim=0)
         return best, all_tokens.gather(0, rank[None])[0].long()
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        values, tokens = super().top(logits, min(count, len(self.held)))
-        rank_numbers = torch.stack((values, (tokens + self.held.start).float()))
+        values, tokens = super().top(logits, min(count, len(self.token_range)))
+        rank_numbers = torch.stack((values, (tokens + self.token_range.start).float()))
         if rank_numbers.shape[2] < count:  # every rank must send equally many numbers
             missing = count - rank_numbers.shape[2]
             rank_numbers = torch.nn.functional.pad(rank_numbers, (0, missing), value=-torch.inf)
@@ -166,10 +166,10 @@ class SplitVocabulary(Vocabulary):
         best, index = all_values.topk(count, dim=-1)
         return best, all_tokens.gather(1, index).long()
 
-    def each(self, values: Tensor, tokens: Tensor) -> Tensor:
+    def at_several(self, values: Tensor, tokens: Tensor) -> Tensor:
         columns, is_local = self._local_columns(tokens)
         # Merged by a maximum and not by a sum with zeros, as a value may be infinite.
-        local_values = torch.where(is_local, super().each(values, columns), -torch.inf)
+        local_values = torch.where(is_local, super().at_several(values, columns), -torch.inf)
         return self.gather(local_values).amax(dim=0)
 
     def one_hot(self, tokens: Tensor, values: Tensor) -> Tensor:
@@ -208,18 +208,18 @@ class SplitVocabulary(Vocabulary):
         high = torch.full_like(low, 2 ** (_BITS - 1) - 1)
         for _ in range(_BITS):
             middle = (low + high) >> 1
-            enough = self.sum(probabilities.masked_fill(keys <= middle[:, None], 0)) <= share
-            low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
+            is_enough = self.sum(probabilities.masked_fill(keys <= middle[:, None], 0)) <= share
+            low, high = torch.where(is_enough, low, middle + 1), torch.where(is_enough, middle, high)
         return logits.masked_fill(keys < high[:, None], -torch.inf)
 
     def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
         """See `Vocabulary`. The noise of a token does not depend on its rank."""
-        return self.best(filters.add_gumbel_noise(logits, draws, self.held.start))[1]
+        return self.best(filters.add_gumbel_noise(logits, draws, self.token_range.start))[1]
 
     def _local_columns(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The columns of `tokens`, and which of them this rank has; a token of another rank gets a valid column."""
-        is_local = (tokens >= self.held.start) & (tokens < self.held.stop)
-        return (tokens - self.held.start).clamp(0, len(self.held) - 1), is_local
+        is_local = (tokens >= self.token_range.start) & (tokens < self.token_range.stop)
+        return (tokens - self.token_range.start).clamp(0, len(self.token_range) - 1), is_local
 
 
 def _sortable_bits(logits: Tensor) -> Tensor:

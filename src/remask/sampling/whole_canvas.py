@@ -55,29 +55,30 @@ class WholeCanvasDecoding(UniformDecoding):
                 raise ConfigError(f"{name}={value}: this model denoises its whole canvas at once; leave it out")
         length = min(uniform.canvas_length or CANVAS, model_length)
         decoding = cls(prompt, seed, params, noise, stop_ids, length, structured=False, template=template)
-        decoding._check()
+        decoding._check_params()
         return decoding
 
-    def _check(self) -> None:
+    def _check_params(self) -> None:
+        """Raise `ConfigError` unless prompt, answer, fixed tokens and log-SNRs fit the canvas and each other."""
         uniform = self.params.uniform
         anchor_length = self._anchor_length
-        prompt = len(self.prompt)
-        if prompt + anchor_length >= self.length:
+        prompt_length = len(self.prompt)
+        if prompt_length + anchor_length >= self.length:
             raise ConfigError(
-                f"the canvas of {self.length} positions has no room behind the prompt of {prompt} tokens"
+                f"the canvas of {self.length} positions has no room behind the prompt of {prompt_length} tokens"
                 f"{' and the two that close the answer' if anchor_length else ''}; raise canvas_length, which the "
                 "model may limit, or shorten the prompt"
             )
-        if self.template is not None and prompt + len(self.template) + anchor_length > self.length:
+        if self.template is not None and prompt_length + len(self.template) + anchor_length > self.length:
             raise ConfigError(
-                f"canvas: {len(self.template)} places do not fit behind the prompt of {prompt} tokens on a canvas of "
-                f"{self.length} positions; raise canvas_length, or make it shorter"
+                f"canvas: {len(self.template)} places do not fit behind the prompt of {prompt_length} tokens on a "
+                f"canvas of {self.length} positions; raise canvas_length, or make it shorter"
             )
         if self.template is not None and uniform.frozen is not None:
             raise ConfigError("canvas and uniform.frozen both say what is fixed; leave one of them out")
         if self.template is not None and uniform.trim is False:
             raise ConfigError("uniform.trim: a canvas with fixed parts ends with its last one; leave one of them out")
-        check_initial(uniform.initial_canvas, self.length - prompt, self.noise.vocab)
+        check_initial(uniform.initial_canvas, self.length - prompt_length, self.noise.vocab)
         pairs = uniform.frozen or ()
         if any(len(pair) != 2 for pair in pairs):
             raise ConfigError("uniform.frozen holds pairs of a canvas position and a token id")
@@ -129,7 +130,7 @@ class WholeCanvasDecoding(UniformDecoding):
         return Template.plain(self._answer_length if has_end else self.length - len(self.prompt))
 
     @property
-    def block(self) -> int:
+    def block_length(self) -> int:
         return self.length - len(self.prompt)
 
     @property
@@ -145,7 +146,9 @@ class WholeCanvasDecoding(UniformDecoding):
     def canvas(self) -> Canvas:
         uniform = self.params.uniform
         prompt = len(self.prompt)
-        noise = self.noise.draw(self.block, self.seed) if uniform.initial_canvas is None else uniform.initial_canvas
+        noise = (
+            self.noise.draw(self.block_length, self.seed) if uniform.initial_canvas is None else uniform.initial_canvas
+        )
         response = self.response_template(self.template or Template.plain(self.params.max_tokens))
         canvas = Canvas(self.prompt, noise, len(response), self.template)
         pairs = uniform.frozen
@@ -181,7 +184,7 @@ class WholeCanvasDecoder(UniformDecoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         if self._decoding.greedy:
-            return RowGroup(rows, None, "logits", 0.0, None, None, self._seed, self.step, positions, free=True)
+            return RowGroup(rows, seed=self._seed, step=self.step, positions=positions, free=True)
         return super().group(rows, positions)
 
     def choose(self, predictions: Predictions) -> Positions:

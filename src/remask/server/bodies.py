@@ -75,8 +75,8 @@ def read_body(model: type[BaseModel], content: bytes, max_items: int) -> BaseMod
     try:
         return model.model_validate(value, from_attributes=True)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        raise invalid_body([{**problem, "loc": ("body", *problem["loc"])} for problem in problems]) from error
+        problems = error.errors(include_url=False)
+        raise invalid_body([{**problem, "loc": ("body", *problem["loc"])} for problem in problems], value) from error
 
 
 class FairSemaphore:

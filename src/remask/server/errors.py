@@ -12,10 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from remask.checks.fields import Nested, declared
+from remask.checks.values import shown
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError, RemaskError, UnknownNameError
 from remask.request.sampling_params import SamplingParams
 from remask.server.answers.base import Answer, doc
 from remask.server.protocol.base import Body
+from remask.server.protocol.conversation import DetokenizeBody, TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.server.protocol.messages import MessagesBody
 from remask.server.protocol.reads import DecisionsBody, RerankBody, ScoreBody, SystemOneBody
@@ -57,6 +59,8 @@ _BODIES: tuple[type[Body], ...] = (
     RerankBody,
     ResponsesBody,
     MessagesBody,
+    TokenizeBody,
+    DetokenizeBody,
 )
 _GROUPS = [field.values.cls for field in declared(SamplingParams).values() if isinstance(field.values, Nested)]
 FIELDS = frozenset(name for body in _BODIES for name in (*body.model_fields, *(body.foreign or ()))).union(
@@ -230,13 +234,13 @@ def _routing_message(error: HTTPException, request: Request) -> str:
     # A base URL with one /v1 too many or too few, or with none, is the commonest cause.
     end = f"/{path.strip('/').rpartition('v1/')[2]}"
     similar = [name for name in paths if f"/{name.strip('/')}".endswith(end)]
-    similar = similar or difflib.get_close_matches(path, paths, n=1, cutoff=0.6)
+    similar = similar or difflib.get_close_matches(path, paths, n=1, cutoff=0.8)
     hint = f"Did you mean {similar[0]}? " if similar else ""
     return f"there is no path {path!r}. {hint}GET /openapi.json lists all of them"
 
 
-def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """An error 400 that names the first invalid field and the reason. `problems` are pydantic's errors.
+def invalid_body(problems: Sequence[Mapping[str, Any]], body: Any = None) -> ApiError:
+    """An error 400 that names the first invalid field and the reason. `problems` are pydantic's errors of `body`.
 
     If one of our own errors caused a problem of that field, its message, status, field and code are used.
     """
@@ -259,9 +263,62 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(
             400, f"{field or 'the body'}: the text is not valid Unicode. Remove the lone surrogates.", field
         )
-    messages = dict.fromkeys(str(problem["msg"]) for problem in problems if _field_path(problem) == field)
-    text = "; or ".join(list(messages)[:3])
-    return ApiError(400, f"{field or 'the body'}: {text}", field)
+    return ApiError(
+        400, _invalid_value([problem for problem in problems if _field_path(problem) == field], body), field
+    )
+
+
+_WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "greater_than_equal": "at least {ge}",
+    "int_type": "a whole number",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "an object",
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_type": "a text",
+    "too_long": "of at most {max_length} items",
+    "too_short": "a list of length at least {min_length}",
+}
+"""What is allowed where pydantic finds a problem of a type, by the type."""
+_LENGTHS = {"string_too_long", "too_long", "too_short"}
+
+
+def _invalid_value(problems: Sequence[Mapping[str, Any]], body: Any) -> str:
+    """A sentence that names the innermost invalid value of a field, and what may stand there."""
+    # A value of a wrong length has one of the allowed types.
+    problems = [problem for problem in problems if problem["type"] in _LENGTHS] or problems
+    paths = [_value_path(problem, body) for problem in problems]
+    path = max(paths, key=len)  # of the type that the value resembles most
+    causes = [problem for problem, other in zip(problems, paths, strict=True) if other == path]
+    name = ".".join(path) or "the body"
+    if any(problem["type"] == "missing" for problem in causes):
+        return f"{name} is missing; send it"
+    wanted = [_wanted(problem) for problem in causes]
+    if None in wanted:
+        return f"{name}: {'; or '.join(dict.fromkeys(str(problem['msg']) for problem in causes))}"
+    return f"{name} must be {' or '.join(map(str, dict.fromkeys(wanted)))}, got {shown(causes[0]['input'])}"
+
+
+def _wanted(problem: Mapping[str, Any]) -> str | None:
+    """What is allowed in place of an invalid value, in words that follow "must be"; None if only pydantic says it."""
+    words = _WANTED.get(problem["type"])
+    return None if words is None else words.format(**problem.get("ctx", {}))
+
+
+def _value_path(problem: Mapping[str, Any], body: Any) -> list[str]:
+    """The path of a value within `body`. The location that pydantic tells has names of types too."""
+    location = problem["loc"][1:]
+    names_missing = problem["type"] == "missing"
+    path = []
+    for part in location[:-1] if names_missing else location:
+        if (isinstance(body, Mapping) and part in body) or (isinstance(body, list) and isinstance(part, int)):
+            body = body[part]
+            path.append(str(part))
+    return [*path, str(location[-1])] if names_missing else path
 
 
 def _field_path(problem: Mapping[str, Any]) -> str | None:

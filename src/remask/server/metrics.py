@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from remask.engine.async_engine import AsyncEngine
-from remask.policies.base import Reason
+from remask.policies.base import UnreadLabel
 from remask.request.result import Event, Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -165,9 +165,9 @@ class Metrics(Collector):
             ),
             "engine_repeated_stages": (
                 "Layers over the same rows, one after another, that graphs repeated.",
-                graphs.stages if graphs is not None else 0,
+                graphs.stage_count if graphs is not None else 0,
             ),
-            "engine_captured_graphs": ("Graphs that were made.", graphs.captured if graphs is not None else 0),
+            "engine_captured_graphs": ("Graphs that were made.", graphs.capture_count if graphs is not None else 0),
             "audits": ("Requests whose predictions were compared with exact ones.", stats.audits),
             "audits_failed": ("Audits that failed, from which nothing is learned.", stats.failed_audits),
             "audits_skipped": (
@@ -197,7 +197,7 @@ class Metrics(Collector):
         for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
             depth.add_metric([self._model, adapter, str(ratio)], record.common)
         yield depth
-        unread = {reason: store.unread_reasons[reason] for reason in get_args(Reason)}
+        unread = {reason: store.unread_reasons[reason] for reason in get_args(UnreadLabel)}
         by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
             "request_success": ("Requests that ended, by reason.", "finished_reason", self._finish_counts),
             "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),

@@ -17,7 +17,7 @@ from remask.answers.answer import ResponseCollector
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.request import Owner, PendingRequest
 from remask.engine.request import Request as EngineRequest
-from remask.errors import CanvasLengthError, ConfigError, FormError, QueueFullError, RemaskError
+from remask.errors import CanvasLengthError, ConfigError, FormError, PromptError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.generation import AnswerContext, Generation
 from remask.server.bodies import SHORT, BodyReaders, TextWorkers
@@ -157,6 +157,8 @@ class Service:
         except ConfigError as error:
             text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
             text = _LENGTH.sub(body.length_name, text)
+            if isinstance(error, PromptError):
+                raise ApiError(400, text.replace("prompt_token_ids", body.texts_name), body.texts_name) from error
             if isinstance(error, CanvasLengthError):
                 # Blame the field that takes more of the canvas.
                 response_field = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]

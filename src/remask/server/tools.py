@@ -3,14 +3,17 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.request.forms import StructuredOutputs
 from remask.request.json_schema import escape
+
+if TYPE_CHECKING:  # it imports PyTorch, and the process that reads bodies imports this module
+    from remask.answers.answer import SettledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,23 @@ def join_pieces(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 
 @dataclass(slots=True)
+class TextPiece:
+    """A run of an answer's text outside calls, which begins at the character `start` of what the model wrote.
+
+    `scored` are the tokens that have a character in it, and those without text before or behind one.
+    """
+
+    text: str
+    start: int
+    scored: list["SettledToken"] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        """The character behind its last one."""
+        return self.start + len(self.text)
+
+
+@dataclass(slots=True)
 class CallReader:
     """Reads calls from the text of one answer as it settles. Everything else stays text.
 
@@ -213,95 +233,135 @@ class CallReader:
 
     tool_calls: ToolCalls
     calls: int = 0
-    _buffer: str = ""  # text that is not read yet
-    _in_call: bool = False  # the beginning of a call was read, and not its end
+    _buffer: str = ""  # text that is not read yet; a call that has begun is read with its end
+    _position: int = 0  # where the buffer begins in the answer
+    _in_call: bool = False  # the buffer begins with the beginning of a call
     _after_call: bool = False  # the end of a call was read, and nothing but line ends since
     _is_text: bool = False  # text was read that cannot begin a call
+    _ends_in_text: bool = True  # no call was read after the last text
+    _pieces: list[TextPiece | CallPiece] = field(default_factory=list)  # of the text that is being read
+    _undecided: list["SettledToken"] = field(default_factory=list)  # tokens that may be of a text or of a call
 
     def finish_reason(self, reason: str) -> str:
         """OpenAI's name for the finish reason `reason`: "tool_calls" if the model chose to make calls."""
         return "tool_calls" if self.calls and self.tool_calls.forced != "named" else reason
 
-    def read(self, text: str, *, final: bool) -> tuple[str, list[CallPiece]]:
-        """Take new text, the last one if `final`. Returns text of the answer, and pieces of calls."""
-        tool_calls = self.tool_calls
-        if tool_calls.forced is None:
-            return self._parse(text, final)
-        if tool_calls.forced == "choice":
-            answer = self._buffer + text
-            if answer and not self.calls and not self._in_call:
-                self._is_text |= not answer.startswith(tool_calls.format.begin[0])
-            return (text, []) if self._is_text else self._parse(text, final)
-        if len(tool_calls.tools) == 1:
-            if not self.calls:  # clients expect one piece of each call in a step
-                return "", [self._new_call(tool_calls.tools[0].name, text)]
-            return "", [CallPiece(0, text)] if text else []
+    def read(self, text: str, scored: Sequence["SettledToken"] = (), *, final: bool) -> Sequence[TextPiece | CallPiece]:
+        """Take new text and its tokens, the last ones if `final`. Returns pieces in the order of the answer."""
+        self._pieces = []
         self._buffer += text
-        if not final:
-            return "", []
-        call = self._parse_call(self._buffer)
-        return ("", [call]) if call is not None else (self._buffer, [])
+        if self.tool_calls.forced in ("named", "required"):
+            self._read_forced(final)
+        else:
+            self._read_free(final)
+        self._assign([*self._undecided, *scored], final)
+        return self._pieces
 
-    def _parse(self, text: str, final: bool) -> tuple[str, list[CallPiece]]:
-        """`read` for an answer that may hold text and calls between affixes."""
-        self._buffer += text
+    def _read_forced(self, final: bool) -> None:
+        """Read the buffer of an answer that is the hole of a call."""
+        tools = self.tool_calls.tools
+        if len(tools) > 1:
+            if final:
+                self._take_call(len(self._buffer), self._parse_call(self._buffer))
+        # Clients expect one piece of each call in a step.
+        elif not self.calls:
+            self._take_call(len(self._buffer), self._new_call(tools[0].name, self._buffer))
+        elif self._buffer:
+            self._take_call(len(self._buffer), CallPiece(0, self._buffer))
+
+    def _read_free(self, final: bool) -> None:
+        """Read the buffer of an answer that may hold text and calls."""
         if self._has_all_calls:
-            self._buffer = ""
-            return "", []
-        if not self.tool_calls.format.begin:
-            return self._parse_object(final)
-        output = ""
-        pieces: list[CallPiece] = []
-        begin = self.tool_calls.format.begin.strip()
-        end = self.tool_calls.format.end.strip()
+            self._skip(len(self._buffer))
+            return
+        begin = self.tool_calls.format.begin
+        if self._buffer and not begin:
+            beginning = self._buffer.lstrip()
+            self._is_text |= bool(beginning) and not beginning.startswith("{")
+        elif self._buffer and self.tool_calls.forced == "choice" and not (self.calls or self._in_call):
+            self._is_text |= not self._buffer.startswith(begin[0])
+        if self._is_text:
+            self._take_text(len(self._buffer))
+        elif begin:
+            self._read_between_affixes(begin.strip(), self.tool_calls.format.end.strip(), final)
+        elif final:
+            self._take_call(len(self._buffer), self._parse_call(self._buffer))
+
+    def _read_between_affixes(self, begin: str, end: str, final: bool) -> None:
         while not self._has_all_calls:
             if self._after_call:  # line ends between calls are no text
-                self._buffer = self._buffer.lstrip("\n")
+                self._skip(len(self._buffer) - len(self._buffer.lstrip("\n")))
                 self._after_call = not self._buffer
-            head, affix, rest = self._buffer.partition(end if self._in_call else begin)
-            if not affix:
+            start = self._buffer.find(end, len(begin)) if self._in_call else self._buffer.find(begin)
+            if start < 0:
                 break
-            self._buffer = rest
-            if not self._in_call:
-                output += head
-            elif (call := self._parse_call(head)) is not None:
-                pieces.append(call)
-                self._after_call = True
+            if self._in_call:
+                call = self._parse_call(self._buffer[len(begin) : start])
+                self._take_call(start + len(end), call)
+                self._after_call = call is not None
             else:
-                output += f"{begin}{head}{end}"
+                self._take_text(start)
             self._in_call = not self._in_call
+        length = len(self._buffer)
         if self._has_all_calls:
-            self._buffer = ""
+            self._skip(length)
         elif final:
-            output += (begin if self._in_call else "") + self._take_buffer()
+            self._take_text(length)
         elif not self._in_call:
             # A beginning of `begin` at the end of the buffer may become a call.
             lengths = range(len(begin) - 1, 0, -1)
-            output += self._take_buffer(next((n for n in lengths if self._buffer.endswith(begin[:n])), 0))
-        return output, pieces
+            self._take_text(length - next((n for n in lengths if self._buffer.endswith(begin[:n])), 0))
 
     @property
     def _has_all_calls(self) -> bool:
         """Whether an answer that makes at most one call has made it."""
         return self.tool_calls.single and self.calls > 0
 
-    def _parse_object(self, final: bool) -> tuple[str, list[CallPiece]]:
-        """`read` for an answer that is a call if all of it is an object."""
-        beginning = self._buffer.lstrip()
-        self._is_text |= bool(beginning) and not beginning.startswith("{")
-        if self._is_text:
-            return self._take_buffer(), []
-        if not final:
-            return "", []
-        call = self._parse_call(self._buffer)
-        return (self._take_buffer(), []) if call is None else ("", [call])
+    def _take_text(self, length: int) -> None:
+        """Move the first `length` characters of the buffer into the text of the answer."""
+        if not length:
+            return
+        text = self._buffer[:length]
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(last, TextPiece) and last.stop == self._position:
+            last.text += text
+        else:
+            self._pieces.append(TextPiece(text, self._position))
+        self._skip(length)
+        self._ends_in_text = True
 
-    def _take_buffer(self, keep: int = 0) -> str:
-        """Remove and return the buffer but for its last `keep` characters."""
-        end = len(self._buffer) - keep
-        text = self._buffer[:end]
-        self._buffer = self._buffer[end:]
-        return text
+    def _take_call(self, length: int, call: CallPiece | None) -> None:
+        """Move the first `length` characters of the buffer into the answer: as `call`, or as text if it is None."""
+        if call is None:
+            self._take_text(length)
+            return
+        self._pieces.append(call)
+        self._skip(length)
+        self._ends_in_text = False
+
+    def _skip(self, length: int) -> None:
+        """Remove the first `length` characters from the buffer."""
+        self._buffer = self._buffer[length:]
+        self._position += length
+
+    def _assign(self, scored: Sequence["SettledToken"], final: bool) -> None:
+        """Move the tokens of the pieces of text into them, and forget those of calls."""
+        self._undecided = []
+        texts = [piece for piece in self._pieces if isinstance(piece, TextPiece)]
+        for token in scored:
+            # A token that adds no text may begin the next character.
+            end = max(token.end, token.offset + 1)
+            text = next((text for text in texts if text.start < end and token.offset < text.stop), None)
+            if text is not None:
+                text.scored.append(token)
+            elif not final:
+                if end > self._position:
+                    self._undecided.append(token)
+            elif token.offset >= self._position and self._ends_in_text:
+                if not texts:
+                    texts.append(TextPiece("", self._position))
+                    self._pieces.append(texts[0])
+                texts[-1].scored.append(token)
 
     def _parse_call(self, text: str) -> CallPiece | None:
         """A new call from its JSON text. Returns None if it does not call a known tool."""

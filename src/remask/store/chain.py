@@ -81,7 +81,7 @@ class PageChain:
         return tuple(self._pages.values())
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens that are stored."""
         return len(self._pages) * self.page_size
 
@@ -132,12 +132,12 @@ class PageChain:
             pages.append(page)
         return pages
 
-    def record_lookup(self, pages: Sequence[Page], count: int) -> None:
-        """Count a lookup of `count` pages, of which `pages` are stored, and mark these as recently used."""
+    def record_lookup(self, pages: Sequence[Page], page_count: int) -> None:
+        """Count a lookup of `page_count` pages, of which `pages` are stored, and mark these as recently used."""
         for page in reversed(pages):  # a page counts as used after its children
             page.hits += 1
             self._pages.move_to_end(page.key)
-        self.stats.queries += count * self.page_size
+        self.stats.queries += page_count * self.page_size
         self.stats.hits += len(pages) * self.page_size
 
     def is_next_pending(self, keys: Sequence[int]) -> bool:
@@ -175,7 +175,7 @@ class PageChain:
         stored = self._pages.get(key)
         if stored is not None:
             return stored if stored.matches(tokens, parent_key, salt) else None
-        while self.tokens + self.page_size > self.budget_tokens:
+        while self.token_count + self.page_size > self.budget_tokens:
             if not self.evict_one(() if parent_key is None else (parent_key,)):
                 self.stats.rejections += 1
                 return None

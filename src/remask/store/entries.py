@@ -89,8 +89,8 @@ MAX_REQUESTED = 4096
 class PrefixIndex:
     """Entries by key, and the lengths that exist under each salt.
 
-    One pass over the tokens of a prompt finds all of its levels, as it hashes them at every stored length. The cost is
-    O(tokens + lengths), not O(entries x tokens).
+    One pass over the tokens of a prompt finds all entries that it begins with, as it hashes them at every stored
+    length. The cost is O(tokens + lengths), not O(entries x tokens).
     """
 
     salt: bytes
@@ -104,7 +104,7 @@ class PrefixIndex:
         """The key of the entry of exactly these tokens."""
         return self.hashes(tokens, [len(tokens)], add_tenant(self.salt, cache_salt))[0]
 
-    def levels(self, tokens: Sequence[int], cache_salt: str) -> Iterator[PrefixEntry]:
+    def beginnings(self, tokens: Sequence[int], cache_salt: str) -> Iterator[PrefixEntry]:
         """Yield the entries that `tokens` begins with, longest first. Token ids are compared, not hashes alone."""
         stored_lengths = self._lengths.get(cache_salt, [])
         lengths = stored_lengths[: bisect_right(stored_lengths, len(tokens))]
@@ -136,11 +136,11 @@ class PrefixIndex:
             del self._counts[entry.cache_salt], self._lengths[entry.cache_salt]
 
     def has_request(self, tokens: Sequence[int], cache_salt: str) -> bool:
-        """Whether an earlier request for exactly these tokens read a shorter level."""
+        """Whether an earlier request for exactly these tokens read a shorter entry."""
         return self.key(tokens, cache_salt) in self._requested
 
     def record_request(self, tokens: Sequence[int], cache_salt: str) -> None:
-        """Remember that a request for these tokens reads a shorter level. The last `MAX_REQUESTED` are remembered."""
+        """Remember that a request for these tokens reads a shorter entry. The last `MAX_REQUESTED` are remembered."""
         key = self.key(tokens, cache_salt)
         self._requested[key] = None
         self._requested.move_to_end(key)

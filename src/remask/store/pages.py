@@ -11,16 +11,16 @@ from remask.errors import IntegrityError
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Slots for `tokens` consecutive positions, on the same page numbers in each of `layers`."""
+    """Slots for `length` consecutive positions, on the same page numbers in each of `layers`."""
 
     layers: range
     pages: NDArray[np.int64]
     page_size: int
-    tokens: int
+    length: int
 
     def slots(self) -> NDArray[np.int64]:
-        """The slot of each position, int64 [tokens]."""
-        offsets = np.arange(self.tokens)
+        """The slot of each position, int64 [length]."""
+        offsets = np.arange(self.length)
         slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
         return slots
 
@@ -28,13 +28,13 @@ class PageRange:
         """One extent for each page. The last one may have fewer tokens than a page."""
         size = self.page_size
         return [
-            PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.tokens - i * size))
+            PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.length - i * size))
             for i in range(len(self.pages))
         ]
 
     def below(self, layer: int) -> "PageRange":
         """The part of this extent in the layers before `layer`."""
-        return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)
+        return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.length)
 
 
 class PageAllocator:
@@ -44,9 +44,9 @@ class PageAllocator:
     that prefix in deep layers only.
     """
 
-    def __init__(self, layers: int, pages: int, page_size: int) -> None:
+    def __init__(self, layer_count: int, page_count: int, page_size: int) -> None:
         self.page_size = page_size
-        self.references = np.zeros((layers, pages), dtype=np.int32)
+        self.references = np.zeros((layer_count, page_count), dtype=np.int32)
         self._used: int | None = 0  # None after a change, until `used` counts again
 
     @property
@@ -56,16 +56,16 @@ class PageAllocator:
             self._used = int(np.count_nonzero(self.references))
         return self._used
 
-    def pages_for(self, tokens: int) -> int:
-        """Number of pages that `tokens` consecutive positions take in one layer."""
-        return -(-tokens // self.page_size)
+    def pages_for(self, length: int) -> int:
+        """Number of pages that `length` consecutive positions take in one layer."""
+        return -(-length // self.page_size)
 
-    def allocate(self, tokens: int, layers: range) -> PageRange | None:
-        """Claim pages for `tokens` positions in each of `layers`, with one reference each.
+    def allocate(self, length: int, layers: range) -> PageRange | None:
+        """Claim pages for `length` positions in each of `layers`, with one reference each.
 
         Consecutive pages are preferred, because attention reads them in place. Returns None if too few pages are free.
         """
-        extents = self.find([(tokens, layers)])
+        extents = self.find([(length, layers)])
         if extents is None:
             return None
         self.claim(extents[0])
@@ -78,15 +78,15 @@ class PageAllocator:
         """
         is_free = self.references == 0  # [layers, pages]
         extents = []
-        for tokens, layers in demands:
-            count = self.pages_for(tokens)
+        for length, layers in demands:
+            count = self.pages_for(length)
             layer_rows = is_free[layers.start : layers.stop]
             usable = layer_rows.all(axis=0)
             if usable.sum() < count:
                 return None
             pages = _select_pages(usable, count)
             layer_rows[:, pages] = False
-            extents.append(PageRange(layers, pages, self.page_size, tokens))
+            extents.append(PageRange(layers, pages, self.page_size, length))
         return tuple(extents)
 
     def claim(self, extent: PageRange) -> None:
@@ -94,10 +94,10 @@ class PageAllocator:
 
         Raises `IntegrityError`, and changes nothing, if a page is in use.
         """
-        part = self.references[extent.layers.start : extent.layers.stop]
-        if (part[:, extent.pages] > 0).any():
+        references = self.references[extent.layers.start : extent.layers.stop]
+        if (references[:, extent.pages] > 0).any():
             raise IntegrityError(f"claimed pages that are in use: {extent.pages.tolist()} in layers {extent.layers}")
-        part[:, extent.pages] = 1
+        references[:, extent.pages] = 1
         self._used = None
 
     def retain(self, extent: PageRange) -> None:
@@ -111,10 +111,10 @@ class PageAllocator:
 
     def _references_in_use(self, extent: PageRange, verb: str) -> NDArray[np.int32]:
         """A view of the references in the layers of `extent`. Raises `IntegrityError` if one of its pages is free."""
-        part = self.references[extent.layers.start : extent.layers.stop]
-        if (part[:, extent.pages] < 1).any():
+        references = self.references[extent.layers.start : extent.layers.stop]
+        if (references[:, extent.pages] < 1).any():
             raise IntegrityError(f"{verb} pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
-        return part
+        return references
 
 
 def _select_pages(is_free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:

@@ -46,10 +46,10 @@ class PrefixStore:
     An entry is admitted if it is strictly smaller than the rest of the budget, as in the authors' engine. Other entries
     are evicted for it one at a time, but never an entry that is leased or whose pass has not run.
 
-    A level of a prefix is an entry that the prefix begins with. With `prefix_match` "longest" a request reads a level
-    shorter than its prefix in two cases: if the level covers at least the share `prefix_cover` of the prefix and no
-    earlier request had the same prefix, or if the prefix can never be stored. Otherwise the prefix gets a pass and an
-    entry of its own, because a prefix that comes twice is likely to come again.
+    With `prefix_match` "longest" a request reads the longest entry that its prefix begins with in two cases: if that
+    covers at least the share `prefix_cover` of the prefix and no earlier request had the same prefix, or if the prefix
+    can never be stored. Otherwise the prefix gets a pass and an entry of its own, because a prefix that comes twice is
+    likely to come again.
     """
 
     allocator: PageAllocator
@@ -75,7 +75,7 @@ class PrefixStore:
         return tuple(self._index.entries.values())
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens that are stored."""
         return sum(len(entry) for entry in self._index.entries.values())
 
@@ -89,9 +89,9 @@ class PrefixStore:
         """Number of pages of a layer that `evict_one` can free."""
         return sum(len(entry.extent.pages) for entry in self._index.entries.values() if entry.idle)
 
-    def fits(self, tokens: int) -> bool:
+    def fits(self, length: int) -> bool:
         """Whether a prefix of this length can be admitted at all."""
-        return tokens < self.budget_tokens and self.allocator.pages_for(tokens) <= self.allocator.references.shape[1]
+        return length < self.budget_tokens and self.allocator.pages_for(length) <= self.allocator.references.shape[1]
 
     def describe(self) -> tuple[EntryInfo, ...]:
         """All entries, for an operator."""
@@ -115,7 +115,7 @@ class PrefixStore:
         Entries of another `cache_salt` are never returned. If the pass of the entry has not run yet (`ready` is False),
         every request that leases it waits for that pass. Returns None if the prefix needs a pass of its own.
         """
-        entry = self.longest_level(tokens, cache_salt)
+        entry = self.longest_entry(tokens, cache_salt)
         if entry is None or len(entry) == len(tokens):
             return entry
         if self.prefix_match == "exact":
@@ -129,9 +129,9 @@ class PrefixStore:
         """The key of a prefix of these tokens, stored or not."""
         return self._index.key(tokens, cache_salt)
 
-    def longest_level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
+    def longest_entry(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
         """The longest entry that `tokens` begin with, under any `prefix_match`; None if there is none."""
-        return next(self._index.levels(tokens, cache_salt), None)
+        return next(self._index.beginnings(tokens, cache_salt), None)
 
     def lend(self, entry: PrefixEntry, layers: int, tokens: Sequence[int]) -> Lease:
         """Lease the entry that `find` returned for a request with the prefix `tokens`."""
@@ -219,27 +219,27 @@ class PrefixStore:
             raise IntegrityError("a stored prefix was reserved again")
         if collision is not None and not collision.idle:
             return None
-        free_tokens = self.budget_tokens - self.tokens - len(tokens)
+        free_tokens = self.budget_tokens - self.token_count - len(tokens)
         free_pages = (self.allocator.references == 0).all(axis=0)
         for extent in reserved:
             free_pages[extent.pages] = False
-        count = self.allocator.pages_for(len(tokens))
+        page_count = self.allocator.pages_for(len(tokens))
         # Only one of two prefixes with equal hashes can be found, so the older one is always evicted.
         mandatory = [] if collision is None else [collision]
         victims: list[PrefixEntry] = []
 
-        def has_room() -> bool:
-            return bool(free_tokens > 0 and free_pages.sum() >= count)
+        def is_enough() -> bool:
+            return bool(free_tokens > 0 and free_pages.sum() >= page_count)
 
         for entry in [*mandatory, *(entry for entry in self.entries if entry is not collision)]:
-            if has_room() and len(victims) >= len(mandatory):
+            if is_enough() and len(victims) >= len(mandatory):
                 return victims
             if not entry.idle:
                 continue
             victims.append(entry)
             free_tokens += len(entry)
             free_pages[entry.extent.pages] = True
-        return victims if has_room() else None
+        return victims if is_enough() else None
 
     def _evict(self, entry: PrefixEntry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))

@@ -31,8 +31,8 @@ class _Node:
     def common_length(self, tokens: Tokens) -> int:
         """Number of leading tokens that the node and `tokens` have in common."""
         count = min(len(self.tokens), len(tokens))
-        differ = np.flatnonzero(self.tokens[:count] != tokens[:count])
-        return int(differ[0]) if len(differ) else count
+        mismatches = np.flatnonzero(self.tokens[:count] != tokens[:count])
+        return int(mismatches[0]) if len(mismatches) else count
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class PromptTree:
 
     max_prompts: int = MAX_PROMPTS
     max_tokens: int = MAX_TOKENS
-    tokens: int = 0  # in all nodes
+    token_count: int = 0  # in all nodes
     _root: _Node = field(default_factory=lambda: _Node(np.empty(0, np.int32), None))
     _ends: OrderedDict[int, _Node] = field(default_factory=OrderedDict)  # last nodes of prompts by id(), oldest first
 
@@ -71,14 +71,14 @@ class PromptTree:
         node.is_end = True
         self._ends[id(node)] = node
         self._ends.move_to_end(id(node))
-        while len(self._ends) > self.max_prompts or self.tokens > self.max_tokens:
+        while len(self._ends) > self.max_prompts or self.token_count > self.max_tokens:
             self._forget(self._ends.popitem(last=False)[1])
         return common
 
     def _append(self, parent: _Node, tokens: Tokens) -> _Node:
         node = _Node(tokens, parent)
         parent.children[int(tokens[0])] = node
-        self.tokens += len(tokens)
+        self.token_count += len(tokens)
         return node
 
     def _split(self, node: _Node, length: int) -> _Node:
@@ -97,7 +97,7 @@ class PromptTree:
         parent = node.parent
         while parent is not None and not node.children and not node.is_end:
             del parent.children[int(node.tokens[0])]
-            self.tokens -= len(node.tokens)
+            self.token_count -= len(node.tokens)
             node, parent = parent, parent.parent
         if parent is not None and not node.is_end and len(node.children) == 1:
             # Merge the node into its child, and not the reverse, because `_ends` may refer to the child.
@@ -122,14 +122,14 @@ class RecentPrompts:
     _sharing_tenants: set[str] = field(default_factory=set)
 
     @property
-    def prompts(self) -> int:
+    def prompt_count(self) -> int:
         """Number of prompts that are remembered."""
         return sum(map(len, self._trees.values()))
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens that are stored."""
-        return sum(tree.tokens for tree in self._trees.values())
+        return sum(tree.token_count for tree in self._trees.values())
 
     def add(self, prompt: Sequence[int], cache_salt: str) -> int:
         """`PromptTree.add` in the tree of the tenant `cache_salt`."""

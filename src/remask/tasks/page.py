@@ -12,9 +12,9 @@ from remask.tasks.town import TownRequest, TownSettings, make_workload
 SEED: Final = 3
 SHOPS: Final = 8
 CANDIDATES: Final = 24
-CHOSEN: Final = (0, 2, 3, 4, 5, 1, 8, 12)
+DEMO_QUESTIONS: Final = (0, 2, 3, 4, 5, 1, 8, 12)
 """Indices of the demo's questions: four look-ups, two by shop and two by street, a record, and three counts."""
-CARD_QUESTIONS: Final = (1, 3, 6)  # indices into `CHOSEN` of the questions that a card shows, each of another kind
+CARD_QUESTIONS: Final = (1, 3, 6)  # indices into `DEMO_QUESTIONS` of those of a card, each of another kind
 SAMPLING: Final = {"max_tokens": 32}  # overrides the model's defaults; the longest answer, a record, has 30 tokens
 
 
@@ -26,4 +26,4 @@ def candidates() -> list[TownRequest]:
 def demo_questions() -> list[TownRequest]:
     """The questions of `remask demo`, in their order."""
     questions = candidates()
-    return [questions[index] for index in CHOSEN]
+    return [questions[index] for index in DEMO_QUESTIONS]

@@ -61,28 +61,28 @@ def messages(prompt: _Text, question: _Text) -> list[Message]:
 
 def deal(
     rng: random.Random,
-    requests: int,
-    prompts: int,
+    request_count: int,
+    prompt_count: int,
     draw_prompt: Callable[[random.Random], P],
     draw_question: Callable[[random.Random, P, Any], Q],
     kinds: Sequence[Any] = (),
 ) -> list[tuple[int, P, Q]]:
-    """Draw `requests` questions over `prompts` different system prompts, as shuffled (index, prompt, question).
+    """Draw `request_count` questions over `prompt_count` system prompts, as shuffled (index, prompt, question).
 
     System prompts and `kinds` of questions are dealt out evenly: their counts differ by at most one, so that a small
     workload is no easier or harder than a large one by chance. No question about a system prompt repeats before all of
     its kind have occurred, as one that a model misses would count twice; another one replaces it. Other draws do not
     depend on replacements. Raises `ConfigError` if there are no requests, or fewer than prompts.
     """
-    check_sizes(requests, prompts)
-    system_prompts = [draw_prompt(rng) for _ in range(prompts)]
-    request_kinds = [kinds[number % len(kinds)] if kinds else None for number in range(requests)]
+    check_counts(request_count, prompt_count)
+    system_prompts = [draw_prompt(rng) for _ in range(prompt_count)]
+    request_kinds = [kinds[number % len(kinds)] if kinds else None for number in range(request_count)]
     if kinds:  # else each prompt would get some of the kinds only, as both cycle through the requests
         rng.shuffle(request_kinds)
     workload = []
     earlier: dict[tuple[int, Any], list[Q]] = {}
     for number, kind in enumerate(request_kinds):
-        index = number % prompts
+        index = number % prompt_count
         prompt = system_prompts[index]
         question = draw_question(rng, prompt, kind)
         earlier_questions = earlier.setdefault((index, kind), [])
@@ -102,16 +102,16 @@ def deal(
     return workload
 
 
-def draw_groups(keys: Sequence[str], items: Sequence[str], groups: int) -> dict[tuple[str, str], int]:
+def draw_groups(keys: Sequence[str], items: Sequence[str], group_count: int) -> dict[tuple[str, str], int]:
     """The fixed random group, from 0, of each item under each key. The groups of a key have equally many items."""
     rng = random.Random(1)
-    size = len(items) // groups
+    size = len(items) // group_count
     return {(key, item): index // size for key in keys for index, item in enumerate(rng.sample(items, len(items)))}
 
 
-def check_sizes(requests: int, prompts: int) -> None:
+def check_counts(request_count: int, prompt_count: int) -> None:
     """Raise `ConfigError` if a workload would have no request, or fewer than it has system prompts."""
-    if requests < 1:
-        raise ConfigError(f"requests is {requests}; a workload has at least 1.")
-    if not 1 <= prompts <= requests:
-        raise ConfigError(f"prompts is {prompts}; it lies between 1 and the number of requests, {requests}.")
+    if request_count < 1:
+        raise ConfigError(f"requests is {request_count}; a workload has at least 1.")
+    if not 1 <= prompt_count <= request_count:
+        raise ConfigError(f"prompts is {prompt_count}; it lies between 1 and the number of requests, {request_count}.")

@@ -21,7 +21,7 @@ class Detokenizer:
     compared with the stops once. `context` holds the tokens before the first one.
 
     Attributes:
-        length: number of decoded characters, held ones included.
+        length: number of characters of the text so far, held ones included.
         stop: the stop text that ended the text; None without one so far.
     """
 
@@ -57,7 +57,9 @@ class Detokenizer:
             start, end = span
             self.stop = text[start:end]
             self._tail = ""
-            return text[: end if self._include_stop else start]
+            text_end = end if self._include_stop else start
+            self.length -= len(text) - text_end
+            return text[:text_end]
         overlap = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
         end = len(text) - overlap
         self._tail = text[end:]
@@ -85,7 +87,7 @@ class ResponseText:
         self._params = params
         self._stop_ids = frozenset(params.stop_token_ids)
         self._parts = _parts(template)
-        self._part = 0  # index of the part that receives tokens
+        self._part_index = 0  # of the part that receives tokens
         self._place = 0  # place of the next token in the response
         self._ended_length = 0  # characters of the parts that have ended
         self._context = list(context)
@@ -93,7 +95,7 @@ class ResponseText:
 
     @property
     def length(self) -> int:
-        """Number of decoded characters of the answer, held ones included."""
+        """Number of characters of the answer so far, held ones included."""
         return self._ended_length + (self._text.length if self._is_shown else 0)
 
     @property
@@ -106,33 +108,34 @@ class ResponseText:
         text = ""
         rest = list(tokens)
         while rest:
-            part_end, _ = self._parts[self._part]
+            part_end, _ = self._parts[self._part_index]
             part_tokens = rest[: part_end - self._place]
             rest = rest[len(part_tokens) :]
             self._place += len(part_tokens)
-            text += self._add(self._text.push(self._visible(part_tokens)))
+            text += self._add_text(self._text.push(self._take_visible(part_tokens)))
             if self._place == part_end:
                 text += self.finish()
                 self._ended_length = self.length
-                self._part += 1
+                self._part_index += 1
                 self._begin_part()
         return text
 
     def finish(self) -> str:
         """Return the text of the answer that was held back. The current part must have no more tokens."""
-        return self._add(self._text.finish())
+        return self._add_text(self._text.finish())
 
     def _begin_part(self) -> None:
-        """Begin the part at index `_part`; behind the last one an empty fixed part."""
-        self._hole = self._parts[self._part][1] if self._part < len(self._parts) else None  # index of the part's hole
+        """Begin the part at `_part_index`; behind the last one an empty fixed part."""
+        parts = self._parts[self._part_index :]
+        self._hole = parts[0][1] if parts else None  # index of the part's hole
         in_hole = self._hole is not None
         stops = self._params.stop if in_hole else ()
         self._text = Detokenizer(self._tokenizer, stops, self._params.include_stop_str_in_output, self._context)
         self._is_shown = in_hole or not self._template.fill_only
         self._has_stop_token = False
 
-    def _visible(self, tokens: Sequence[int]) -> list[int]:
-        """Those `tokens` of the current part that make text. Extends the context."""
+    def _take_visible(self, tokens: Sequence[int]) -> list[int]:
+        """Note stop tokens, and return those `tokens` of the current part that make text, which extend the context."""
         in_hole = self._hole is not None
         visible: list[int] = []
         for token in tokens:
@@ -143,7 +146,8 @@ class ResponseText:
         self._context = [*self._context, *(token for token in visible if token not in special)][-MAX_CHAR_TOKENS:]
         return visible
 
-    def _add(self, text: str) -> str:
+    def _add_text(self, text: str) -> str:
+        """Add text of the current part to its hole. Returns it if the answer shows the part, else nothing."""
         if self._hole is not None:
             self.holes[self._hole] += text
             self.stop = self.stop or self._text.stop

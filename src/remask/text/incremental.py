@@ -112,7 +112,7 @@ class StopScan:
                 self.end = self._count - 1
 
     def _completes_text(self, token: int) -> bool:
-        """Whether a stop text ends within the text of `token`. Appends the token to the text."""
+        """Append `token` to the text. Returns whether a stop text ends within its text."""
         piece = "" if self._decoder is None else self._decoder.push([token])
         if not piece:
             return False

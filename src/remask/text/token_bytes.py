@@ -98,6 +98,6 @@ def _check_pairs(backend: Any, contents: Sequence[bytes | None]) -> None:
 
 def _layout_error(reason: str) -> FormError:
     return FormError(
-        " need a tokenizer whose tokens have texts of their own, and this model's has not: "
+        " cannot be met without a tokenizer whose tokens have texts of their own, and this model's has not: "
         f"{reason}; leave structured_outputs and response_format out"
     )

@@ -39,7 +39,7 @@ class Quoting:
     def quote(self, value: Any) -> Any:
         """Quote a text, or all texts of lists and objects, keys included. Returns other values as they are."""
         if isinstance(value, str):
-            return self._quotable.sub(self._mark, value)
+            return self._quotable.sub(self._mark_for, value)
         if isinstance(value, Mapping):
             return {self.quote(key): self.quote(item) for key, item in value.items()}
         return [self.quote(item) for item in value] if isinstance(value, list | tuple) else value
@@ -52,7 +52,7 @@ class Quoting:
         """The text whose `quote` is `text`."""
         return self._quote.sub(lambda match: self._names.get(match[0], match[0][-1]), text)
 
-    def _mark(self, match: re.Match[str]) -> str:
+    def _mark_for(self, match: re.Match[str]) -> str:
         return self._marks.get(match[0], self._escape + match[0])
 
 

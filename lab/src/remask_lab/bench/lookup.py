@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from remask.checks.fields import declare
 from remask.checks.values import Choice, Whole
 from remask.errors import ConfigError
-from remask.tasks.workload import Message, TaskSettings, check_sizes, deal
+from remask.tasks.workload import Message, TaskSettings, check_counts, deal
 
 GENERATED, BY_HAND = "generated", "by-hand"
 FILE: Final = Path(__file__).with_name("lookup.toml")
@@ -204,7 +204,7 @@ def _ask(rng: random.Random, drawn: tuple[Page, list[dict[str, str]]], _: object
 
 def _by_hand(rng: random.Random, requests: int, pages: int) -> list[LookupRequest]:
     """The first questions about each of the first pages."""
-    check_sizes(requests, pages)
+    check_counts(requests, pages)
     written = read_pages()
     chosen = [question for turn in zip_longest(*written[:pages]) for question in turn if question is not None]
     if pages > len(written) or requests > len(chosen):

@@ -4,7 +4,7 @@ import argparse
 import random
 
 from remask.checkpoint.load import read_config
-from remask.checkpoint.quantized_files import stored_kind
+from remask.checkpoint.quantized_files import stored_quantization
 from remask.checkpoint.settings import ModelSettings
 from remask.checkpoint.source import find_source
 from remask.checks import in_words
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = object_option("--hf-overrides", args.hf_overrides)
     announce_download(ModelSettings(args.model), None)
     source = find_source(args.model, overrides, progress=args.progress)
-    if not source.weights.is_dir() or source.adapter is not None or stored_kind(source.weights) is not None:
+    if not source.weights.is_dir() or source.adapter is not None or stored_quantization(source.weights) is not None:
         raise ConfigError(
             f"model {args.model!r}: only a folder or hub id with safetensors can be verified, neither quantized nor a "
             "GGUF file nor an adapter; merge or convert it, or verify what it was made of"

@@ -156,7 +156,7 @@ def _attention(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     strides = dict.fromkeys(("q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head"), "i32")
     indices = dict.fromkeys(("units", "slots", "reach", "skip"), "*i32")
     for merged in (False, True):
-        _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merged=merged)
+        _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merges=merged)
         types = numbers | indices | strides | ({"outputs": "*fp32"} if merged else {})
         yield Variant(f"{attention_triton.__name__}:_attend", dtype, types, options, frozenset(strides))
     strides = dict.fromkeys(("q_row", "q_head"), "i32")
@@ -171,8 +171,8 @@ def _layer(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     from remask.model import layer_triton
 
     types = {"slots": "*i64", "eps": "fp32"}
-    for add, norm, keep in ((False, True, False), (True, True, True), (True, False, True)):
-        options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, keep=keep, centred=shape.norm == "layer")
+    for add, norm, store in ((False, True, False), (True, True, True), (True, False, True)):
+        options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, store=store, centred=shape.norm == "layer")
         yield Variant(f"{layer_triton.__name__}:_sum_and_norm", dtype, types, options)
     types = types | (dict.fromkeys(("cos", "sin"), "*fp32") if shape.rope_float32 else {})
     yield Variant(f"{layer_triton.__name__}:_heads", dtype, types, layer_triton.heads_options(shape))

@@ -115,7 +115,7 @@ class UncachedPasses:
     def hidden(self, jobs: Sequence[Job]) -> Tensor:
         """Run `jobs` in one pass, and return the final hidden states of all predicted rows, [M, D]."""
         rows = sum(len(job.canvas) for job in jobs)
-        if self._pool is None or self._pool.pages < rows:
+        if self._pool is None or self._pool.page_count < rows:
             slots = max(rows, self._max_rows)
             pool = Pool(replace(self.config, layers=1), slots, 1, self._model.dtype, self._model.device)
             # Nothing reads a layer's K/V after the pass has left the layer, so all layers use the same slots.

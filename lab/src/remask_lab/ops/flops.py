@@ -39,9 +39,9 @@ class PairCount:
         self.pairs = self.flops = 0
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        self.pairs += work.pairs
+        self.pairs += work.pair_count
         # A pair has two products, query by key and weight by value. The sink has the first only.
-        self.flops += 2 * q.shape[1] * q.shape[2] * (2 * work.pairs + len(q) * (sink is not None))
+        self.flops += 2 * q.shape[1] * q.shape[2] * (2 * work.pair_count + len(q) * (sink is not None))
         return self.inner(q, k, v, work, sink)
 
 

@@ -78,8 +78,8 @@ def _busy(others: OthersUse, load: float | None) -> str:
     average = "" if load is None else f", load average {load:.1f}"
     host = f", {others.stolen:.1f} of them the virtual machine's host" if others.stolen >= BUSY else ""
     return (
-        f"The machine was busy: others used {others.used:.1f} of its {others.cores} cores{host}{average}. Times are "
-        "longer than on an idle machine, and their ratios less certain."
+        f"The machine was busy: others used {others.used:.1f} of its {others.cores} cores{host}{average}. Times "
+        "are longer than on an idle machine, and their ratios less certain."
     )
 
 

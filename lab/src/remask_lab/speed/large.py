@@ -59,7 +59,7 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
         peak_bytes=peak,
         peak_over_weights=(peak - peak_before) / weights,
         peak_bytes_after=_peak_bytes(),
-        kv_tokens=engine.pool.pages * engine.pool.page_size,
+        kv_tokens=engine.pool.page_count * engine.pool.page_size,
         kv_bytes=engine.pool.nbytes,
         max_model_len=engine.max_model_len,
         store_tokens=engine.memory.store_budget,

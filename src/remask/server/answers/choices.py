@@ -132,7 +132,7 @@ class FunctionCallDelta(Answer):
 
 
 class ChatLogprobs(Answer):
-    """Log-probabilities of the tokens of a text."""
+    """Log-probabilities of the tokens of the text of a message; calls have none."""
 
     content: list[ScoredToken]
     refusal: None
@@ -313,7 +313,7 @@ class Choices(Generation):
     def _delta_events(self, delta: Delta) -> list[bytes]:
         chunks = []
         self._generated[delta.index] = self.answers[delta.index].counts[1]
-        has_tokens = bool(delta.tokens) and (self.has_logprobs or bool(self.body.return_token_ids))
+        has_tokens = bool(delta.scored) or (bool(delta.tokens) and bool(self.body.return_token_ids))
         if delta.text or delta.calls or has_tokens or delta.canvas is not None:
             choice = self._chunk_choice(delta, delta.scored if self.has_logprobs else None)
             if self.body.return_token_ids:
@@ -410,13 +410,14 @@ class ChatChoices(Choices):
         content: Json = {"tool_calls": [call.openai_delta for call in delta.calls]} if delta.calls else {}
         if delta.text or not (delta.calls or finish):
             content["content"] = delta.text
-        return self._delta(delta.index, content, scored, finish)
+        return self._delta(delta.index, content, None if delta.calls else scored, finish)
 
     def _whole_choice(self, delta: Delta, scored: Sequence[SettledToken] | None, finish: str) -> Json:
         message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
         if delta.calls:
-            message["content"] = delta.text if delta.text.strip() else None
             message["tool_calls"] = join_pieces(delta.calls)
+            if not delta.text.strip():
+                message["content"] = scored = None
         return {"index": delta.index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:

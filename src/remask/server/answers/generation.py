@@ -15,7 +15,7 @@ from remask.request.result import Usage as RequestUsage
 from remask.server.answers.base import RunningUsage, ScoredToken, TokenScore, Usage, Work
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol.generation import GenerationBody
-from remask.server.tools import CallReader, ToolCalls
+from remask.server.tools import CallReader, TextPiece, ToolCalls
 
 log = logging.getLogger(__name__)
 
@@ -180,10 +180,22 @@ class Generation(ABC):
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
                     check_end(delta.result)
-                if self._readers:
-                    final = delta.result is not None
-                    delta.text, delta.calls = self._readers[delta.index].read(delta.text, final=final)
-            yield deltas
+            yield [part for delta in deltas for part in self._split(delta)] if self._readers else deltas
+
+    def _split(self, delta: Delta) -> list[Delta]:
+        """Read the calls in the text of `delta`. Returns deltas of a text or of a call each, in the answer's order."""
+        index = delta.index
+        pieces = self._readers[index].read(delta.text, delta.scored, final=delta.result is not None)
+        deltas = [
+            Delta(index, piece.text, scored=piece.scored)
+            if isinstance(piece, TextPiece)
+            else Delta(index, calls=[piece])
+            for piece in pieces
+        ] or [Delta(index)]
+        deltas[-1].tokens = delta.tokens
+        deltas[-1].canvas = delta.canvas
+        deltas[-1].result = delta.result
+        return deltas
 
 
 @dataclass(slots=True)
@@ -258,6 +270,7 @@ class SingleAnswer(Generation):
         events = self._flush_text() if self._in_text or self._pending_text.strip() else []
         for call in delta.calls:
             self._pending_text = ""
+            self._pending_scores = []
             if call.id is not None:
                 events += self._begin_part(AnswerPart(call.id, str(call.name)))
             if call.arguments:

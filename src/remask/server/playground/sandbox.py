@@ -187,7 +187,7 @@ class Sandbox:
             for extent in request.table:
                 page = int(extent.pages[0])
                 readers[page].append(request.number)
-                filled[page] = extent.tokens
+                filled[page] = extent.length
         stored_pages = {int(page.extent.pages[0]) for page in self.chain.pages}
         pages: list[SandboxPage] = [
             {

@@ -1,6 +1,7 @@
 """What all bodies are made of: a strict object, texts and names that have a bound, and declared fields."""
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -118,10 +119,14 @@ class Foreign:
         """Raise `ConfigError` on a value that asks for something."""
         if self.neutral is None or value is None or _is_among(value, self.neutral):
             return
-        allowed = " or ".join(repr(good) for good in (None, *self.neutral))
+        allowed = " or ".join(map(json.dumps, (None, *self.neutral)))
         raise ConfigError(
             f"{name} is not supported: {self.reason}. Leave it out, or send {allowed}; got {shown(value)}"
         )
+
+
+_TEXTS_NAMES = ("messages", "prompt", "input")
+"""The field that holds the texts of a body, by its endpoint."""
 
 
 def read_fields(body: Any, field_names: Iterable[str], foreign: Mapping[str, Foreign]) -> Any:
@@ -142,6 +147,9 @@ def read_fields(body: Any, field_names: Iterable[str], foreign: Mapping[str, For
         if name in names:
             fields[name] = value
         elif name not in foreign:
+            texts_name = next((texts for texts in _TEXTS_NAMES if texts in names), None)
+            if name in _TEXTS_NAMES and texts_name is not None:
+                raise ConfigError(f"{name} is a field of other endpoints, and this one takes {texts_name}; send that")
             if "cache_config" in names:
                 check_setting(str(name))
             raise unknown_name_error(SamplingParams, "field", str(name), names | foreign.keys())

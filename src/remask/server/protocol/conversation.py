@@ -308,7 +308,10 @@ class ResponseFormat(Body):
     def form(self) -> StructuredOutputs | None:
         """The form, or None for any text. Raises `ConfigError` if the schema is missing or cannot be guaranteed."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise ConfigError("response_format: json_schema and the type 'json_schema' go together")
+            raise ConfigError(
+                f"response_format: json_schema and the type 'json_schema' go together, and the type is {self.type!r}; "
+                "send both or neither"
+            )
         if self.type == "text":
             return None
         if self.json_schema is None:

@@ -74,7 +74,7 @@ class GenerationBody(Body):
         if self.echo and not getattr(self, "continue_final_message", False):
             raise ConfigError(
                 "echo is not supported: an answer repeats no prompt, only the message that it continues "
-                "(continue_final_message of chats). Leave it out, or send False"
+                "(continue_final_message of chats). Leave it out, or send false"
             )
         return self
 

@@ -194,7 +194,10 @@ class TextFormat(Body):
     @model_validator(mode="after")
     def _goes_together(self) -> "TextFormat":
         if (self.schema_ is not None) != (self.type == "json_schema"):
-            raise ConfigError("text: format: schema and the type 'json_schema' go together")
+            raise ConfigError(
+                f"text: format: schema and the type 'json_schema' go together, and the type is {self.type!r}; send "
+                "both or neither"
+            )
         return self
 
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, create_model
 from remask.engine.audit_report import AuditReport, DepthReport, Divergence
 from remask.engine.engine import Engine
 from remask.engine.report import Holder, MemoryReport
-from remask.policies.base import Reason
+from remask.policies.base import UnreadLabel
 from remask.server.answers.base import Answer, doc
 from remask.server.errors import ApiError, json_response
 from remask.server.service import service_of
@@ -61,7 +61,7 @@ class CacheContents(Answer):
     evictions: int
     found: int
     unread: Annotated[
-        dict[Reason, int],
+        dict[UnreadLabel, int],
         doc("Requests that read no stored prefix, by reason; `prefix_note` in the answers of these says it in words."),
     ]
     recent: Recent
@@ -106,14 +106,14 @@ def _contents(engine: Engine) -> CacheContents:
     memory = engine.memory_report()
     return {
         "entries": [asdict(info) for info in store.describe()],
-        "tokens": store.tokens,
+        "tokens": store.token_count,
         "budget_tokens": store.budget_tokens,
         "hits": store.stats.hits,
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
         "found": store.stats.unnamed,
-        "unread": cast("dict[Reason, int]", dict(store.stats.unread_reasons)),
-        "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
+        "unread": cast("dict[UnreadLabel, int]", dict(store.stats.unread_reasons)),
+        "recent": {"prompts": engine.memory.recent.prompt_count, "tokens": engine.memory.recent.token_count},
         "audits": asdict(engine.auditor.report()),
         "pages": asdict(memory) | {"utilisation": memory.utilisation},
     }

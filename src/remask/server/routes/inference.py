@@ -110,7 +110,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     service = service_of(request)
     service.intake.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise ConfigError("a body needs either prompt or messages")
+        raise ConfigError("a body needs either prompt or messages; send one of them")
     for name in ("continue_final_message", "chat_template_kwargs"):
         if body.prompt is not None and getattr(body, name):
             raise ConfigError(f"{name} is of messages, and a prompt has none; leave it out")

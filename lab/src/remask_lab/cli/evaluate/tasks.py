@@ -13,7 +13,7 @@ import xxhash
 
 from remask.checks.plugins import install_line
 from remask.cli.options import engine_config, open_llm, sampling_option
-from remask.errors import LEFT, ConfigError, UnknownNameError
+from remask.errors import REPLACEMENTS, ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.request.sampling_params import merge_sampling
@@ -92,7 +92,7 @@ def _tasks(args: argparse.Namespace) -> list[str]:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
     check_least(args, limit=1, shots=0)
     for task in tasks:
-        if task in LEFT:
+        if task in REPLACEMENTS:
             raise UnknownNameError("task", task, task_names())
     if args.data is not None and (len(tasks) > 1 or not is_own(tasks[0])):
         raise ConfigError(
