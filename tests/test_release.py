@@ -1,15 +1,17 @@
 """The parts of `scripts/release`, which itself builds and installs what this only looks into."""
 
 import re
-import runpy
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts.releasing.__main__ import absolute
+from scripts.releasing.artefacts import Artefact, notes, unready
+from scripts.releasing.project import PROJECTS, ReleaseError, project
+from scripts.releasing.trial import first_example, first_table
+
 ROOT = Path(__file__).parents[1]
-release: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "release.py"))
 METADATA = """Metadata-Version: 2.4
 Name: remask-lab
 Version: 0.1.0
@@ -30,13 +32,13 @@ FILES = {
 }
 
 
-def wheel(folder: Path, files: dict[str, str]) -> Any:
+def wheel(folder: Path, files: dict[str, str]) -> Artefact:
     """A wheel of these files."""
     path = folder / "remask_lab-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
-    return release["Artefact"](path)
+    return Artefact(path)
 
 
 def changed(old: str, new: str) -> dict[str, str]:
@@ -65,7 +67,7 @@ def test_each_fault_of_a_wheel_is_found(tmp_path: Path) -> None:
     for fault, files in cases.items():
         found = list(wheel(tmp_path, files).faults())
         assert any(fault in each for each in found), (fault, found)
-    with pytest.raises(release["ReleaseError"], match="'whatever' is invalid"):
+    with pytest.raises(ReleaseError, match="'whatever' is invalid"):
         _ = wheel(tmp_path, changed("Apache-2.0", "whatever")).metadata
 
 
@@ -83,34 +85,34 @@ def test_what_an_index_would_show_badly_is_not_published(tmp_path: Path) -> None
 def test_links_of_a_readme_lead_to_the_repository() -> None:
     """And its files are there."""
     text = "[a](../docs/x.md#y) ![b](../docs/i.png) [c](https://x.org) [d](#e)"
-    assert release["absolute"](text, Path("lab"), "https://host/remask", "1.2.3") == (
+    assert absolute(text, Path("lab"), "https://host/remask", "1.2.3") == (
         "[a](https://host/remask/blob/v1.2.3/docs/x.md#y) ![b](https://host/remask/raw/v1.2.3/docs/i.png) "
         "[c](https://x.org) [d](#e)"
     )
-    for home in release["PROJECTS"].values():
+    for home in PROJECTS.values():
         place = home.relative_to(ROOT)
-        page = release["absolute"]((home / "README.md").read_text(encoding="utf-8"), place, "https://host", "1")
+        page = absolute((home / "README.md").read_text(encoding="utf-8"), place, "https://host", "1")
         targets = re.findall(r"https://host/(?:blob|raw)/v1/([^)#\s]+)", page)
         assert targets
         assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
 def test_a_release_has_one_version_and_a_dated_heading(monkeypatch: pytest.MonkeyPatch) -> None:
-    version = release["project"]("remask")["version"]
+    version = project("remask")["version"]
     changes = f"# Changelog\n\n## {version} (2030-01-02)\n\nNew.\n\n## 0.0.9 (2029-01-02)\n\nOld.\n"
     monkeypatch.setenv("GITHUB_REF_NAME", f"v{version}")
-    assert list(release["unready"](version, changes)) == []
-    assert release["notes"](version, changes) == "New.\n"
-    assert [*release["unready"](version, changes.replace("2030-01-02", "unreleased"))] == [
+    assert list(unready(version, changes)) == []
+    assert notes(version, changes) == "New.\n"
+    assert [*unready(version, changes.replace("2030-01-02", "unreleased"))] == [
         f"CHANGELOG.md has no heading '## {version} (YEAR-MONTH-DAY)'"
     ]
     monkeypatch.setenv("GITHUB_REF_NAME", "v9")
-    assert list(release["unready"](version, changes)) == [f"the tag is v9, and should be v{version}"]
+    assert list(unready(version, changes)) == [f"the tag is v9, and should be v{version}"]
 
 
 def test_the_readme_has_what_a_release_tries() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code, answer = release["first_example"](readme)
+    code, answer = first_example(readme)
     assert 'LLM("smollm2")' in code
     assert len(answer.splitlines()) == 2
-    assert [row["cache"] for row in release["first_table"](readme)] == ["none", "reuse", "bicache"]
+    assert [row["cache"] for row in first_table(readme)] == ["none", "reuse", "bicache"]

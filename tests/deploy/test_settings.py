@@ -66,7 +66,6 @@ def test_bad_settings(values: dict[str, Any], text: str) -> None:
     [
         (["--port", "0"], "--port 0 is not possible here"),
         (["--port", "70000"], "--port must be a whole number from 0 to 65535"),
-        (["--routing", "random"], "Unknown routing"),
         (["--min-replicas", "2", "--max-replicas", "1"], "max_replicas"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
         (["--max-queue", "-1"], "max_queue"),
@@ -79,6 +78,12 @@ def test_bad_flags(
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     assert main(["--quiet", "deploy", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_an_unknown_routing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["deploy", "--routing", "random"])
+    assert "Unknown --routing 'random'. Available: prefix, round-robin" in capsys.readouterr().err
 
 
 def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

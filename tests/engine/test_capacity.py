@@ -150,13 +150,15 @@ def test_a_pass_has_an_upper_estimate() -> None:
     ranks=st.sampled_from([1, 4]),
 )
 def test_a_pass_has_as_many_rows_as_fit(most: int, longest: int, room: int, ranks: int) -> None:
-    rows = pass_rows(LLADA, most, longest, 2, room, ranks)
+    def workspace(rows: int) -> int:
+        return workspace_bytes(LLADA, rows, longest, 2, ranks)
+
+    rows = pass_rows(most, longest, room, workspace)
     assert min(most, 2 * longest) <= rows <= max(most, 2 * longest)
-    fits = workspace_bytes(LLADA, rows, longest, 2, ranks) <= room
-    assert fits or rows == 2 * longest, "a guided request alone"
+    assert workspace(rows) <= room or rows == 2 * longest, "a guided request alone"
     more = min(2 * rows + 1, most)
     if more > rows:
-        assert workspace_bytes(LLADA, more, longest, 2, ranks) > room
+        assert workspace(more) > room
 
 
 def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_made(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remask.errors import ConfigError, UnknownNameError
-from remask.tasks import gsm8k, relay, tariff, town, transit
+from remask.tasks import relay, tariff, town, transit
 
 BOTH = tariff.TariffSettings(kinds=("plan", "lookup"))
 MAKE: dict[str, Callable[[int, int, int], list[Any]]] = {
@@ -98,7 +98,6 @@ def test_sizes_that_cannot_be(name: str, requests: int, prompts: int, message: s
         tariff.TariffSettings,
         transit.TransitSettings,
         town.TownSettings,
-        gsm8k.Gsm8kSettings,
     ],
 )
 def test_settings_come_from_json_and_names_are_suggested(settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,15 @@ from lab.tests.cli.test_bench import count_answers
 from lab.tests.harness.scripted import scripted
 
 from remask.cli import main
-from remask.tasks import transit
-from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import make_workload
+from remask_lab.gsm8k import final_number
 from remask_lab.harness import run
 from remask_lab.records.record import read_record
 from tests.depth.models import with_ascii_tokenizer, write_lines
 from tests.goldens import model_dir
 
 GSM8K = Path(__file__).parents[3] / "tests" / "data" / "gsm8k" / "test.jsonl"
-PACKAGED = Path(transit.__file__).parent / "data"
+PACKAGED = files("remask_lab.gsm8k") / "questions.jsonl"
 QUICK = ["--sampling", '{"max_tokens": 4, "steps": 2}']
 
 
@@ -54,14 +54,14 @@ def test_gsm8k_on_local_data_under_two_caches(tmp_path: Path, capsys: pytest.Cap
 
 def test_the_packaged_questions_are_data_as_they_are(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    data = ["--data", str(PACKAGED / "gsm8k.jsonl"), "--limit", "2", "--output", str(output)]
+    data = ["--data", str(PACKAGED), "--limit", "2", "--output", str(output)]
     assert tasks("--tasks", "remask_gsm8k", *data, *QUICK) == 0
     assert [sample["right"] for sample in result(output)["samples"]] == ["18", "3"]
 
 
 @pytest.mark.thorough
 def test_worked_examples_are_part_of_the_shared_prefix(tmp_path: Path) -> None:
-    output, shots = tmp_path / "out.json", ["--shots", "2", "--shot-data", str(PACKAGED / "gsm8k.jsonl")]
+    output, shots = tmp_path / "out.json", ["--shots", "2", "--shot-data", str(PACKAGED)]
     assert gsm8k("--caches", "none,reuse", "--output", str(output)) == 0
     bare = result(output, 1)
     output = tmp_path / "shots.json"
@@ -224,7 +224,7 @@ def test_models_that_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_benchmark_that_is_beyond_the_model_is_told_after_the_first_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, data = count_answers(monkeypatch), ["--data", str(PACKAGED / "gsm8k.jsonl"), "--limit", "12", *QUICK]
+    answered, data = count_answers(monkeypatch), ["--data", str(PACKAGED), "--limit", "12", *QUICK]
     assert tasks("--tasks", "remask_gsm8k", *data) == 2
     said = capsys.readouterr().err
     assert "answers 0.0 % of the questions, less than 10 % (the first 8 of 12 were asked)" in said

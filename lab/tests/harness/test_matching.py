@@ -2,8 +2,8 @@
 
 import pytest
 
-from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import is_correct
+from remask_lab.gsm8k import final_number
 from remask_lab.harness.score import judge, same_answer
 
 RIGHT, NOTATION, WRONG = (True, True), (False, True), (False, False)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from remask.checks.values import SHOWN
+from remask.checks.values import shown
 from remask.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Header:
         if value is None:
             return None
         if not isinstance(value, List):
-            raise CheckpointError(f"{self.file}: {key!r} is {_short_repr(value)}; supported: an array.")
+            raise CheckpointError(f"{self.file}: {key!r} is {shown(value)}; supported: an array.")
         try:
             with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 reader = _Reader(self.file, data, value.offset)
@@ -194,7 +194,7 @@ def _parse_header(reader: _Reader) -> Header:
     descriptions = _read_descriptions(reader, tensor_count)
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        reader.fail(f"'general.alignment' is {_short_repr(alignment)}; supported: a power of two up to {MAX_ALIGNMENT}")
+        reader.fail(f"'general.alignment' is {shown(alignment)}; supported: a power of two up to {MAX_ALIGNMENT}")
     start = -(-reader.position // alignment) * alignment
     tensors_by_name = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
     return Header(reader.path, values, tensors_by_name, start)
@@ -205,8 +205,8 @@ def _read_values(reader: _Reader, count: int) -> dict[str, Any]:
     for number in range(count):
         key = reader.text(f"the name of key {number + 1} of {count}", MAX_NAME)
         if key in values:
-            reader.fail(f"the key {_short_repr(key)} is there twice")
-        values[key] = _read_value(reader, _short_repr(key))
+            reader.fail(f"the key {shown(key)} is there twice")
+        values[key] = _read_value(reader, shown(key))
     return values
 
 
@@ -249,10 +249,10 @@ def _read_descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int
         subject = f"the description of tensor {number + 1} of {count}"
         name = reader.text(subject, MAX_NAME)
         if name in descriptions:
-            reader.fail(f"the tensor {_short_repr(name)} is there twice")
+            reader.fail(f"the tensor {shown(name)} is there twice")
         dimensions = reader.scalar("I", subject)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            reader.fail(f"the tensor {_short_repr(name)} has {dimensions} dimensions; supported: 1 to {MAX_DIMENSIONS}")
+            reader.fail(f"the tensor {shown(name)} has {dimensions} dimensions; supported: 1 to {MAX_DIMENSIONS}")
         sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, subject))
         descriptions[name] = sizes[::-1], reader.scalar("I", subject), reader.scalar("Q", subject)
     return descriptions
@@ -263,7 +263,7 @@ def _tensor(
 ) -> StoredTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    subject = f"the tensor {_short_repr(name)} {list(shape)}"
+    subject = f"the tensor {shown(name)} {list(shape)}"
     try:
         ggml_type = GGMLQuantizationType(type_number)
         block_length, block_bytes = GGML_QUANT_SIZES[ggml_type]
@@ -285,8 +285,3 @@ def _tensor(
             "truncated or corrupt"
         )
     return StoredTensor(shape, ggml_type, start + offset, nbytes)
-
-
-def _short_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

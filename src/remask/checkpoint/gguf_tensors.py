@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -96,9 +95,7 @@ class OpenGGUF:
         self._file = self._path.open("rb", buffering=0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
 
     def read(self, name: str, part: tuple[slice, ...] | None, kind: Quantization | None) -> Tensor | Codes:

@@ -1,8 +1,10 @@
-"""The shelf: published models by one word each. `docs/shelf.md` is written from this table."""
+"""The shelf: published models by one word each, in the table `shelf.txt`, from which `docs/shelf.md` is written."""
 
 import difflib
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -49,60 +51,17 @@ class ShelfEntry:
         return self.config.family not in _UNRECORDED and self.config.edit_tokens is None  # LLaDA2.2: by description
 
 
-_MIT, _APACHE = "MIT", "Apache-2.0"
-_BLOCKS: Mapping[str, Any] = {"block_length": 32}
-_DREAM: Mapping[str, Any] = {"block_length": 32, "temperature": 0.2, "top_p": 0.95}
-_BD3LM: Mapping[str, Any] = {"block_size": 32}
-_GIDD: Mapping[str, Any] = {"uniform": "s32/b32"}
-_NVIDIA = "NVIDIA Nemotron Open Model"
+def _entries() -> Iterator[ShelfEntry]:
+    """The entries of `shelf.txt`, whose cells two or more spaces separate; "-" is an empty cell."""
+    _, *lines = Path(__file__).with_name("shelf.txt").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        name, hub, licence, sampling, overrides = ("" if cell == "-" else cell for cell in re.split(" {2,}", line))
+        yield ShelfEntry(
+            name, hub, licence, sampling=json.loads(sampling or "{}"), overrides=json.loads(overrides or "{}")
+        )
 
-_ENTRIES = (
-    ShelfEntry("qwen3-0.6b-diffusion-mdlm", "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", _APACHE, sampling=_BLOCKS),
-    ShelfEntry(
-        "qwen2.5-coder-0.5b-instruct-diffusion-mdlm",
-        "dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1",
-        _APACHE,
-        sampling=_BLOCKS,
-    ),
-    ShelfEntry("qwen3-0.6b-diffusion-bd3lm", "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", _APACHE, overrides=_BD3LM),
-    ShelfEntry(
-        "qwen2.5-coder-0.5b-instruct-diffusion-bd3lm",
-        "dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1",
-        _APACHE,
-        overrides=_BD3LM,
-    ),
-    ShelfEntry("modernbert-base-chat", "dllm-hub/ModernBERT-base-chat-v0.1", _APACHE, sampling=_BLOCKS),
-    ShelfEntry("modernbert-large-chat", "dllm-hub/ModernBERT-large-chat-v0.1", _APACHE, sampling=_BLOCKS),
-    ShelfEntry("llada-8b", "GSAI-ML/LLaDA-8B-Instruct", _MIT, sampling=_BLOCKS),
-    ShelfEntry("llada-1.5", "GSAI-ML/LLaDA-1.5", _MIT, sampling=_BLOCKS),
-    ShelfEntry("llada-moe-7b-a1b", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct", _APACHE, sampling=_BLOCKS),
-    ShelfEntry("dream-7b", "Dream-org/Dream-v0-Instruct-7B", _APACHE, sampling=_DREAM),
-    ShelfEntry("diffucoder-7b", "apple/DiffuCoder-7B-cpGRPO", sampling=_BLOCKS),
-    ShelfEntry("illada-8b", "GSAI-ML/iLLaDA-8B-Instruct"),
-    ShelfEntry("gidd-unif-3b", "dvruette/gidd-unif-3b", sampling=_GIDD),
-    ShelfEntry("gidd-unif-10b", "dvruette/gidd-unif-10b", sampling=_GIDD),
-    ShelfEntry("sumi-7b", "tohoku-nlp/sumi-7b", _APACHE, sampling={"steps_per_block": 64, "temperature": 0.7}),
-    ShelfEntry("sdar-1.7b", "JetLM/SDAR-1.7B-Chat"),
-    ShelfEntry("sdar-4b", "JetLM/SDAR-4B-Chat"),
-    ShelfEntry("sdar-8b", "JetLM/SDAR-8B-Chat"),
-    ShelfEntry("sdar-30b-a3b", "JetLM/SDAR-30B-A3B-Chat"),
-    ShelfEntry("llada2-mini", "inclusionAI/LLaDA2.0-mini", _APACHE, sampling={"threshold": 0.95}),
-    ShelfEntry("llada2.1-mini", "inclusionAI/LLaDA2.1-mini", _APACHE, sampling={"remasking": "joint_threshold"}),
-    ShelfEntry("llada2-flash", "inclusionAI/LLaDA2.0-flash", _APACHE, sampling={"threshold": 0.95}),
-    ShelfEntry("llada2.2-mini", "inclusionAI/LLaDA2.2-mini", _APACHE),
-    ShelfEntry("llada2.2-flash", "inclusionAI/LLaDA2.2-flash", _APACHE),
-    ShelfEntry(
-        "fast-dllm-v2-7b",
-        "Efficient-Large-Model/Fast_dLLM_v2_7B",
-        sampling={"blocks": {"sub_block_length": 8}, "threshold": 0.9},
-    ),
-    ShelfEntry("stable-diffcoder-8b-instruct", "ByteDance-Seed/Stable-DiffCoder-8B-Instruct"),
-    ShelfEntry("nemotron-labs-diffusion-3b", "nvidia/Nemotron-Labs-Diffusion-3B", _NVIDIA),
-    ShelfEntry("nemotron-labs-diffusion-8b", "nvidia/Nemotron-Labs-Diffusion-8B", _NVIDIA),
-    ShelfEntry("nemotron-labs-diffusion-14b", "nvidia/Nemotron-Labs-Diffusion-14B", _NVIDIA),
-    ShelfEntry("diffusiongemma-26b-a4b", "google/diffusiongemma-26B-A4B-it", _APACHE),
-)
-SHELF: Mapping[str, ShelfEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+
+SHELF: Mapping[str, ShelfEntry] = MappingProxyType({entry.name: entry for entry in _entries()})
 
 
 def is_in_cache(repo: str) -> bool:
@@ -128,7 +87,7 @@ def suggest_models(model: str) -> str:
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
             paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
-    hub_ids = [entry.hub for entry in _ENTRIES]
+    hub_ids = [entry.hub for entry in SHELF.values()]
     candidates = {name.casefold(): name for name in (*paths, *hub_ids, *BUNDLED_MODELS, *SHELF)}
     if model in candidates.values():
         return ""

@@ -65,6 +65,11 @@ def declare(
     return field(default=default, metadata={_KEY: declaration, **metadata})
 
 
+def optional(kind: ModelKind, values: Values, meaning: str, *, choice: str | None = None) -> Any:
+    """A dataclass field, as `declare` makes it, of models of one kind; None by default."""
+    return declare(None, values, meaning, kinds=(kind,), choice=choice)
+
+
 def documented(cls: type[T]) -> type[T]:
     """Append the meanings of a declared class' fields to its docstring. A class decorator."""
     rows = (

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from remask.checkpoint.settings import LoadSettings
 from remask.checks import BUNDLED, QUANTIZATIONS, SMOLLM2
+from remask.checks.fields import declared
 from remask.cli import early
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
 from remask.cli.flags import add_flags
@@ -23,6 +24,7 @@ from remask.cli.shared_options import (
     add_tensor_parallel,
     further_options,
 )
+from remask.deploy.settings import Scaling
 from remask.engine.config import AUDIT_BOUND, AUTO
 from remask.errors import ConfigError
 from remask.server.config import IntakeLimits, ServerLimits
@@ -165,33 +167,13 @@ def deploy(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--ray-address", metavar="ADDRESS", help="address of a running Ray cluster (default: start one here)"
     )
+    add_flags(fleet, Scaling, declared(Scaling).keys() - {"max_replicas"})
     fleet.add_argument(
-        "--min-replicas", type=int, default=1, metavar="N", help="minimum number of replicas (default 1)"
-    )
-    fleet.add_argument(
-        "--max-replicas", type=int, metavar="N", help="maximum number of replicas (default --min-replicas)"
-    )
-    fleet.add_argument(
-        "--target-ongoing-requests",
-        type=float,
+        "--max-replicas",
+        type=int,
         metavar="N",
-        help="open requests a replica to scale for (default --max-num-seqs)",
+        help="maximum number of replicas (default --min-replicas)",
     )
-    fleet.add_argument(
-        "--upscale-delay", type=float, default=30.0, metavar="S", help="seconds of higher load before one is added"
-    )
-    fleet.add_argument(
-        "--downscale-delay", type=float, default=600.0, metavar="S", help="seconds of lower load before one is removed"
-    )
-    fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
-    fleet.add_argument(
-        "--balance",
-        type=float,
-        default=1.25,
-        help="multiple of the mean load at which prefixes spill over (default 1.25)",
-    )
-    fleet.add_argument("--num-cpus", type=float, default=1.0, help="CPUs that Ray sets aside per replica (default 1)")
-    fleet.add_argument("--num-gpus", type=float, default=0.0, help="GPUs that Ray sets aside per replica (default 0)")
 
 
 def chat(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ import torch
 from remask.checkpoint.adapter import AdapterFacts, read_adapter
 from remask.checkpoint.load import check_tensors, read_config
 from remask.checkpoint.source import find_source
-from remask.checks import ModelKind, Quantization, in_words
+from remask.checks import Quantization, in_words
 from remask.checks.values import check_real, check_whole
 from remask.cli.lines import build_requests, load_lines
 from remask.cli.options import engine_config, object_option, open_llm, sampling_option
@@ -29,7 +29,7 @@ from remask.engine.request import Request
 from remask.families import presets
 from remask.machine.cpu import memory
 from remask.machine.device import DTYPES, cuda_memory
-from remask.model.config import Mixture, ModelConfig
+from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
 from remask.model.ranks import Shard
 from remask.policies import names_for
@@ -45,7 +45,7 @@ def _run_model(args: argparse.Namespace) -> int:
     check_real("--memory", args.memory, low=0, above=True, optional=True)
     memory_bytes = None if args.memory is None else int(args.memory * 1e9)
     report = inspect_model(args.path, memory_bytes, args.tensor_parallel, args.adapter)
-    print(json.dumps(asdict(report)) if args.json else report.text())
+    print(json.dumps(report.as_json()) if args.json else report.text())
     return 0
 
 
@@ -132,10 +132,7 @@ class ModelReport:
 
     Attributes:
         name: the path or preset.
-        kind: how it is denoised.
-        layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_length, block_length: as in `ModelConfig`.
-        mixture: the experts; None for a dense model.
-        active_parameters: number of weights that compute one row.
+        config: its shape.
         stored: number of weights in the files, by their type there; empty for a preset.
         weight_bytes: bytes of the weights on one device, by form.
         kv_bytes: bytes of one token's K and V in all layers on one device, by form.
@@ -147,20 +144,7 @@ class ModelReport:
     """
 
     name: str
-    family: str
-    kind: ModelKind
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    max_length: int
-    block_length: int | None
-    mixture: Mixture | None
-    parameters: int
-    active_parameters: int
+    config: ModelConfig
     stored: Mapping[str, int]
     weight_bytes: Mapping[str, int]
     kv_bytes: Mapping[str, int]
@@ -170,15 +154,22 @@ class ModelReport:
     policies: tuple[str, ...]
     adapter: AdapterFacts | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON values, with `_SHAPE` in place of the configuration."""
+        values = asdict(self)
+        shape = {name: getattr(self.config, name) for name in _SHAPE} | {"mixture": values.pop("config")["mixture"]}
+        return {"name": values.pop("name"), **shape, **values}
+
     def text(self) -> str:
         """Return the report as lines of text."""
-        block = "" if self.block_length is None else f", blocks of {self.block_length}"
+        config = self.config
+        block = "" if config.block_length is None else f", blocks of {config.block_length}"
         lines = [
-            f"{self.name}: {self.family}, {in_words((self.kind,))}{block}",
-            f"  {self.layers} layers of {self.hidden}, {self.heads} heads of {self.head_dim} "
-            f"({self.kv_heads} for K/V), vocabulary {self.vocab}, up to {self.max_length} positions",
+            f"{self.name}: {config.family}, {in_words((config.kind,))}{block}",
+            f"  {config.layers} layers of {config.hidden}, {config.heads} heads of {config.head_dim} "
+            f"({config.kv_heads} for K/V), vocabulary {config.vocab}, up to {config.max_length} positions",
             f"  feed-forward: {self._feed_forward()}",
-            f"  {self.parameters:,} parameters, of which {self.active_parameters:,} compute a row",
+            f"  {config.parameters:,} parameters, of which {config.active_parameters:,} compute a row",
         ]
         if self.stored:
             types = ", ".join(f"{count:,} {dtype}" for dtype, count in self.stored.items())
@@ -203,12 +194,13 @@ class ModelReport:
         return "does not fit" if tokens is None else f"room for {tokens:,} tokens"
 
     def _feed_forward(self) -> str:
-        mixture = self.mixture
+        config = self.config
+        mixture = config.mixture
         if mixture is None:
-            return f"{self.intermediate} wide"
+            return f"{config.intermediate} wide"
         shared = f", a shared one of {mixture.shared}" if mixture.shared else ""
         dense = mixture.dense_layers
-        dense_text = f"; {len(dense)} of {self.layers} layers dense, {self.intermediate} wide" if dense else ""
+        dense_text = f"; {len(dense)} of {config.layers} layers dense, {config.intermediate} wide" if dense else ""
         router = f"{mixture.router.score} router"
         if mixture.router.kept_groups < mixture.router.groups:
             router += f" over {mixture.router.kept_groups} of {mixture.router.groups} groups"
@@ -245,7 +237,7 @@ def inspect_model(
 _SHAPE = (
     *("family", "kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_length"),
     *("block_length", "mixture", "parameters", "active_parameters"),
-)  # fields that `ModelReport` takes from `ModelConfig`
+)  # of `ModelConfig`, in the JSON of a `ModelReport`
 
 
 def _model_report(
@@ -279,7 +271,7 @@ def _model_report(
             kv_tokens[form] = gpu_tokens(config, dtype, None, device, ranks, attention)
     return ModelReport(
         name=name,
-        **{field: getattr(config, field) for field in _SHAPE},
+        config=config,
         stored=dict(stored),
         weight_bytes=form_bytes,
         kv_bytes=kv_bytes,

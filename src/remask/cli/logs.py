@@ -4,7 +4,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, TextIO
 
 from remask.machine.log_format import TEXT, JsonFormatter, logs_json
@@ -64,9 +63,7 @@ class StderrLog:
         self.configure("warning", FORMATS[0])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(False)
         for name, level in self._levels.items():

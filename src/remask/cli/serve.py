@@ -145,12 +145,13 @@ APPLICATION = "remask"
 
 def deploy(args: argparse.Namespace) -> int:
     """Serve until a signal stops the fleet. Returns 0. Raises `ConfigError` on options, `DeployError` if Ray fails."""
-    from remask.deploy.settings import FleetSettings
+    from remask.deploy.settings import FleetSettings, Scaling
 
     args.model = args.positional_model or args.model
     if file_and_class(args.cache) is not None:
         raise ConfigError("--cache: replicas run in processes of their own, so a policy has to be in a package there")
     load_settings = model_settings(args)
+    most_replicas = args.min_replicas if args.max_replicas is None else args.max_replicas
     settings = FleetSettings(
         model=args.model,
         cache=args.cache,
@@ -161,15 +162,7 @@ def deploy(args: argparse.Namespace) -> int:
         engine=asdict(engine_config(args)),
         server=server_settings(args),
         chat_template=load_settings["chat_template"],
-        min_replicas=args.min_replicas,
-        max_replicas=args.min_replicas if args.max_replicas is None else args.max_replicas,
-        target_ongoing_requests=args.target_ongoing_requests,
-        upscale_delay_s=args.upscale_delay,
-        downscale_delay_s=args.downscale_delay,
-        routing=args.routing,
-        balance=args.balance,
-        num_cpus=args.num_cpus,
-        num_gpus=args.num_gpus,
+        **{name: getattr(args, name) for name in declared(Scaling)} | {"max_replicas": most_replicas},
     )
     logged_settings = {name: value for name, value in asdict(settings).items() if name != "server"}
     log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **logged_settings}))

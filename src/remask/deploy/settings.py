@@ -8,7 +8,7 @@ from typing import Any
 from remask.checkpoint.settings import ModelSettings
 from remask.checks import BUNDLED
 from remask.checks.fields import check, declare, declared
-from remask.checks.values import Choice, Real, Whole, check_whole
+from remask.checks.values import Choice, Real, Seconds, Whole, check_whole
 from remask.deploy.routing import Spill
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError, UnknownNameError
@@ -27,29 +27,23 @@ MODEL_FIELDS = (
 class Scaling:
     """How many replicas there are, what each of them gets, and which one a request goes to."""
 
-    min_replicas: int = declare(1, Whole(1), "Fewest replicas.")
-    max_replicas: int = declare(1, Whole(1), "Most replicas; autoscaling moves between the two.")
+    min_replicas: int = declare(1, Whole(1), "Minimum number of replicas.")
+    max_replicas: int = declare(1, Whole(1), "Maximum number of replicas.")
     target_ongoing_requests: float | None = declare(
-        None, Real(0.0, above=True), "Open requests per replica that autoscaling aims at; by default `max_num_seqs`."
+        None, Real(0.0, above=True), "Open requests a replica to scale for; by default `max_num_seqs`.", metavar="N"
     )
-    upscale_delay_s: float = declare(30.0, Real(0.0), "Seconds that a high load must last before replicas are added.")
-    downscale_delay_s: float = declare(600.0, Real(0.0), "Seconds of low load before replicas are removed.")
-    routing: str = declare(
-        "prefix",
-        Choice(("prefix", "round-robin")),
-        "`prefix` sends a request to the replica that holds its prefix; `round-robin` takes replicas in turn.",
+    upscale_delay_s: float = declare(
+        30.0, Seconds(0.0), "Seconds of higher load before one is added.", flags=("--upscale-delay",)
     )
-    balance: float = declare(
-        1.25,
-        Real(1.0, above=True),
-        "Open requests that a replica may have before prefixes spill over, as a multiple of the mean.",
+    downscale_delay_s: float = declare(
+        600.0, Seconds(0.0), "Seconds of lower load before one is removed.", flags=("--downscale-delay",)
     )
-    num_cpus: float = declare(1.0, Real(0.0), "CPUs that Ray reserves for a replica, on one machine.")
-    num_gpus: float = declare(
-        0.0,
-        Real(0.0),
-        "GPUs. The processes of a replica with `tensor_parallel` are children of its actor, and share it.",
-    )
+    # prefix: a replica that holds the prefix of the request; round-robin: replicas in turn
+    routing: str = declare("prefix", Choice(("prefix", "round-robin")), "Choice of replicas.")
+    balance: float = declare(1.25, Real(1.0, above=True), "Multiple of the mean load at which prefixes spill over.")
+    num_cpus: float = declare(1.0, Real(0.0), "CPUs that Ray sets aside per replica.")
+    # The processes of a replica with `tensor_parallel` are children of its actor, and share them.
+    num_gpus: float = declare(0.0, Real(0.0), "GPUs that Ray sets aside per replica.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

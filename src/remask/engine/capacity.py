@@ -5,7 +5,7 @@ Nothing here imports PyTorch: `remask models` says what fits before anything hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -211,22 +211,15 @@ def product_bytes(part: ModelConfig) -> int:
     return PRODUCT_ROWS * (13 * inner + 12 * outer) + TILE_BYTES
 
 
-def pass_rows(
-    config: ModelConfig,
-    max_rows: int,
-    max_canvas: int,
-    itemsize: int,
-    room: int,
-    ranks: int = 1,
-    attention: Attention | None = None,
-) -> int:
+def pass_rows(max_rows: int, max_canvas: int, room: int, workspace: Callable[[int], int]) -> int:
     """Rows that a pass may have in any layer to fit into `room` bytes: `max_rows`, halved if needed.
 
-    A pass has at least the rows of two canvases, even if these do not fit.
+    A pass has at least the rows of two canvases of `max_canvas` tokens, even if these do not fit. `workspace` returns
+    the bytes of a pass over a number of rows.
     """
     min_rows = 2 * max_canvas  # as classifier-free guidance runs two canvases together
     row_count = max(min_rows, max_rows)
-    while row_count > min_rows and workspace_bytes(config, row_count, max_canvas, itemsize, ranks, attention) > room:
+    while row_count > min_rows and workspace(row_count) > room:
         row_count = max(min_rows, row_count // 2)
     return row_count
 

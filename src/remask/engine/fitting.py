@@ -120,15 +120,6 @@ class CpuMemory:
         extent = length + self.page_size
         return (self.available - self.workspace(2 * extent, extent)) // self.token.kv
 
-    def fitting_rows(self, max_rows: int, length: int, allocated: int) -> int:
-        """Rows of a pass over canvases of `length` that fits beside `allocated` bytes: `max_rows`, halved if needed.
-
-        A pass has at least the rows of two canvases.
-        """
-        while max_rows > 2 * length and self.workspace(max_rows, length) > self.available - allocated:
-            max_rows = max(2 * length, max_rows // 2)
-        return max_rows
-
     def shortage_error(self, max_canvas: int, fitting: int) -> ConfigError:
         """The error that two canvases of `max_canvas` tokens do not fit. It advises `fitting` tokens, unless 0."""
         ways = [f"--max-model-len {fitting}"] if fitting else []

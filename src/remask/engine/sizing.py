@@ -70,8 +70,12 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
     max_rows = running
     if config.max_row_layers is not None:  # a row is computed in one layer at least
         max_rows = min(max_rows, config.max_row_layers)
-    rows = pass_rows(shape, max_rows, extent, itemsize, pass_room, ranks, model.attention)
-    workspace = graph_workspace + workspace_bytes(shape, rows, extent, itemsize, ranks, model.attention)
+
+    def pass_workspace(row_count: int) -> int:
+        return workspace_bytes(shape, row_count, extent, itemsize, ranks, model.attention)
+
+    rows = pass_rows(max_rows, extent, pass_room, pass_workspace)
+    workspace = graph_workspace + pass_workspace(rows)
     max_store = store_tokens(memory, token, workspace, canvas_count, max_canvas, page_size)
     if min_store > max_store:
         raise ConfigError(
@@ -115,7 +119,7 @@ def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max
     store = min(budget, max(remaining_bytes // 2 // stored_bytes, 0 if has_length else fitting_length))
     running = min(canvas_count * extent, 2 * extent + (remaining_bytes - store * stored_bytes) // token.kv)
     planned = running * token.kv + store * stored_bytes
-    rows = cpu.fitting_rows(min(max_rows, running), extent, planned)
+    rows = pass_rows(min(max_rows, running), extent, cpu.available - planned, lambda rows: cpu.workspace(rows, extent))
     log.warning(
         "%s of memory are left beside the weights: canvases have up to %d tokens (%d were asked for), running ones "
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",

@@ -8,12 +8,12 @@ loaded.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, tiny
+from remask.families.family import Family
 from remask.families.fields import Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 from remask.request.sampling_params import SamplingDefaults
 
@@ -52,59 +52,10 @@ def _remark(name: str, config: ModelConfig) -> str | None:
     )
 
 
-_SMOLLM2 = ModelConfig(
-    family="a2d",
-    layers=30,
-    hidden=576,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate=1536,
-    vocab=49152,
-    max_length=8192,
-    rope_theta=100_000.0,
-    norm_eps=1e-5,
-    mask_id=5,
-    stop_ids=(2,),
-    tied=True,
-    shift=1,
-    sampling=SAMPLING,
-)
-
-_BLOCKS: Mapping[str, Any] = {"kind": "block_causal", "block_length": 8}
-# As Qwen3-0.6B and Qwen2.5-Coder-0.5B, with the first id behind their tokenizers' own as the mask; the checkpoint's
-# config.json and tokenizer decide for a real one.
-_QWEN3 = ModelConfig(
-    family="a2d",
-    layers=28,
-    hidden=1024,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=3072,
-    vocab=151936,
-    max_length=40960,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
-    mask_id=151669,
-    stop_ids=(151643, qwen.END_OF_TURN),
-    tied=True,
-    qk_norm="head",
-    sampling=SAMPLING,
-)
-_QWEN2 = replace(
-    _QWEN3,
-    layers=24,
-    hidden=896,
-    heads=14,
-    kv_heads=2,
-    head_dim=64,
-    intermediate=4864,
-    max_length=32768,
-    mask_id=151665,
-    qk_norm=None,
-    qkv_bias=True,
-)
+_BLOCKS: Mapping[str, Any] = {"kind": "block_causal"}
+_QWEN2: Mapping[str, Any] = {"qkv_bias": True}
+_QWEN3: Mapping[str, Any] = {"qk_norm": "head"}
+_SHIFTED: Mapping[str, Any] = {"shift": 1}
 
 A2D = Family(
     name="a2d",
@@ -114,14 +65,19 @@ A2D = Family(
     config=_config,
     remark=_remark,
     harmless=frozenset({"layer_types", "use_sliding_window"}),
-    presets={
-        "smollm2-135m": _SMOLLM2,
-        "qwen3-0.6b-diffusion-mdlm": _QWEN3,
-        "qwen2.5-coder-0.5b-instruct-diffusion-mdlm": _QWEN2,
-        "qwen3-0.6b-diffusion-bd3lm": replace(_QWEN3, kind="block_causal", block_length=32),
-        "qwen2.5-coder-0.5b-instruct-diffusion-bd3lm": replace(_QWEN2, kind="block_causal", block_length=32),
-        "a2d-tiny": tiny(_SMOLLM2),
-        "a2d-blocks-tiny": tiny(_SMOLLM2, shift=0, **_BLOCKS),
-        "a2d-blocks-shifted-tiny": tiny(_SMOLLM2, **_BLOCKS),
-    },
+    # As Qwen3-0.6B and Qwen2.5-Coder-0.5B, with the first id behind their tokenizers' own as the mask.
+    presets=shapes_of(
+        "a2d",
+        {
+            "smollm2-135m": _SHIFTED,
+            "qwen3-0.6b-diffusion-mdlm": _QWEN3,
+            "qwen2.5-coder-0.5b-instruct-diffusion-mdlm": _QWEN2,
+            "qwen3-0.6b-diffusion-bd3lm": {**_QWEN3, **_BLOCKS},
+            "qwen2.5-coder-0.5b-instruct-diffusion-bd3lm": {**_QWEN2, **_BLOCKS},
+            "a2d-tiny": _SHIFTED,
+            "a2d-blocks-tiny": _BLOCKS,
+            "a2d-blocks-shifted-tiny": {**_SHIFTED, **_BLOCKS},
+        },
+        sampling=SAMPLING,
+    ),
 )

@@ -9,8 +9,9 @@ from typing import Any
 
 from remask.checks.values import is_whole
 from remask.families import qwen
-from remask.families.family import Factors, Family, MixtureNames, tiny
+from remask.families.family import Factors, Family, MixtureNames
 from remask.families.fields import FULL, LAYERS, NO_MASK, SLIDING, VOCAB, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
 
 _SOURCE = "config.json (diffusion-gemma)"
@@ -55,6 +56,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         norm_eps=fields.number("rms_norm_eps"),
         mask_id=NO_MASK,
         stop_ids=tuple(dict.fromkeys(fields.tokens("eos_token_id", vocab))),
+        tied=True,
         sliding=_sliding(
             sliding,
             fields.integer("sliding_window", least=2) if sliding else 2,
@@ -76,7 +78,6 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 _SWITCHES: Mapping[str, Any] = {
-    "tied": True,
     "kind": "block_causal",
     "qk_norm": "head",
     "value_norm": True,
@@ -192,29 +193,6 @@ def _factors(raw: Mapping[str, Any]) -> Factors:  # noqa: ARG001 - of all models
     return Factors(unscaled=True)
 
 
-_26B = ModelConfig(
-    family="diffusion-gemma",
-    layers=30,
-    hidden=2816,
-    heads=16,
-    kv_heads=2,
-    head_dim=512,
-    intermediate=2112,
-    vocab=262144,
-    max_length=262144,
-    rope_theta=1_000_000.0,
-    rope_scaling=RopeScaling("proportional", factor=1.0, share=0.25),
-    norm_eps=1e-6,
-    mask_id=NO_MASK,
-    stop_ids=(1,),
-    sliding=_sliding(tuple(layer for layer in range(30) if (layer + 1) % _PATTERN), 1024, 10_000.0, 8, 256),
-    embed_scale=2816**0.5,
-    logit_cap=30.0,
-    mixture=_mixture(128, 8, 704, 2112),
-    block_length=256,
-    **_SWITCHES,
-)
-
 DIFFUSION_GEMMA = Family(
     name="diffusion-gemma",
     model_types=("diffusion_gemma",),
@@ -246,19 +224,22 @@ DIFFUSION_GEMMA = Family(
     # Copies of the decoder's weights in the text encoder, and the tensors for images.
     unread=r"model\.encoder\.(vision_tower|embed_vision)\..*|model\.encoder\.language_model\.(?!.*layer_scalar).*",
     harmless=frozenset({"vision_config"}),
-    presets={
-        "diffusiongemma-26b-a4b": _26B,
-        "diffusion-gemma-tiny": tiny(
-            _26B,
-            layers=3,
-            head_dim=32,
-            kv_heads=1,
-            intermediate=96,
-            mask_id=NO_MASK,
-            embed_scale=8.0,
-            sliding=_sliding((0, 1), 10, 10_000.0, 2, 16),
-            mixture=_mixture(8, 2, 48, 96),
-            block_length=8,
-        ),
-    },
+    presets=shapes_of(
+        "diffusion-gemma",
+        {
+            "diffusiongemma-26b-a4b": {
+                "sliding": _sliding(tuple(n for n in range(30) if (n + 1) % _PATTERN), 1024, 10_000.0, 8, 256),
+                "embed_scale": 2816**0.5,
+                "mixture": _mixture(128, 8, 704, 2112),
+            },
+            "diffusion-gemma-tiny": {
+                "sliding": _sliding((0, 1), 10, 10_000.0, 2, 16),
+                "embed_scale": 8.0,
+                "mixture": _mixture(8, 2, 48, 96),
+            },
+        },
+        rope_scaling=RopeScaling("proportional", factor=1.0, share=0.25),
+        logit_cap=30.0,
+        **_SWITCHES,
+    ),
 )

@@ -4,23 +4,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, tiny
+from remask.families.family import Family
 from remask.families.fields import Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 from remask.request.sampling_params import SamplingDefaults
 
 MASK = 151666  # of the published vocabulary
-SAMPLING = SamplingDefaults(remasking="entropy", time_schedule=True)
+_SWITCHES: Mapping[str, Any] = {
+    "qkv_bias": True,
+    "shift": 1,
+    "sampling": SamplingDefaults(remasking="entropy", time_schedule=True),
+}
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (dream)", raw)
     head_dim = fields.head_dim("hidden_size", "num_attention_heads")
     shape = qwen.shape(fields, head_dim, MASK)
-    return ModelConfig(family="dream", qkv_bias=True, shift=1, sampling=SAMPLING, **shape)
+    return ModelConfig(family="dream", **_SWITCHES, **shape)
 
-
-_DREAM_7B = ModelConfig(family="dream", max_length=131072, mask_id=MASK, sampling=SAMPLING, **qwen.SHAPE_7B)
 
 DREAM = Family(
     name="dream",
@@ -29,5 +32,5 @@ DREAM = Family(
     names=qwen.NAMES,
     config=_config,
     harmless=frozenset(),
-    presets={"dream-7b": _DREAM_7B, "diffucoder-7b": _DREAM_7B, "dream-tiny": tiny(_DREAM_7B)},
+    presets=shapes_of("dream", **_SWITCHES),
 )

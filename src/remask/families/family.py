@@ -414,10 +414,3 @@ def _swiglu(
     rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
     slots = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
     return [*slots, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]
-
-
-def tiny(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """`config` in a size for tests, with `changes`: two layers of width 64, and 256 tokens."""
-    small: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 160}
-    small |= {"vocab": 256, "max_length": 512, "mask_id": 255, "stop_ids": (250,)}
-    return replace(config, **small | changes)

@@ -8,38 +8,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, tiny
+from remask.families.family import Family
 from remask.families.fields import Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 from remask.request.sampling_params import SamplingDefaults
 
 MASK = 151665  # of the published vocabulary
 BLOCK = 32
-SAMPLING = SamplingDefaults(opens_blocks=True)
+_SWITCHES: Mapping[str, Any] = {
+    "qkv_bias": True,
+    "shift": 1,
+    "kind": "block_causal",
+    "sampling": SamplingDefaults(opens_blocks=True),
+}
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (fast-dllm-v2)", raw, mask_token_id=MASK)
     return ModelConfig(
         family="fast-dllm-v2",
-        qkv_bias=True,
-        shift=1,
-        kind="block_causal",
         block_length=fields.block("bd_size", BLOCK),
-        sampling=SAMPLING,
+        **_SWITCHES,
         **qwen.shape(fields, fields.head_dim("hidden_size", "num_attention_heads"), MASK),
     )
 
-
-_FAST_DLLM_V2_7B = ModelConfig(
-    family="fast-dllm-v2",
-    max_length=32768,
-    mask_id=MASK,
-    kind="block_causal",
-    block_length=BLOCK,
-    sampling=SAMPLING,
-    **qwen.SHAPE_7B,
-)
 
 FAST_DLLM_V2 = Family(
     name="fast-dllm-v2",
@@ -48,8 +41,5 @@ FAST_DLLM_V2 = Family(
     names=qwen.NAMES,
     config=_config,
     harmless=frozenset(),
-    presets={
-        "fast-dllm-v2-7b": _FAST_DLLM_V2_7B,
-        "fast-dllm-v2-tiny": tiny(_FAST_DLLM_V2_7B, tied=True, block_length=8),
-    },
+    presets=shapes_of("fast-dllm-v2", **_SWITCHES),
 )

@@ -6,8 +6,9 @@ from typing import Any
 
 from remask.denoising.noise import Noise
 from remask.families import qwen
-from remask.families.family import Factors, Family, tiny
+from remask.families.family import Factors, Family
 from remask.families.fields import LAYERS, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 
 # The ids of the published tokenizer, which `null` stands for.
@@ -21,11 +22,9 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     shape = fields.shape(fields.head_dim("hidden_size", "num_attention_heads"))
     return ModelConfig(
         family="gidd",
-        kind="uniform",
         qk_norm="whole" if fields.flag("use_qk_norm") else None,
         sink="learned" if fields.flag("attention_bias") else None,
         score_cap=fields.number("attn_soft_cap") if raw.get("attn_soft_cap") else None,
-        mlp="relu2",
         mlp_bias=fields.flag("mlp_bias"),
         # No published configuration has this key: their models were all trained under the structured mask.
         structured_attention=fields.flag("structured_attention", True),
@@ -36,6 +35,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
             vocab=shape["vocab"],
             mask_id=shape["mask_id"],
         ),
+        **_SWITCHES,
         **shape,
     )
 
@@ -48,30 +48,8 @@ def _factors(raw: Mapping[str, Any]) -> Factors:
     return Factors(linear=fields.scaling("weight_scaling"), residual=residual, head=head, gain=1.0)
 
 
-_GIDD_NOISE = Noise(shift=1000.0, min_log_snr=-9.0, max_log_snr=9.0, vocab=131072, mask_id=MASK)
-
-_GIDD_UNIF_3B = ModelConfig(
-    family="gidd",
-    layers=19,
-    hidden=3072,
-    heads=24,
-    kv_heads=24,
-    head_dim=128,
-    intermediate=12288,
-    vocab=131072,
-    max_length=2048,
-    rope_theta=10_000.0,
-    norm_eps=1e-6,
-    mask_id=MASK,
-    stop_ids=(END,),
-    kind="uniform",
-    qk_norm="whole",
-    sink="learned",
-    score_cap=30.0,
-    mlp="relu2",
-    mlp_bias=True,
-    noise=_GIDD_NOISE,
-)
+_SWITCHES: Mapping[str, Any] = {"kind": "uniform", "mlp": "relu2"}
+_NOISE = Noise(shift=1000.0, min_log_snr=-9.0, max_log_snr=9.0, vocab=131072, mask_id=MASK)
 
 GIDD = Family(
     name="gidd",
@@ -88,28 +66,18 @@ GIDD = Family(
     config=_config,
     factors=_factors,
     harmless=frozenset({"attn_performer", "head_scaling"}),
-    presets={
-        "gidd-unif-3b": _GIDD_UNIF_3B,
-        "gidd-unif-10b": replace(_GIDD_UNIF_3B, layers=34, hidden=4608, heads=36, kv_heads=36, intermediate=18432),
-        "gidd-mask-3b": replace(_GIDD_UNIF_3B, layers=18, noise=replace(_GIDD_NOISE, shift=-1000.0)),
-        "gidd-100m": replace(
-            _GIDD_UNIF_3B,
-            layers=14,
-            hidden=768,
-            heads=12,
-            kv_heads=12,
-            head_dim=64,
-            intermediate=3072,
-            vocab=8192,
-            noise=replace(_GIDD_NOISE, vocab=8192),
-        ),
-        "gidd-tiny": tiny(
-            _GIDD_UNIF_3B,
-            kv_heads=4,
-            max_length=128,
-            mask_id=MASK,
-            stop_ids=(END,),
-            noise=replace(_GIDD_NOISE, vocab=256),
-        ),
-    },
+    presets=shapes_of(
+        "gidd",
+        {
+            "gidd-mask-3b": {"noise": replace(_NOISE, shift=-1000.0)},
+            "gidd-100m": {"noise": replace(_NOISE, vocab=8192)},
+            "gidd-tiny": {"noise": replace(_NOISE, vocab=256)},
+        },
+        qk_norm="whole",
+        sink="learned",
+        score_cap=30.0,
+        mlp_bias=True,
+        noise=_NOISE,
+        **_SWITCHES,
+    ),
 )

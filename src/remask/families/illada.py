@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, tiny
+from remask.families.family import Family
 from remask.families.fields import Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 from remask.request.sampling_params import SamplingDefaults
 
@@ -24,24 +25,6 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(family="illada", sampling=SAMPLING, **qwen.shape(fields, head_dim))
 
 
-ILLADA_8B = ModelConfig(
-    family="illada",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=14336,
-    vocab=155136,
-    max_length=8192,
-    rope_theta=500_000.0,
-    norm_eps=1e-5,
-    mask_id=MASK,
-    stop_ids=(END,),
-    tied=True,
-    sampling=SAMPLING,
-)
-
 ILLADA = Family(
     name="illada",
     model_types=("illada",),
@@ -49,5 +32,5 @@ ILLADA = Family(
     names=qwen.NAMES,
     config=_config,
     harmless=frozenset(),
-    presets={"illada-8b": ILLADA_8B, "illada-tiny": tiny(ILLADA_8B, mask_id=MASK, stop_ids=(END,))},
+    presets=shapes_of("illada", sampling=SAMPLING),
 )

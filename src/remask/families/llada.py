@@ -1,11 +1,11 @@
 """LLaDA: 8B base and instruct, 1.5."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from remask.families.family import Family, TensorNames, tiny
+from remask.families.family import Family, TensorNames
 from remask.families.fields import LAYERS, VOCAB, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 
 # The ids of the published vocabulary. An assistant turn ends with <|eot_id|>, which no key of config.json names.
@@ -65,41 +65,6 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-_LLADA_8B = ModelConfig(
-    family="llada",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=32,
-    head_dim=128,
-    intermediate=12288,
-    vocab=126464,
-    max_length=4096,
-    rope_theta=500_000.0,
-    norm_eps=1e-5,
-    mask_id=MASK,
-    stop_ids=(126081, END_OF_TURN),
-    rope_float32=True,
-)
-
-# Tied, so that of its 138 million parameters all but 25 are in the layers.
-_LLADA_100M = replace(
-    _LLADA_8B,
-    layers=16,
-    hidden=768,
-    heads=12,
-    kv_heads=12,
-    head_dim=64,
-    intermediate=2048,
-    vocab=32000,
-    mask_id=31999,
-    stop_ids=(31998,),
-    tied=True,
-)
-
-# 1.09 billion parameters; 66 million of them are the tied embedding.
-_LLADA_1B = replace(_LLADA_100M, layers=20, hidden=2048, heads=16, kv_heads=16, head_dim=128, intermediate=5632)
-
 LLADA = Family(
     name="llada",
     model_types=("llada",),
@@ -124,11 +89,5 @@ LLADA = Family(
         # The width is d_model; tools for adapters look for it under its usual name.
         {"alibi_bias_max", "attention_layer_norm_with_affine", "hidden_size", "mlp_ratio", "precision"}
     ),
-    presets={
-        "llada-8b": _LLADA_8B,
-        "llada-1.5": _LLADA_8B,
-        "llada-1b": _LLADA_1B,
-        "llada-100m": _LLADA_100M,
-        "llada-tiny": tiny(_LLADA_8B, kv_heads=4),
-    },
+    presets=shapes_of("llada", rope_float32=True),
 )

@@ -10,15 +10,17 @@ from typing import Any
 
 from remask.denoising.indel import EditTokens
 from remask.families import qwen
-from remask.families.family import Family, MixtureNames, tiny
+from remask.families.family import Family, MixtureNames
 from remask.families.fields import Fields
-from remask.families.llada_moe import END, MASK
+from remask.families.llada_moe import MASK
+from remask.families.shapes import shapes_of
 from remask.model.config import Mixture, ModelConfig, Router
 from remask.request.sampling_params import SamplingDefaults
 
 BLOCK = 32  # the published one; the published config.json names neither block nor mask
 ROTARY_SHARE = 0.5  # default of `partial_rotary_factor` in the authors' class
 SAMPLING_22 = SamplingDefaults(remasking="levenshtein")
+_SWITCHES: Mapping[str, Any] = {"kind": "block_causal", "qk_norm": "head"}
 _EDIT_TOKENS = ("delete_token_id", "split_token_id")
 
 
@@ -42,12 +44,11 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     shape["stop_ids"] = shape["stop_ids"] or fields.tokens("pad_token_id", shape["vocab"])
     return ModelConfig(
         family="llada2",
-        kind="block_causal",
-        qk_norm="head",
         block_length=fields.block("block_size", BLOCK),
         edit_tokens=_edit_tokens(fields, shape["vocab"], shape["mask_id"]) if pools else None,
         mixture=_mixture(fields, tuple(range(min(dense, shape["layers"])))),
         sampling=SAMPLING_22 if pools else SamplingDefaults(),
+        **_SWITCHES,
         **shape,
     )
 
@@ -98,67 +99,17 @@ def _expert_choice(fields: Fields, experts: int) -> tuple[dict[str, int], int]:
 
 _ROUTER = Router("sigmoid", bias=True, groups=8, kept_groups=4, normalise=True, scale=2.5, float32=True)
 
-_LLADA2_MINI = ModelConfig(
-    family="llada2",
-    layers=20,
-    hidden=2048,
-    heads=16,
-    kv_heads=4,
-    head_dim=128,
-    intermediate=5120,
-    vocab=157184,
-    max_length=16384,
-    rope_theta=600_000.0,
-    norm_eps=1e-6,
-    mask_id=MASK,
-    stop_ids=(END,),
-    kind="block_causal",
-    qk_norm="head",
-    rotary_dim=64,
-    block_length=BLOCK,
-    mixture=Mixture(experts=256, active=8, intermediate=512, shared=512, dense_layers=(0,), router=_ROUTER),
-)
-
-_LLADA2_FLASH = replace(
-    _LLADA2_MINI,
-    layers=32,
-    hidden=4096,
-    heads=32,
-    intermediate=9216,
-    mixture=Mixture(experts=256, active=8, intermediate=1024, shared=1024, dense_layers=(0,), router=_ROUTER),
-)
-
-_LLADA2_TINY = tiny(
-    _LLADA2_MINI,
-    rotary_dim=8,
-    block_length=8,
-    mixture=Mixture(
-        experts=8,
-        active=2,
-        intermediate=48,
-        shared=48,
-        dense_layers=(0,),
-        router=replace(_ROUTER, groups=4, kept_groups=2),
-    ),
-)
-
 _ROUTER_22 = replace(_ROUTER, groups=1, kept_groups=1, pool=48, block=BLOCK)
+_SWITCHES_22: Mapping[str, Any] = {"edit_tokens": EditTokens(156930, 156931), "sampling": SAMPLING_22}
 
 
-def _pooled_shape(config: ModelConfig, router: Router, **changes: Any) -> ModelConfig:
-    """The shape of 2.2 for a shape of 2.1."""
-    assert config.mixture is not None
-    mixture = replace(config.mixture, router=router)
-    return replace(config, mixture=mixture, sampling=SAMPLING_22, **changes)
+def _experts(width: int, router: Router) -> Mixture:
+    return Mixture(experts=256, active=8, intermediate=width, shared=width, dense_layers=(0,), router=router)
 
 
-# The files of mini were not read: widths of its feed-forwards are those of 2.1, its second end token is that of flash.
-_LLADA22: Mapping[str, Any] = {
-    "max_length": 131072,
-    "rope_theta": 3_000_000.0,
-    "stop_ids": (END, 156900),
-    "edit_tokens": EditTokens(156930, 156931),
-}
+def _few_experts(router: Router) -> Mixture:
+    return Mixture(experts=8, active=2, intermediate=48, shared=48, dense_layers=(0,), router=router)
+
 
 LLADA2 = Family(
     name="llada2",
@@ -178,15 +129,24 @@ LLADA2 = Family(
     ),
     config=_config,
     harmless=frozenset({"n_group", "topk_group"}),
-    presets={
-        "llada2-mini": _LLADA2_MINI,
-        "llada2.1-mini": _LLADA2_MINI,
-        "llada2-flash": _LLADA2_FLASH,
-        "llada2.2-mini": _pooled_shape(_LLADA2_MINI, _ROUTER_22, **_LLADA22),
-        "llada2.2-flash": _pooled_shape(_LLADA2_FLASH, _ROUTER_22, **_LLADA22),
-        "llada2-tiny": _LLADA2_TINY,
-        "llada2.2-tiny": _pooled_shape(
-            _LLADA2_TINY, replace(_ROUTER_22, pool=4, block=8), edit_tokens=EditTokens(253, 254), stop_ids=(250, 251)
-        ),
-    },
+    # The files of 2.2-mini were not read: its experts are those of 2.1, its second end token is that of flash.
+    presets=shapes_of(
+        "llada2",
+        {
+            "llada2-mini": {"mixture": _experts(512, _ROUTER)},
+            "llada2.1-mini": {"mixture": _experts(512, _ROUTER)},
+            "llada2-flash": {"mixture": _experts(1024, _ROUTER)},
+            "llada2.2-mini": {"mixture": _experts(512, _ROUTER_22), **_SWITCHES_22},
+            "llada2.2-flash": {"mixture": _experts(1024, _ROUTER_22), **_SWITCHES_22},
+            "llada2-tiny": {"mixture": _few_experts(replace(_ROUTER, groups=4, kept_groups=2)), "rotary_dim": 8},
+            "llada2.2-tiny": {
+                "mixture": _few_experts(replace(_ROUTER_22, pool=4, block=8)),
+                "rotary_dim": 8,
+                "edit_tokens": EditTokens(253, 254),
+                "sampling": SAMPLING_22,
+            },
+        },
+        rotary_dim=64,
+        **_SWITCHES,
+    ),
 )

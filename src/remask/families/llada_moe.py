@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, MixtureNames, tiny
+from remask.families.family import Family, MixtureNames
 from remask.families.fields import LAYERS, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import Mixture, ModelConfig
 
 # The ids of the vocabulary of LLaDA-MoE and LLaDA2. The published config.json names no mask.
@@ -62,26 +63,6 @@ def _dense_layers(fields: Fields) -> tuple[int, ...]:
     return tuple(layer for layer, entry in enumerate(frequency) if not entry)
 
 
-_LLADA_MOE_7B = ModelConfig(
-    family="llada-moe",
-    layers=16,
-    hidden=2048,
-    heads=16,
-    kv_heads=16,
-    head_dim=128,
-    intermediate=0,
-    vocab=157184,
-    max_length=8192,
-    rope_theta=50_000.0,
-    norm_eps=1e-5,
-    mask_id=MASK,
-    stop_ids=(END,),
-    qk_norm="head",
-    mixture=Mixture(experts=64, active=8, intermediate=1024),
-)
-
-_SMALL_EXPERTS = Mixture(experts=8, active=2, intermediate=48, dense_layers=(0,))
-
 LLADA_MOE = Family(
     name="llada-moe",
     model_types=("lladamoe", "llada_moe"),
@@ -90,8 +71,12 @@ LLADA_MOE = Family(
     config=_config,
     recognises=_recognises,
     harmless=frozenset({"intermediate_size", "dense_intermediate_size", *_UNREAD}),
-    presets={
-        "llada-moe-7b-a1b": _LLADA_MOE_7B,
-        "llada-moe-tiny": tiny(_LLADA_MOE_7B, kv_heads=4, mixture=_SMALL_EXPERTS),
-    },
+    presets=shapes_of(
+        "llada-moe",
+        {
+            "llada-moe-7b-a1b": {"mixture": Mixture(experts=64, active=8, intermediate=1024)},
+            "llada-moe-tiny": {"mixture": Mixture(experts=8, active=2, intermediate=48, dense_layers=(0,))},
+        },
+        qk_norm="head",
+    ),
 )

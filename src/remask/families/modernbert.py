@@ -1,12 +1,12 @@
 """ModernBERT (BERT-Chat of dLLM): an encoder that was trained to denoise. Two layers of three are sliding."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from remask.families.a2d import SAMPLING
-from remask.families.family import Family, TensorNames, tiny
+from remask.families.family import Family, TensorNames
 from remask.families.fields import FULL, LAYERS, SLIDING, VOCAB, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig, Sliding
 
 # Of the published vocabulary: no key of config.json names the mask.
@@ -42,13 +42,18 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         stop_ids=tuple(dict.fromkeys(fields.tokens("eos_token_id", vocab))),
         tied=fields.flag("tie_word_embeddings", True),
         sliding=Sliding(sliding, _reach(fields), sliding_theta) if sliding else None,
-        norm="layer",
-        embed_norm=True,
-        head_dense=True,
         head_bias=fields.flag("decoder_bias", True),
-        mlp="geglu",
-        sampling=SAMPLING,
+        **_SWITCHES,
     )
+
+
+_SWITCHES: Mapping[str, Any] = {
+    "norm": "layer",
+    "embed_norm": True,
+    "head_dense": True,
+    "mlp": "geglu",
+    "sampling": SAMPLING,
+}
 
 
 def _sliding_layers(fields: Fields) -> tuple[int, ...]:
@@ -90,30 +95,6 @@ def _sliding(layers: int, reach: int = 64) -> Sliding:
     return Sliding(tuple(layer for layer in range(layers) if layer % 3), reach, 10_000.0)
 
 
-_BASE = ModelConfig(
-    family="modernbert",
-    layers=22,
-    hidden=768,
-    heads=12,
-    kv_heads=12,
-    head_dim=64,
-    intermediate=1152,
-    vocab=WORDS,
-    max_length=8192,
-    rope_theta=160_000.0,
-    norm_eps=1e-5,
-    mask_id=MASK,
-    stop_ids=(50282,),
-    tied=True,
-    sliding=_sliding(22),
-    norm="layer",
-    embed_norm=True,
-    head_dense=True,
-    head_bias=True,
-    mlp="geglu",
-    sampling=SAMPLING,
-)
-
 # BERT-Chat's: plain text, no special tokens.
 _CHAT = (
     "{% for message in messages %}{% if message.role == 'system' %}[SYS]\n{{ message.content }}\n[/SYS]\n\n"
@@ -150,11 +131,14 @@ MODERNBERT = Family(
             *("repad_logits_with_grad", "initializer_cutoff_factor", "sparse_pred_ignore_index", "reference_compile"),
         )
     ),
-    presets={
-        "modernbert-base-chat": _BASE,
-        "modernbert-large-chat": replace(
-            _BASE, layers=28, hidden=1024, heads=16, kv_heads=16, intermediate=2624, sliding=_sliding(28)
-        ),
-        "modernbert-tiny": tiny(_BASE, layers=4, kv_heads=4, sliding=_sliding(4, 6)),
-    },
+    presets=shapes_of(
+        "modernbert",
+        {
+            "modernbert-base-chat": {"sliding": _sliding(22)},
+            "modernbert-large-chat": {"sliding": _sliding(28)},
+            "modernbert-tiny": {"sliding": _sliding(4, 6)},
+        },
+        head_bias=True,
+        **_SWITCHES,
+    ),
 )

@@ -1,6 +1,5 @@
 """Names and fields that families on the architecture of Llama and Qwen have in common."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,22 +27,6 @@ NAMES = TensorNames(
 
 HEAD_NORM_NAMES = replace(NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 """`NAMES` with norms of the heads of Q and K, as in Qwen3."""
-
-SHAPE_7B: Mapping[str, Any] = {
-    "layers": 28,
-    "hidden": 3584,
-    "heads": 28,
-    "kv_heads": 4,
-    "head_dim": 128,
-    "intermediate": 18944,
-    "vocab": 152064,
-    "rope_theta": 1_000_000.0,
-    "norm_eps": 1e-6,
-    "stop_ids": (151643, END_OF_TURN),
-    "qkv_bias": True,
-    "shift": 1,
-}
-"""Fields of `ModelConfig` that diffusion models made of Qwen2.5-7B have in common."""
 
 
 def shape(fields: Fields, head_dim: int, published_mask: int | None = None, **settings: Any) -> dict[str, Any]:

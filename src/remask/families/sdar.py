@@ -6,11 +6,13 @@ from typing import Any
 
 from remask.checks.values import is_whole
 from remask.families import qwen
-from remask.families.family import Family, MixtureNames, tiny
+from remask.families.family import Family, MixtureNames
 from remask.families.fields import LAYERS, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import Mixture, ModelConfig, Router
 
 MASK = 151669  # of the published vocabulary
+_SWITCHES: Mapping[str, Any] = {"kind": "block_causal", "qk_norm": "head"}
 
 
 def _dense(raw: Mapping[str, Any]) -> ModelConfig:
@@ -35,10 +37,9 @@ def _config(family: str, fields: Fields, mixture: Mixture | None) -> ModelConfig
     width = "intermediate_size" if mixture is None or mixture.dense_layers else None
     return ModelConfig(
         family=family,
-        kind="block_causal",
-        qk_norm="head",
         block_length=fields.block("block_size"),
         mixture=mixture,
+        **_SWITCHES,
         **qwen.shape(fields, fields.integer("head_dim", least=2), MASK, width_key=width),
     )
 
@@ -54,37 +55,6 @@ def _dense_layers(fields: Fields) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step)
 
 
-_SDAR_4B = ModelConfig(
-    family="sdar",
-    layers=36,
-    hidden=2560,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=9728,
-    vocab=151936,
-    max_length=32768,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
-    mask_id=MASK,
-    stop_ids=(151643, qwen.END_OF_TURN),
-    kind="block_causal",
-    qk_norm="head",
-    block_length=4,
-)
-
-_SDAR_30B = replace(
-    _SDAR_4B,
-    family="sdar-moe",
-    layers=48,
-    hidden=2048,
-    kv_heads=4,
-    intermediate=0,
-    mixture=Mixture(experts=128, active=8, intermediate=768, router=Router(normalise=True)),
-)
-
-_SMALL_EXPERTS = Mixture(experts=8, active=2, intermediate=48, router=Router(normalise=True))
-
 SDAR = Family(
     name="sdar",
     model_types=("sdar",),
@@ -92,27 +62,7 @@ SDAR = Family(
     names=qwen.HEAD_NORM_NAMES,
     config=_dense,
     harmless=frozenset({"fuse_cross_entropy"}),
-    presets={
-        # As its base, Qwen3-1.7B, whose embedding is tied; the checkpoint's own config.json decides for a real one.
-        "sdar-1.7b": replace(_SDAR_4B, layers=28, hidden=2048, heads=16, intermediate=6144, tied=True),
-        "sdar-4b": _SDAR_4B,
-        "sdar-8b": replace(_SDAR_4B, hidden=4096, intermediate=12288),
-        "sdar-100m": replace(
-            _SDAR_4B,
-            layers=16,
-            hidden=768,
-            heads=12,
-            kv_heads=6,
-            head_dim=64,
-            intermediate=2048,
-            vocab=32000,
-            max_length=4096,
-            mask_id=31999,
-            stop_ids=(31998,),
-            tied=True,
-        ),
-        "sdar-tiny": tiny(_SDAR_4B, tied=True),
-    },
+    presets=shapes_of("sdar", **_SWITCHES),
 )
 
 SDAR_MOE = Family(
@@ -122,5 +72,14 @@ SDAR_MOE = Family(
     names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames()),
     config=_mixed,
     harmless=frozenset({"fuse_cross_entropy", "intermediate_size"}),
-    presets={"sdar-30b-a3b": _SDAR_30B, "sdar-moe-tiny": tiny(_SDAR_30B, intermediate=0, mixture=_SMALL_EXPERTS)},
+    presets=shapes_of(
+        "sdar-moe",
+        {
+            "sdar-30b-a3b": {
+                "mixture": Mixture(experts=128, active=8, intermediate=768, router=Router(normalise=True))
+            },
+            "sdar-moe-tiny": {"mixture": Mixture(experts=8, active=2, intermediate=48, router=Router(normalise=True))},
+        },
+        **_SWITCHES,
+    ),
 )

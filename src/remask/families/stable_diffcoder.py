@@ -5,19 +5,22 @@ model and of its files. Neither was compared with a checkpoint.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from remask.families import qwen
-from remask.families.family import Family, tiny
+from remask.families.family import Family
 from remask.families.fields import Fields
-from remask.families.illada import END, ILLADA_8B, MASK
+from remask.families.illada import END, MASK
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 from remask.request.sampling_params import SamplingDefaults
 
 BLOCK = 4
 CLASS, MODULE = "StableDiffcoderForCausalLM", "modeling_stable_diffcoder"
-SAMPLING = SamplingDefaults(schedule="masks", whole_blocks=False)
+_SWITCHES: Mapping[str, Any] = {
+    "kind": "block_causal",
+    "sampling": SamplingDefaults(schedule="masks", whole_blocks=False),
+}
 
 
 def _recognises(raw: Mapping[str, Any]) -> bool:
@@ -32,22 +35,11 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     head_dim = fields.head_dim("hidden_size", "num_attention_heads")
     return ModelConfig(
         family="stable-diffcoder",
-        kind="block_causal",
         block_length=fields.block("block_size", BLOCK),
-        sampling=SAMPLING,
+        **_SWITCHES,
         **qwen.shape(fields, head_dim),
     )
 
-
-_8B = replace(
-    ILLADA_8B,
-    family="stable-diffcoder",
-    norm_eps=1e-6,
-    tied=False,
-    kind="block_causal",
-    block_length=BLOCK,
-    sampling=SAMPLING,
-)
 
 STABLE_DIFFCODER = Family(
     name="stable-diffcoder",
@@ -57,8 +49,5 @@ STABLE_DIFFCODER = Family(
     config=_config,
     recognises=_recognises,
     harmless=frozenset(),
-    presets={
-        "stable-diffcoder-8b-instruct": _8B,
-        "stable-diffcoder-tiny": tiny(_8B, mask_id=MASK, stop_ids=(END,)),
-    },
+    presets=shapes_of("stable-diffcoder", **_SWITCHES),
 )

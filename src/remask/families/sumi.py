@@ -8,8 +8,9 @@ from typing import Any
 
 from remask.denoising.noise import Noise
 from remask.families import qwen
-from remask.families.family import Family, tiny
+from remask.families.family import Family
 from remask.families.fields import NO_MASK, Fields
+from remask.families.shapes import shapes_of
 from remask.model.config import ModelConfig
 
 LOWEST, HIGHEST = -9.0, 9.0  # log-SNRs of the authors' code; no key of config.json says them
@@ -59,24 +60,6 @@ _EQUAL_NAMES = (
 _UNIFORM = {name: name for name in _EQUAL_NAMES} | {"anchor_eosbos": "anchor", "trim_at_eos": "trim"}
 
 _SWITCHES: Mapping[str, Any] = {"kind": "uniform", "sink": "zero", "structured_attention": False}
-_BOS, _EOS = 100256, 100257
-_7B = ModelConfig(
-    family="sumi",
-    layers=36,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=12288,
-    vocab=100278,
-    max_length=4864,
-    rope_theta=500_000.0,
-    norm_eps=1e-5,
-    mask_id=NO_MASK,
-    stop_ids=(_EOS,),
-    noise=noise_of(100278, (_EOS, _BOS)),
-    **_SWITCHES,
-)
 
 SUMI = Family(
     name="sumi",
@@ -86,8 +69,9 @@ SUMI = Family(
     config=_config,
     read_generation=_read_generation,
     harmless=frozenset({"uniform_diffusion_beta_is", "uniform_diffusion_z_loss_strength"}),
-    presets={
-        "sumi-7b": _7B,
-        "sumi-tiny": tiny(_7B, max_length=128, mask_id=NO_MASK, noise=noise_of(256, (250, 249))),
-    },
+    presets=shapes_of(
+        "sumi",
+        {"sumi-7b": {"noise": noise_of(100278, (100257, 100256))}, "sumi-tiny": {"noise": noise_of(256, (250, 249))}},
+        **_SWITCHES,
+    ),
 )

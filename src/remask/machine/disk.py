@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from remask.errors import ConfigError, OutputError, RemaskError
 
@@ -59,9 +58,7 @@ class LineFile:
     def __enter__(self) -> "LineFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
 
     def write(self, line: str) -> None:

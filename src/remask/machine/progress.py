@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from tqdm import tqdm
@@ -45,9 +44,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
     def track(self, items: Iterable[T]) -> Iterator[T]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.checks.fields import check, declare, documented, parse
+from remask.checks.fields import check, declare, documented, optional, parse
 from remask.checks.values import LIST, POSITIONS, Choice, Flag, ListOf, Real, Settings, Whole
 from remask.denoising.rules import RULES
 from remask.errors import ConfigError
@@ -49,18 +49,17 @@ class RemaskingParams:
         kinds=("masked", "block_causal"),
         choice="rule",
     )
-    eps: float | None = declare(
-        None,
+    eps: float | None = optional(
+        "masked",
         Real(0, 1, above=True),
         "End of Dream's time schedule; setting it selects that schedule.",
-        kinds=("masked",),
         choice="rule",
     )
-    factor: float | None = declare(
-        None, Real(0, 1e6), "Fast-dLLM's factor rule in place of a threshold.", kinds=("masked",), choice="rule"
+    factor: float | None = optional(
+        "masked", Real(0, 1e6), "Fast-dLLM's factor rule in place of a threshold.", choice="rule"
     )
-    order: Sequence[Sequence[int]] | None = declare(
-        None,
+    order: Sequence[Sequence[int]] | None = optional(
+        "masked",
         ListOf(
             ListOf(Whole(0, POSITIONS), "canvas positions", LIST),
             "lists of canvas positions, one per block",
@@ -68,57 +67,49 @@ class RemaskingParams:
             total_limit=LIST,
         ),
         "For remasking `order`: per block, its positions on the canvas in decoding order.",
-        kinds=("masked",),
     )
-    fallback: str | None = declare(
-        None,
+    fallback: str | None = optional(
+        "block_causal",
         Choice(("confidence", "leftmost")),
         "Which positions are transferred where too few reach the threshold; by default the most confident.",
-        kinds=("block_causal",),
     )
-    eb_threshold: float | None = declare(
-        None,
+    eb_threshold: float | None = optional(
+        "block_causal",
         Real(0, 1e6),
         "For remasking `entropy_bounded`: bound of the summed entropies in nats; by default 0.35.",
-        kinds=("block_causal",),
     )
-    edit_threshold: float | None = declare(
-        None,
+    edit_threshold: float | None = optional(
+        "block_causal",
         Real(0, 1),
         "For rules that edit: tokens of the block are replaced by others that are more probable than this; by default "
         "0.9 of `joint_threshold` and 0 of others, and 1 never edits.",
-        kinds=("block_causal",),
         choice="rule",
     )
-    max_post_steps: int | None = declare(
-        None,
+    max_post_steps: int | None = optional(
+        "block_causal",
         Whole(0, 2**30),
         "For rules that edit: at most so many steps edit a block that has no masks left, or none that it began with; "
         "by default 16.",
-        kinds=("block_causal",),
         choice="rule",
     )
-    max_steps_per_block: int | None = declare(
-        None,
+    max_steps_per_block: int | None = optional(
+        "block_causal",
         COUNT,
         "For remasking `levenshtein`: steps of a block at most, the last of which fills all masks; by default 1000, or "
         "the block's share of the steps that a request may take.",
-        kinds=("block_causal",),
         choice="rule",
     )
-    min_transfer: int | None = declare(
-        None,
+    min_transfer: int | None = optional(
+        "block_causal",
         COUNT,
         "For remasking `joint_threshold`: masks that a step fills at least; by default 1.",
-        kinds=("block_causal",),
         choice="rule",
     )
-    penalty_lambda: float | None = declare(
-        None,
+    penalty_lambda: float | None = optional(
+        "block_causal",
         Real(0, 1e6),
         "For remasking `joint_threshold`: what the token now to the left, within the block, loses on its logit; by "
         "default 0.",
-        kinds=("block_causal",),
         choice="rule",
     )
 
@@ -148,25 +139,20 @@ class RemaskingParams:
 class BlockParams:
     """How blocks follow each other, and end. `None` leaves a choice to the model family."""
 
-    growing_canvas: bool | None = declare(
-        None,
+    growing_canvas: bool | None = optional(
+        "masked",
         Flag(),
         "The canvas is the prompt, what is decoded and one block of masks; the next block is appended once this one is "
         "done, up to `max_tokens`. By default so for iLLaDA, and not for all others.",
-        kinds=("masked",),
     )
-    sub_block_length: int | None = declare(
-        None,
-        COUNT,
-        "Length of the parts of a block that are completed from left to right (Fast-dLLM v2).",
-        kinds=("block_causal",),
+    sub_block_length: int | None = optional(
+        "block_causal", COUNT, "Length of the parts of a block that are completed from left to right (Fast-dLLM v2)."
     )
-    early_stop: bool | None = declare(
-        None,
+    early_stop: bool | None = optional(
+        "block_causal",
         Flag(),
         "After a step that writes an end token, end the response within the block if all before the first one is "
         "final; the tokens stay the same. By default on Nemotron-Labs-Diffusion alone.",
-        kinds=("block_causal",),
     )
 
     def __post_init__(self) -> None:
@@ -178,20 +164,18 @@ class BlockParams:
 class SpeculationParams:
     """How mode `linear_speculation` drafts."""
 
-    draft_window: int | None = declare(
-        None, COUNT, "Tokens of a block that is drafted, at first and at least; by default 8.", kinds=("block_causal",)
+    draft_window: int | None = optional(
+        "block_causal", COUNT, "Tokens of a block that is drafted, at first and at least; by default 8."
     )
-    max_draft_window: int | None = declare(
-        None,
+    max_draft_window: int | None = optional(
+        "block_causal",
         COUNT,
         "The most: the block doubles if all of it was written, and halves if at most half was; by default 32.",
-        kinds=("block_causal",),
     )
-    lora: bool | None = declare(
-        None,
+    lora: bool | None = optional(
+        "block_causal",
         Flag(),
         "Drafts are computed with the adapter that lies in the model's folder for it; by default where there is one.",
-        kinds=("block_causal",),
     )
 
     def __post_init__(self) -> None:
@@ -203,30 +187,24 @@ class SpeculationParams:
 class RenoisingParams:
     """How a canvas of noise is denoised by a model that writes one after the other (DiffusionGemma)."""
 
-    entropy_bound: float | None = declare(
-        None,
+    entropy_bound: float | None = optional(
+        "block_causal",
         Real(0, 1e6),
         "A step keeps the most certain tokens up to this sum of entropies in nats; by default 0.1.",
-        kinds=("block_causal",),
     )
-    t_max: float | None = declare(
-        None,
-        TEMPERED,
-        "Temperature of the first step where `temperature` is 0; by default 0.8.",
-        kinds=("block_causal",),
+    t_max: float | None = optional(
+        "block_causal", TEMPERED, "Temperature of the first step where `temperature` is 0; by default 0.8."
     )
-    t_min: float | None = declare(None, TEMPERED, "What it falls towards; by default 0.4.", kinds=("block_causal",))
-    stability_threshold: int | None = declare(
-        None,
+    t_min: float | None = optional("block_causal", TEMPERED, "What it falls towards; by default 0.4.")
+    stability_threshold: int | None = optional(
+        "block_causal",
         Whole(0, 2**30),
         "A canvas is done once its most probable tokens have stayed the same for so many steps; by default 1,",
-        kinds=("block_causal",),
     )
-    confidence_threshold: float | None = declare(
-        None,
+    confidence_threshold: float | None = optional(
+        "block_causal",
         Real(0, 1e6),
         "and the mean entropy is below this; by default 0.005, and 0 never ends a canvas early.",
-        kinds=("block_causal",),
     )
 
     def __post_init__(self) -> None:
@@ -238,58 +216,52 @@ class RenoisingParams:
 class UniformParams:
     """How uniform models, whose tokens may change again, are sampled. `None` leaves a choice to the model family."""
 
-    preset: str | None = declare(
-        None,
+    preset: str | None = optional(
+        "uniform",
         Choice(tuple(UNIFORM_PRESETS)),
         "Settings of the Uniform-Cache thesis: sets `steps_per_block`, `block_length` and, for the adaptive sampler, "
         "`tokens_per_step`.",
-        kinds=("uniform",),
     )
-    sampler: str | None = declare(
-        None,
+    sampler: str | None = optional(
+        "uniform",
         Choice(("adaptive", *ANCESTRAL, GREEDY)),
         "`adaptive`, GIDD's default, changes the `tokens_per_step` positions that gain most. `ancestral`, Sumi's, "
         "draws every position of the block anew, from the posterior with the predicted distribution in the clean "
         "token's place; `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction "
         "(equation 2.4 of the Uniform-Cache thesis). `greedy`, of Sumi alone, gives every position its most probable "
         "token.",
-        kinds=("uniform",),
     )
-    tokens_per_step: int | None = declare(
-        None, COUNT, "Positions that a step of the adaptive sampler may change; by default 1.", kinds=("uniform",)
+    tokens_per_step: int | None = optional(
+        "uniform", COUNT, "Positions that a step of the adaptive sampler may change; by default 1."
     )
-    schedule: str | None = declare(
-        None,
+    schedule: str | None = optional(
+        "uniform",
         Choice(("cosine", "linear")),
         "How noise falls over a block, or over Sumi's canvas; by default `cosine`, and `linear` of Sumi.",
-        kinds=("uniform",),
     )
-    min_log_snr: float | None = declare(
-        None, Real(-100, 100), "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,", kinds=("uniform",)
+    min_log_snr: float | None = optional(
+        "uniform", Real(-100, 100), "Log-SNR of Sumi's noisiest step; by default the checkpoint's, -9,"
     )
-    max_log_snr: float | None = declare(None, Real(-100, 100), "and of its cleanest; by default 9.", kinds=("uniform",))
-    canvas_length: int | None = declare(
-        None,
+    max_log_snr: float | None = optional("uniform", Real(-100, 100), "and of its cleanest; by default 9.")
+    canvas_length: int | None = optional(
+        "uniform",
         COUNT,
         "Positions of the canvas, prompt included; by default the model's, and of Sumi 2048 or as many as there are. "
         "What stands after the response is noise that is attended to and, but on Sumi, never changed.",
-        kinds=("uniform",),
     )
-    anchor: bool | None = declare(
-        None,
+    anchor: bool | None = optional(
+        "uniform",
         Flag(),
         "Close Sumi's answer by an end and a begin token behind its `max_tokens` places; by default so. Without them "
         "the answer goes on to the first end token of the canvas, or to its end.",
-        kinds=("uniform",),
     )
-    trim: bool | None = declare(
-        None,
+    trim: bool | None = optional(
+        "uniform",
         Flag(),
         "Cut Sumi's answer before its first end token; by default so. Without that it is the rest of the canvas.",
-        kinds=("uniform",),
     )
-    frozen: Sequence[Sequence[int]] | None = declare(
-        None,
+    frozen: Sequence[Sequence[int]] | None = optional(
+        "uniform",
         ListOf(
             ListOf(Whole(0, POSITIONS), "a canvas position and a token id", 2),
             "pairs of a canvas position and a token id",
@@ -297,46 +269,36 @@ class UniformParams:
             total_limit=2 * LIST,
         ),
         "Tokens that stand on Sumi's canvas from the start, in place of those of `anchor`.",
-        kinds=("uniform",),
     )
-    denoise_end: int | None = declare(
-        None, Whole(0, POSITIONS), "Positions of Sumi's canvas from this one on keep their noise.", kinds=("uniform",)
+    denoise_end: int | None = optional(
+        "uniform", Whole(0, POSITIONS), "Positions of Sumi's canvas from this one on keep their noise."
     )
-    initial_canvas: Sequence[int] | None = declare(
-        None,
-        ListOf(TOKEN, "token ids", LIST),
-        "Token ids of the canvas after the prompt; null draws them.",
-        kinds=("uniform",),
+    initial_canvas: Sequence[int] | None = optional(
+        "uniform", ListOf(TOKEN, "token ids", LIST), "Token ids of the canvas after the prompt; null draws them."
     )
-    correction_steps: int | None = declare(
-        None,
+    correction_steps: int | None = optional(
+        "uniform",
         Whole(0, 2**30),
         "Once the response is complete, at most so many further steps replace tokens that the model judges unlikely "
         "(GIDD's self-correction); by default none.",
-        kinds=("uniform",),
     )
-    correction_temperature: float | None = declare(
-        None,
-        TEMPERATURE,
-        "Temperature of the draw of replacements; by default 0.1, and 0 is greedy.",
-        kinds=("uniform",),
+    correction_temperature: float | None = optional(
+        "uniform", TEMPERATURE, "Temperature of the draw of replacements; by default 0.1, and 0 is greedy."
     )
-    correction_tokens: int | None = declare(
-        None, COUNT, "Positions that one correction step may change; by default 1.", kinds=("uniform",)
+    correction_tokens: int | None = optional(
+        "uniform", COUNT, "Positions that one correction step may change; by default 1."
     )
-    correction_patience: int | None = declare(
-        None,
+    correction_patience: int | None = optional(
+        "uniform",
         Whole(0, 2**30),
         "End the correction once the share of tokens that are the most probable ones has not grown for so many steps; "
         "by default 32, and 0 never.",
-        kinds=("uniform",),
     )
-    revision_tokens: int | None = declare(
-        None,
+    revision_tokens: int | None = optional(
+        "uniform",
         Whole(0, POSITIONS),
         "Tokens of completed blocks that the first step of each later block may replace; by default 0. Models without "
         "structured attention only.",
-        kinds=("uniform",),
     )
 
     def __post_init__(self) -> None:

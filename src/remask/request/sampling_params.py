@@ -15,6 +15,7 @@ from remask.checks.fields import (
     declared,
     documented,
     grouped,
+    optional,
     parse,
     paths,
     unknown_name_error,
@@ -78,11 +79,10 @@ class SamplingParams(_KnownNames):
     """
 
     max_tokens: int = declare(128, COUNT, "Response positions on the canvas.")
-    steps: int | None = declare(
-        None,
+    steps: int | None = optional(
+        "masked",
         _STEPS,
         "Denoising steps in total, shared evenly among the blocks; by default one per token.",
-        kinds=_MASKED,
         choice="steps",
     )
     steps_per_block: int | None = declare(
@@ -95,12 +95,11 @@ class SamplingParams(_KnownNames):
         "that a block-causal model was trained with, 32 positions of a growing canvas, or up to 128 of a uniform "
         "model.",
     )
-    mode: str | None = declare(
-        None,
+    mode: str | None = optional(
+        "block_causal",
         Choice(MODES),
         "How Nemotron-Labs-Diffusion writes: from left to right, by blocks (the default), or from left to right with "
         "drafts of whole blocks, which gives the tokens of `ar`.",
-        kinds=("block_causal",),
     )
     threshold: float | None = declare(
         None,

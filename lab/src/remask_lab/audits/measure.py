@@ -18,7 +18,7 @@ from remask.policies import BiCache, CachePolicy, Dense
 from remask.policies.bicache import Earned
 from remask.policies.earned import BOUND, Audit, ladder
 from remask.policies.earned import Record as DepthRecord
-from remask.tasks import gsm8k
+from remask_lab import gsm8k
 from remask_lab.bench.workload import Task, choose_task, prefix_clusters, token_agreement, usual_workload
 from remask_lab.records.interval import clustered_interval, mean_interval, paired_difference
 from remask_lab.records.record import Record as Result

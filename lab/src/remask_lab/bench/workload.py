@@ -13,15 +13,16 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams, merge_sampling
-from remask.tasks import gsm8k, relay, tariff, town, transit
-from remask.tasks.gsm8k import Gsm8kSettings
+from remask.tasks import relay, tariff, town, transit
 from remask.tasks.relay import RelaySettings
 from remask.tasks.tariff import TariffSettings
 from remask.tasks.town import TownSettings
 from remask.tasks.transit import TransitSettings, draw_question, is_correct, make_workload, reference_response
+from remask_lab import gsm8k
 from remask_lab.bench import lookup
 from remask_lab.bench.lookup import LookupSettings
 from remask_lab.bench.names import OWN_TASKS, PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, TASKS
+from remask_lab.gsm8k import Gsm8kSettings
 
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}

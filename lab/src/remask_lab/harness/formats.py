@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from remask.checks.values import is_whole
-from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import SEPARATOR
+from remask_lab.gsm8k import final_number
 from remask_lab.likelihood.scores import LETTERS
 from remask_lab.records.jsonl import Line
 

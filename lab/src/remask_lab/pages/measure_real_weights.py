@@ -20,7 +20,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.machine.cpu import read_cpu
 from remask.request.sampling_params import SamplingParams
-from remask.tasks import gsm8k
+from remask_lab import gsm8k
 from remask_lab.bench.workload import Workload, usual_workload
 from remask_lab.instruments.depths import measure_predictions, row_cosines
 from remask_lab.pages.real_weights_benches import (

@@ -7,9 +7,9 @@ from typing import Any, Final, TypeAlias
 from remask.engine.config import DEFAULT_STORE_TOKENS, EngineConfig
 from remask.llm import LLM
 from remask.request.sampling_params import SamplingParams
-from remask.tasks import gsm8k
 from remask.tasks.town import SAMPLING as TOWN_SAMPLING
 from remask.tasks.town import TownSettings
+from remask_lab import gsm8k
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import COMPOSITIONS, at_depths, contender, every_contender
 from remask_lab.bench.documents import document_workload, read_documents

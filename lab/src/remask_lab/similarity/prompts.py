@@ -8,8 +8,8 @@ from remask.checkpoint.loaded import LoadedModel
 from remask.checks.values import check_choice, json_object
 from remask.depth.requests import read_system_prompt, readable_task
 from remask.errors import ConfigError
-from remask.tasks import gsm8k
 from remask.text.tokenizer import ROLES, Tokenizer
+from remask_lab import gsm8k
 from remask_lab.similarity.conversations import (
     ChatPrompts,
     Message,

@@ -1,6 +1,6 @@
 """GSM8K: grade-school arithmetic, answered after `##` under a system prompt of rules and worked examples.
 
-`data/gsm8k.jsonl` holds the first 200 questions and answers of GSM8K's test split (OpenAI, MIT licence beside it),
+`questions.jsonl` holds the first 200 questions and answers of GSM8K's test split (OpenAI, MIT licence beside it),
 without the calculator annotations: models are trained on the other split.
 """
 
@@ -48,7 +48,7 @@ class MathQuestion:
 @cache
 def conversations() -> tuple[tuple[Message, Message], ...]:
     """The shipped questions and worked answers: pairs of a user's and an assistant's message."""
-    lines = (files("remask.tasks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (files(__name__) / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(tuple(json.loads(line)["messages"]) for line in lines)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from remask.errors import ConfigError
-from remask.tasks.gsm8k import EXAMPLES, Gsm8kSettings, conversations, is_solved, keeps_format, make_questions
+from remask.errors import ConfigError, UnknownNameError
 from remask.tasks.transit import SEPARATOR, is_correct
+from remask_lab.gsm8k import EXAMPLES, Gsm8kSettings, conversations, is_solved, keeps_format, make_questions
 
 
 def test_every_question_has_a_number_for_an_answer() -> None:
@@ -20,7 +20,7 @@ def test_every_question_has_a_number_for_an_answer() -> None:
 
 def test_the_questions_are_those_that_models_are_not_trained_on() -> None:
     """The first ones of the test split, whose published lines are among the tests' data."""
-    published = Path(__file__).parents[1] / "data" / "gsm8k" / "test.jsonl"
+    published = Path(__file__).parents[2] / "tests" / "data" / "gsm8k" / "test.jsonl"
     for line, (user, worked) in zip(published.read_text(encoding="utf-8").splitlines(), conversations(), strict=False):
         own = json.loads(line)
         assert user == {"role": "user", "content": own["question"]}
@@ -87,3 +87,9 @@ def test_what_is_solved_and_what_keeps_the_format(text: str, solved: bool, kept:
 def test_thousands_may_be_separated() -> None:
     assert is_solved("1,234", "it is 1234")
     assert is_solved("1234", "it is 1,234.")
+
+
+def test_settings_come_from_json() -> None:
+    assert Gsm8kSettings.from_mapping({"shots": None}) == Gsm8kSettings()
+    with pytest.raises(UnknownNameError, match=r"setting of the task gsm8k .*Did you mean 'shots'"):
+        Gsm8kSettings.from_mapping({"shotsx": 1})
