@@ -224,7 +224,7 @@ def test_what_fits_is_taken_where_nothing_is_said(
     assert widest_fit(config, dtype, DeviceMemory(free, free, 1.0), shortest).quantization in ("int8", "int4")
     monkeypatch.setattr("remask.loading.memory", lambda: (10**12, free))
     monkeypatch.setattr("remask.machine.device.instructions", lambda: frozenset[str]())
-    monkeypatch.setattr("remask.engine.sizing.memory", lambda: None)
+    monkeypatch.setattr("remask.engine.sizing.cpu_memory", lambda: None)
     for model in (NAME, REPO, str(folder)):
         caplog.clear()
         kind = LLM(model, device="cpu", engine=shortest).loaded.quantization
