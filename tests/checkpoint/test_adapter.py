@@ -284,7 +284,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"under two names, '(base_model\.model\.)?(model\..*q_proj)' and '(base_model\.model\.)?\2': keep",
     ),
-    "no tensors": (lambda at: _tensors(at, lambda _: {}), "holds no tensor"),
+    "no tensors": (lambda at: _tensors(at, lambda _: {}), "holds no factors"),
     "one factor": (
         lambda at: _tensors(at, lambda tensors: dict(list(tensors.items())[:-1])),
         "only one of the factors A and B of",

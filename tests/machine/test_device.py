@@ -57,6 +57,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     torch.set_num_threads(before)
 
 
+NINE_USED = "other processes use 9.0 of 16 cores"
+
+
 def others(used: float) -> OthersUse:
     return OthersUse(seconds=1.0, cores=16, used=used, stolen=0.0)
 
@@ -74,6 +77,7 @@ def others(used: float) -> OthersUse:
         (LARGE, 0, {"quota": 0.5}, 1, "the container may use 0.5 of 16 cores"),
         (LARGE, 0, {"quota": 32.0}, 16, "16 cores"),
         (LARGE, 0, {"measure_others_use": others(13.4)}, 3, "other processes use 13.4 of 16 cores"),
+        (LARGE, 1, {"measure_others_use": others(9.0)}, 6, f"{NINE_USED}, 1 of them left to HTTP"),
         (LARGE, 0, {"measure_others_use": others(16.0)}, 1, "other processes use 16.0 of 16 cores"),
         (LARGE, 0, {"measure_others_use": others(0.1)}, 16, "16 cores"),
     ],
@@ -98,6 +102,8 @@ def test_what_a_user_sets_wins_and_is_named(machine: pytest.MonkeyPatch) -> None
     torch.set_num_threads(5)
     assert config.resolve_threads(None, 1, 1, None) == config.Threads(5, "as this process has set it")
     machine.setenv("OMP_NUM_THREADS", "5")
+    assert config.resolve_threads(None, 1, 1, None) == config.Threads(5, "from OMP_NUM_THREADS")
+    config.set_threads(config.Threads(3, "as asked"))
     assert config.resolve_threads(None, 1, 1, None) == config.Threads(5, "from OMP_NUM_THREADS")
     for bad in (0, -1, 1.5, True):
         with pytest.raises(RemaskError, match="threads must be"):

@@ -157,6 +157,7 @@ def test_a_bad_body_is_a_400_that_names_the_field(
         ({"prompt": "x", "canvas": []}, "canvas has no hole"),
         ({"prompt": "x", "canvas": [{"text": "y"}]}, "canvas has no hole"),
         ({"prompt": "x", "canvas": "y"}, "canvas must be a list of at most 4096 parts"),
+        ({"prompt": "x", "canvas": [{"mask": {"min": None}}]}, "canvas.mask needs max"),
         ({"prompt": "x", "canvas": [{"mask": 0}]}, "canvas.mask must be a whole number from 1"),
         ({"prompt": "x", "canvas": [{"mask": {"min": 3, "max": 2}}]}, "canvas.mask: min=3 is more than max=2"),
         ({"prompt": "x", "canvas": [{"mask": {"min": 3}}]}, "canvas.mask needs max"),

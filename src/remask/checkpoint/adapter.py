@@ -268,7 +268,7 @@ def _reason_unsupported(slot: Slot) -> str:
 def _factor_shapes(file: Path) -> dict[str, _FactorShapes]:
     """The shapes of the factors in `file`, by module.
 
-    Raises `CheckpointError` if the file has no tensor, a tensor that is not a factor, a dtype that does not convert, a
+    Raises `CheckpointError` if the file has no factors, a tensor that is not a factor, a dtype that does not convert, a
     factor without the other one, or a module both with PEFT's prefix and without it.
     """
     shapes, stems = dict[str, dict[str, tuple[int, ...]]](), dict[str, str]()
@@ -291,7 +291,7 @@ def _factor_shapes(file: Path) -> dict[str, _FactorShapes]:
                 )
             shapes.setdefault(module, {})[match["factor"]] = tuple(header.get_shape())
     if not shapes:
-        raise CheckpointError(f"{file} holds no tensor.")
+        raise CheckpointError(f"{file} holds no factors.")
     if incomplete := [module for module, factors in shapes.items() if len(factors) < 2]:
         raise CheckpointError(f"{file} has only one of the factors A and B of {list_few(incomplete)}.")
     return {module: _FactorShapes(stems[module], factors["A"], factors["B"]) for module, factors in shapes.items()}

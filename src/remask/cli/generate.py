@@ -172,8 +172,8 @@ def _answer_fields(output: Output, line_id: object) -> dict[str, Any]:
 
 def _report_fields(llm: LLM, request: Request, terms: Terms, trace: bool, output: Output) -> dict[str, Any]:
     """Return the fields that the terms of a line and `--trace` add to its answer: logprobs, step maps, traces."""
-    fields = _trace_fields(output) if trace else {}
     assert output.trace is not None
+    fields = _trace_fields(output) if trace else {}
     if terms.top_logprobs is not None:
         fields["logprobs"] = [asdict(logprob) for logprob in output.logprobs or ()]
     if terms.return_step_maps:
@@ -187,9 +187,8 @@ def _report_fields(llm: LLM, request: Request, terms: Terms, trace: bool, output
 
 
 def _trace_fields(output: Output) -> dict[str, Any]:
-    """Return the transfers of `--trace`, with canvas positions and without empty fields; {} without a trace."""
-    if output.trace is None:
-        return {}
+    """Return the transfers of `--trace`, with canvas positions and without empty fields."""
+    assert output.trace is not None
     transfers = map(asdict, output.trace)
     return {
         "trace": [{name: value for name, value in fields.items() if name == "step" or value} for fields in transfers]

@@ -136,8 +136,8 @@ def fields_text() -> str:
 def _field_entries(cls: type[Any], prefix: str = "") -> Iterator[str]:
     for name, field in declared(cls).items():
         if isinstance(field.values, Group):
-            yield _entry(name, f"{field.values.words}. {field.meaning} Its fields:")
-            yield from _field_entries(field.values.cls, f"{name}.")
+            yield _entry(prefix + name, f"{field.values.words}. {field.meaning} Its fields:")
+            yield from _field_entries(field.values.cls, f"{prefix}{name}.")
             continue
         default = "" if field.default is None else f"; default {json.dumps(field.default)}"
         yield _entry(prefix + name, f"{field.values.words}{default}. {field.description}")

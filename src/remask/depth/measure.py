@@ -88,13 +88,13 @@ def readable_prefix_length(session: Subject, request: Request) -> int:
 def divergence_by_depth(
     passes: AuditPasses, pass_input: PassInput, prefix_length: int, depths: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
-    """Yield each depth with the divergence of first predictions from the exact pass, in nats, where it is largest.
+    """Run the exact pass, then one pass a depth, of which each yields the depth and its largest divergence in nats.
 
-    Raises `ConfigError` if the pool has no room for the canvas.
+    Raises `ConfigError`, at the first depth, if the pool has no room for the canvas.
     """
     exact = passes.run_exact(pass_input, rounded=False)
     for depth in depths:
-        predicted = passes.run_reusing(pass_input, prefix_length, depth)
+        predicted = None if exact is None else passes.run_reusing(pass_input, prefix_length, depth)
         if exact is None or predicted is None:
             raise ConfigError(
                 f"a canvas of {len(pass_input.canvas)} tokens finds no room beside the requests that run; measure "

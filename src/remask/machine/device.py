@@ -143,7 +143,9 @@ def resolve_threads(count: int | None, parameters: int, reserved_cores: int, sta
     current = torch.get_num_threads()
     variable = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
     if variable is not None:
-        return Threads(current, f"from {variable}")
+        first_level = os.environ[variable].partition(",")[0]  # of nested loops
+        is_ours = current in _chosen_thread_counts() and first_level.isdecimal()
+        return Threads(int(first_level) or current if is_ours else current, f"from {variable}")
     logical, physical = cores(), physical_cores()
     if current not in {logical, physical} | _chosen_thread_counts():  # else it is PyTorch's default, or ours
         return Threads(current, "as this process has set it")
@@ -157,7 +159,10 @@ def resolve_threads(count: int | None, parameters: int, reserved_cores: int, sta
             (int(cpu_quota) - reserved_cores, f"the container may use {cpu_quota:g} of {logical} cores{reserved}")
         )
     if (others := measure_others_use(start)) is not None:
-        limits.append((int(logical - others.used + 0.5), f"other processes use {others.used:.1f} of {logical} cores"))
+        free_cores = int(logical - others.used + 0.5)
+        limits.append(
+            (free_cores - reserved_cores, f"other processes use {others.used:.1f} of {logical} cores{reserved}")
+        )
     allowed_count, reason = min(limits, key=lambda limit: limit[0])
     return Threads(max(1, allowed_count), reason)
 

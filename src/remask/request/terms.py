@@ -59,7 +59,7 @@ class Part:
         if isinstance(length, int):
             object.__setattr__(self, "mask", MaskLength(length, length))
         elif length is not None and not isinstance(length, MaskLength):
-            object.__setattr__(self, "mask", MaskLength(**length))
+            object.__setattr__(self, "mask", parse(MaskLength, length, "canvas.mask", "mask field"))
 
 
 @documented

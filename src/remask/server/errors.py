@@ -310,8 +310,10 @@ def _wanted(problem: Mapping[str, Any]) -> str | None:
 
 
 def _value_path(problem: Mapping[str, Any], body: Any) -> list[str]:
-    """The path of a value within `body`. The location that pydantic tells has names of types too."""
+    """The path of a value within `body`, or in a query. The location that pydantic tells has names of types too."""
     location = problem["loc"][1:]
+    if body is None:
+        return [str(part) for part in location]
     names_missing = problem["type"] == "missing"
     path = []
     for part in location[:-1] if names_missing else location:

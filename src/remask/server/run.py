@@ -74,5 +74,7 @@ class Server(uvicorn.Server):
         engine = self._service.engine
         open_requests = engine.running + engine.waiting
         log.info("draining: %d requests have %g s to finish; a second signal ends them", open_requests, timeout)
-        await engine.drain(timeout)
-        self.should_exit = True
+        try:
+            await engine.drain(timeout)
+        finally:
+            self.should_exit = True
