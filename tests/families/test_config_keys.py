@@ -35,6 +35,7 @@ SCALED: tuple[dict[str, Any], ...] = (
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.0, "beta_fast": 8, "truncate": False},
     {"rope_type": "yarn", "factor": 0.5, "attention_factor": 1.5, "beta_fast": 4.0, "beta_slow": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e-9},  # the range ends past the last pair
     {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 )
 REFUSED: tuple[dict[str, Any], ...] = (
