@@ -161,15 +161,16 @@ class Record:
         """Return the depths, ascending, at which an audit of a request with this prefix would be informative."""
         rungs = ladder(self.layers)
         estimates = self.estimates()
-        if not estimates:  # a third, two thirds and all of the ladder: later audits search between two of these alone
-            depths = {record.common for record in self.neighbors if record.common}
-            return tuple(sorted(depths or {rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
+        if not estimates:
+            neighbor_depths = {record.common for record in self.neighbors if record.common}
+            # A third, two thirds and all of the ladder: later audits search between two of these alone.
+            return tuple(sorted(neighbor_depths or {rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
         proven = max(self.proven_depth(prefix_key), self.common)
         refuted = min(self._refuted_depth(None), self._refuted_depth(prefix_key))
         deepest_good = max((depth for depth in estimates if depth < refuted), default=0)
         # What a neighbor has refuted is not tried anew, until this ratio has proven as much.
         limits = [record._refuted_depth(None) for record in self.neighbors if record.common > proven]
-        depths = set[int]()
+        depths: set[int] = set()
         if deepest_good > proven and not self._is_exhausted(deepest_good, prefix_key):
             depths.add(deepest_good)
         between = [rung for rung in rungs if max(deepest_good, proven) < rung < min([refuted, *limits])]
