@@ -144,8 +144,9 @@ def resolve_threads(count: int | None, parameters: int, reserved_cores: int, sta
     variable = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
     if variable is not None:
         first_level = os.environ[variable].partition(",")[0]  # of nested loops
-        is_ours = current in _chosen_thread_counts() and first_level.isdecimal()
-        return Threads(int(first_level) or current if is_ours else current, f"from {variable}")
+        if current in _chosen_thread_counts() and first_level.isdecimal() and int(first_level):
+            current = int(first_level)  # not what an earlier model was given
+        return Threads(current, f"from {variable}")
     logical, physical = cores(), physical_cores()
     if current not in {logical, physical} | _chosen_thread_counts():  # else it is PyTorch's default, or ours
         return Threads(current, "as this process has set it")
