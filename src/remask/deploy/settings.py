@@ -38,12 +38,11 @@ class Scaling:
     downscale_delay_s: float = declare(
         600.0, Seconds(0.0), "Seconds of lower load before one is removed.", flags=("--downscale-delay",)
     )
-    # prefix: a replica that holds the prefix of the request; round-robin: replicas in turn
-    routing: str = declare("prefix", Choice(("prefix", "round-robin")), "Choice of replicas.")
+    routing: str = declare("prefix", Choice(("prefix", "round-robin")), "Replicas by their prefixes, or in turn.")
     balance: float = declare(1.25, Real(1.0, above=True), "Multiple of the mean load at which prefixes spill over.")
-    num_cpus: float = declare(1.0, Real(0.0), "CPUs that Ray sets aside per replica.")
+    num_cpus: float = declare(1.0, Real(0.0), "CPUs set aside per replica.")
     # The processes of a replica with `tensor_parallel` are children of its actor, and share them.
-    num_gpus: float = declare(0.0, Real(0.0), "GPUs that Ray sets aside per replica.")
+    num_gpus: float = declare(0.0, Real(0.0), "GPUs set aside per replica.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
