@@ -192,7 +192,7 @@ def model_summary(args: argparse.Namespace, llm: LLM) -> str:
         str(llm.model.dtype).removeprefix("torch."),
     ]
     if llm.loaded.quantization is not None:
-        facts.append(f"matrices {llm.loaded.quantization}")
+        facts.append(f"{llm.loaded.quantization} weights")
     if "cache" in args:
         facts.append(f"cache {llm.session.cache_name if args.cache in (None, AUTO) else args.cache}")
     return ", ".join(facts)
