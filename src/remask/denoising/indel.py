@@ -61,10 +61,8 @@ class TokenCandidates:
         probabilities = np.exp(numbers[count : 2 * count].T)
         if not drawn:
             return cls(tokens, probabilities)
-        drawn_tokens, drawn_probabilities, plain_tokens = numbers[2 * count :]
-        return cls(
-            tokens, probabilities, (drawn_tokens.astype(np.int64), drawn_probabilities, plain_tokens.astype(np.int64))
-        )
+        drawn_tokens, plain_tokens = numbers[[2 * count, -1]].astype(np.int64)
+        return cls(tokens, probabilities, (drawn_tokens, numbers[2 * count + 1], plain_tokens))
 
     def best(self, position: int, *excluded: int) -> int | None:
         """The most probable token of `position` that is not `excluded`; None if all k tokens are."""
@@ -195,12 +193,7 @@ class IndelBlock(ABC):
         return result
 
     def _replace_edit_tokens(
-        self,
-        new_tokens: Tokens,
-        written: Mask,
-        filled: Mask,
-        candidates: TokenCandidates,
-        plain_tokens: Tokens | None,
+        self, new_tokens: Tokens, written: Mask, filled: Mask, candidates: TokenCandidates, plain_tokens: Tokens | None
     ) -> None:
         """Replace DELETE and INSERT among the `written` ones of `new_tokens` by other tokens, in place."""
         for position in np.flatnonzero(written & self._edit_tokens.matches(new_tokens)).tolist():

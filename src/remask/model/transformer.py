@@ -265,9 +265,7 @@ class Transformer:
         x = _stage_input(stage, h)[rows]
         cos_sin = self.cos_sin(layer, stage.positions[rows])
         adapters = stage.adapters.subset(rows)
-        return self._project_and_compare(
-            x, layer, kv=pool.v[layer], slots=slots, keys=False, cos_sin=cos_sin, adapters=adapters
-        )[1]
+        return self._project_and_compare(x, layer, pool.v[layer], slots, cos_sin, adapters, keys=False)[1]
 
     def head_input(self, h: Tensor) -> Tensor:
         """The input of the output matrix, [N, D], from the last layer's output `h` [N, D].
@@ -399,14 +397,9 @@ class Transformer:
         adapters = stage.adapters.subset(pick.rows)
         kv = pool.k[layer] if pick.keys else pool.v[layer]
         cos, sin = cos_sin
+        rotation = cos[pick.rows], sin[pick.rows]
         values, similarity = self._project_and_compare(
-            h[pick.rows],
-            layer,
-            kv=kv,
-            slots=slots,
-            keys=pick.keys,
-            cos_sin=(cos[pick.rows], sin[pick.rows]),
-            adapters=adapters,
+            h[pick.rows], layer, kv, slots, rotation, adapters, keys=pick.keys
         )
         picked = _lowest_rows(similarity, pick)
         kv.index_copy_(0, slots, values.to(kv.dtype))
@@ -415,7 +408,7 @@ class Transformer:
         return picked
 
     def _project_and_compare(
-        self, h: Tensor, layer: int, *, kv: Tensor, slots: Tensor, keys: bool, cos_sin: Pair, adapters: AdapterRows
+        self, h: Tensor, layer: int, kv: Tensor, slots: Tensor, cos_sin: Pair, adapters: AdapterRows, *, keys: bool
     ) -> Pair:
         """New V (or with `keys` K) of rows with the input `h` [N, D], and its similarity [N] to `kv` in `slots` [N]."""
         c = self.rank_configs[self.is_sliding[layer]]

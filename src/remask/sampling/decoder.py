@@ -169,10 +169,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """Go to the next step, or from a draft to the pass that verifies it.
-
-        The caller has written the tokens of the last pass to the canvas.
-        """
+        """Go to the next step, or from a draft to the pass that verifies it; the canvas has the last pass' tokens."""
 
 
 class RuleDecoder(Decoder):
@@ -218,15 +215,7 @@ class RuleDecoder(Decoder):
 
         Raises `PluginError` if the rule chooses nothing and the block would never be complete.
         """
-        step = Step(
-            positions=positions,
-            confidence=confidence,
-            number=self.block_step,
-            count=count,
-            share=share,
-            order=self.context.order,
-            draw=self._draw,
-        )
+        step = Step(positions, confidence, self.block_step, count, share, self.context.order, draw=self._draw)
         return check_progress(self._rule, self._choose(step), step, self._steps)
 
     def _draw(self, count: int) -> NDArray[np.float32]:

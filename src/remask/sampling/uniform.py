@@ -239,16 +239,14 @@ class UniformDecoder(Decoder):
         uniform = self._params.uniform
         if correction is None:
             corrections = 0 if uniform.correction_steps else None
-            return StepContext(fresh=self._revision_block(), sees=self._sees(), corrections=corrections)
+            # A step that may revise completed blocks tells which block is new.
+            fresh = self._new_block if self.block.start < self._new_block.start else None
+            return StepContext(fresh=fresh, sees=self._sees(), corrections=corrections)
         changed_blocks = None
         if correction.steps:
             changed_blocks = correction.changed_blocks(self._decoding.block_length, len(self.canvas))
         read = None if uniform.correction_patience == 0 else BestTokens()
         return StepContext(touched=changed_blocks, sees=self._sees(), device_read=read, corrections=correction.steps)
-
-    def _revision_block(self) -> range | None:
-        """Return the new block if this step may revise completed blocks, else None."""
-        return self._new_block if self.block.start < self._new_block.start and self._correction is None else None
 
     def _sees(self) -> Reach | None:
         """Return how many leading positions each row attends to, int64 [T]. Returns None without structured attention.
@@ -273,7 +271,9 @@ class UniformDecoder(Decoder):
         """Return how rows are read: as gains (adaptive), draws of the reverse step (ancestral), or proposals."""
         params = self._params
         current = self.canvas.tokens[positions]
-        noisy = NoisyRows(current, banned=self._decoding.stop_ids, banned_rows=self._banned_row_count(positions))
+        # No end token may be written within `min_tokens`.
+        banned_rows = int((positions < self.canvas.prompt + (params.min_tokens or 0)).sum())
+        noisy = NoisyRows(current, banned=self._decoding.stop_ids, banned_rows=banned_rows)
         group = RowGroup(rows, seed=self._seed, step=self.step, positions=positions, noisy=noisy)
         if self._correction is None:
             group.noisy = self._with_step(noisy, positions, current)
@@ -379,10 +379,6 @@ class UniformDecoder(Decoder):
         patience = PATIENCE if uniform.correction_patience is None else uniform.correction_patience
         open_count = int(np.count_nonzero(canvas.noisy[canvas.prompt : canvas.end]))
         self._correction = Correction(self.block, steps, uniform.correction_tokens or 1, patience, open_count)
-
-    def _banned_row_count(self, positions: Positions) -> int:
-        """Return how many of `positions` are within `min_tokens`, where no end token may be written."""
-        return int((positions < self.canvas.prompt + (self._params.min_tokens or 0)).sum())
 
     def _with_weights(self, noisy: NoisyRows, positions: Positions, current: Tokens, log_snr: float) -> NoisyRows:
         """Return `noisy` rows with the weights of the adaptive sampler."""
