@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LARGEST_EXPONENT = 700  # exp of more than 709 overflows float64
-# The clean probability of Sumi's code: its distance from 0 and 1 at the ends of the linear schedule, that of the time
-# at the ends of the other one, and the least distance anywhere.
-_LINEAR_END, _TIME_END, _LEAST_NOISE = 1e-4, 1e-3, 1e-6
+# Of Sumi's code: distances from 0 and 1 of the clean probability at the ends of the linear schedule, of the time at the
+# ends of the cosine schedule, and of every clean probability at least.
+_LINEAR_END, _COSINE_END, _CLEAN_MARGIN = 1e-4, 1e-3, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,6 @@ def canvas_log_snrs(schedule: str, steps: int, lowest: float, highest: float) ->
     if schedule == "linear":
         clean = np.linspace(1 - _LINEAR_END, _LINEAR_END, steps + 1)
     else:
-        clean = (1 + np.cos(np.pi * np.linspace(_TIME_END, 1 - _TIME_END, steps + 1))) / 2
-    clean = np.clip(clean, _LEAST_NOISE, 1 - _LEAST_NOISE)
+        clean = (1 + np.cos(np.pi * np.linspace(_COSINE_END, 1 - _COSINE_END, steps + 1))) / 2
+    clean = np.clip(clean, _CLEAN_MARGIN, 1 - _CLEAN_MARGIN)
     return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))

@@ -74,10 +74,6 @@ class Knobs:
     config: Any = None
 
 
-def _ignore_tail(tail: int | None) -> None:
-    """The `BlockFacts.leave_out` of a decoder that never leaves out a tail."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
     """Facts about a block when it begins.
@@ -93,7 +89,7 @@ class BlockFacts:
     masks: int
     steps: int
     knobs: Knobs
-    leave_out: Callable[[int | None], None] = _ignore_tail
+    leave_out: Callable[[int | None], None] = lambda _tail: None
 
 
 def choose_by_schedule(step: Step) -> select.Chosen:

@@ -175,8 +175,8 @@ def _attend(
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of `ROWS` rows of one unit, for one K/V head. Its `SHARE` query heads are further rows: head h of row r is
-    row r * SHARE + h.
+    """Attention of `ROWS` rows of one unit, for one K/V head. Its `SHARE` query heads are further rows: head h of row r
+    is row r * SHARE + h.
 
     If `MERGED`, normalised partial results go to `outputs` [P, HEADS, DIM], and their log-sum-exps to `sums`
     [P, HEADS]. Otherwise each row has one result, which goes to `outputs` [N, HEADS, DIM].

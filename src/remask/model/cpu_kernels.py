@@ -23,7 +23,7 @@ MARGIN = 1.5
 TINY = 1e-12  # the smallest scale, of rows of zeros
 INT8_LARGEST = 127  # largest magnitude of a number of int8, so that both signs have equally many
 INT4_LARGEST, INT4_MIDDLE = 15, 8  # the largest code of int4, and the code of the group's zero
-_PROBE = (16, 64)  # rows and columns of matrices that show whether sums overflow; kernels take no smaller ones
+_PROBE = (16, 64)  # rows and columns of the matrices that show whether sums overflow
 _REPEATS = 5
 _EVICTING = 2**23  # numbers of float32 that evict a matrix from caches
 

@@ -13,7 +13,7 @@ from remask.model.arithmetic import Arithmetic
 from remask.model.config import Activation, Router
 from remask.model.weights import MixtureWeights
 
-_EPSILON = 1e-20  # as in the authors' routers: keeps a division by 0 finite
+_EPSILON = 1e-20  # as in DeepSeek-V3's router: keeps a division by 0 finite
 
 
 @dataclass(frozen=True, slots=True)

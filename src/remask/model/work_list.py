@@ -133,7 +133,7 @@ class WorkList:
         return self._parts(unit, first_row=np.zeros_like(unit), rows=rows, first_slot=slot, slots=count)
 
     def _parts(self, unit: Longs, first_row: Longs, rows: Longs | Ints, first_slot: Longs, slots: Longs) -> "WorkList":
-        """A list of parts of units: `rows` and `slots` of `unit` from the first ones on. Drops parts that no row sees."""
+        """A list of parts of units: `rows` and `slots` of `unit` from the first on. Drops parts that no row sees."""
         full = self.units[unit]
         parts = np.stack([full[:, FIRST_ROW] + first_row, rows, full[:, FIRST_SLOT] + first_slot, slots], axis=1)
         if not self.limited:

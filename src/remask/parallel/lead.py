@@ -50,12 +50,10 @@ class Worker:
     @property
     def ended(self) -> str | None:
         """How the process has ended, in words. Returns None while it runs."""
-        status = self.process.poll()
-        if status is None:
+        code = self.process.poll()
+        if code is None:
             return None
-        return (
-            f"{self.name} was killed by signal {-status}" if status < 0 else f"{self.name} ended with status {status}"
-        )
+        return f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with status {code}"
 
     def receive(self, seconds: float | None) -> State | None:
         """Receive the rank's next message. Returns None if it has ended, or after `seconds` (None: no limit)."""
@@ -72,7 +70,7 @@ class LeadRanks(GroupRanks):
     """Rank 0 of several, in which the engine runs. One thread at a time may call it."""
 
     def __init__(self, ranks: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
-        """Take over the `workers` and the `store`: they end with this object. Starts a thread that watches the workers."""
+        """Take over `workers` and `store`, which end with this object. Starts a thread that watches the workers."""
         super().__init__(ranks.shard, ranks.group)
         self._workers = workers
         self._device = device

@@ -46,7 +46,7 @@ class StepContext(StepFacts):
         cut: the number of positions before the tail, int64 [T], the same for each row; None: there is no tail. The tail
             of the canvas is neither computed nor attended to, whatever the cache policy plans.
         shift: row p - shift predicts position p; None: the model family's shift.
-        committed: how many leading rows have final K/V; None: the rows of completed blocks have.
+        committed: how many leading rows have final K/V; None: as many as are in completed blocks.
         adapter: the adapter that rows are computed with, if `shift` is set; None: the request's own, if any.
         drafts: the next pass that predicts is a draft: it transfers nothing, and its tokens are put on the canvas.
         conditioned: noisy rows take in the last pass' predictions for them (`Signal`).
@@ -211,10 +211,7 @@ class RuleDecoder(Decoder):
     def _apply_rule(
         self, positions: Positions, confidence: Confidence, count: int, share: np.float32 | None = None
     ) -> Chosen:
-        """Return the indices of the noisy `positions` that the rule transfers; the schedule transfers `count`.
-
-        Raises `PluginError` if the rule chooses nothing and the block would never be complete.
-        """
+        """Return the indices of the noisy `positions` that the rule transfers. The schedule transfers `count`."""
         step = Step(positions, confidence, self.block_step, count, share, self.context.order, draw=self._draw)
         return check_progress(self._rule, self._choose(step), step, self._steps)
 

@@ -110,11 +110,7 @@ class MostProbable(DeviceRead):
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:
         logprobs = LogProbabilities(logits, self.count, mask_id, vocabulary)
         drawn = self._draw(logits, rows, mask_id, vocabulary) if self.temperature else []
-
-        def read(tokens: Tensor) -> Tensor:
-            return torch.cat([logprobs.of(tokens)[1:], *drawn])
-
-        return read
+        return lambda tokens: torch.cat([logprobs.of(tokens)[1:], *drawn])
 
     def _draw(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Tensor]:
         """The drawn token, its probability, and the token drawn without those of `barred`: one float32 [3, rows]."""

@@ -54,10 +54,7 @@ def uniform(seed: int, step: int, rows: Tensor, columns: range) -> Tensor:
 
 
 def top_p(logits: Tensor, share: float | None) -> Tensor:
-    """Return `logits` [rows, V] with -inf outside of the smallest set of most probable tokens that sums to `share`.
-
-    Of equal logits the sort decides which are kept. None or 1 keeps all tokens.
-    """
+    """Return `logits` [rows, V] with -inf outside of the smallest set of most probable tokens that sums to `share`."""
     if share is None or share >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True)

@@ -199,11 +199,7 @@ class SplitVocabulary(Vocabulary):
         return logits.masked_fill(logits < self.top(logits, count)[0][:, -1:], -torch.inf)
 
     def top_p(self, logits: Tensor, share: float | None) -> Tensor:
-        """See `Vocabulary`. Finds the smallest logit to keep by a binary search over the bits of a float32.
-
-        A token is kept if the more probable ones have at most `share` together. Each of 32 rounds exchanges a sum a
-        row.
-        """
+        """See `Vocabulary`. Finds each row's smallest logit to keep by a binary search over the bits of a float32."""
         if share is None or share >= 1:
             return logits
         probabilities = self.softmax(logits)
