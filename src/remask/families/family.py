@@ -374,7 +374,7 @@ class Family:
         return slots
 
     def _mixture(self, config: ModelConfig, layer: int, mixture: Mixture) -> list[Slot]:
-        """The tensors of the `mixture` in `layer`, with the norm before it. No constant factors apply to them."""
+        """The tensors of the `mixture` in `layer`, with the norm before it. `Factors` do not apply to them."""
         names, hidden = self.names.mixture, config.hidden
         assert names is not None
         prefix = self.names.layer.format(layer)

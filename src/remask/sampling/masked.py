@@ -230,9 +230,8 @@ class MaskedDecoder(RuleDecoder):
 
     def _prepare_step(self) -> None:
         """Skip idle steps if they run no pass, and put the step's order into the context if the rule has one."""
-        # Any number of idle steps is skipped at once.
-        while self._skips and not self.finished and (idle := self._idle_steps()):
-            self._advance_steps(idle)
+        if self._skips:
+            self._skip_idle()
         if self._rule.order is not None and not self.finished:
             order = self._orders[self.block_index]
             noisy = order[self.canvas.noisy[order]]
@@ -274,6 +273,11 @@ class MaskedDecoder(RuleDecoder):
             self.context = replace(self.context, cut=None)
         elif self.context.cut is None:  # else the array stays the same, as a new one would be packed again
             self.context = replace(self.context, cut=np.full(len(self.canvas), tail, dtype=np.int64))
+
+    def _skip_idle(self) -> None:
+        """Go to the next step that may transfer something. Skips any number of idle steps at once."""
+        while not self.finished and (idle := self._idle_steps()):
+            self._advance_steps(idle)
 
     def _idle_steps(self) -> int:
         """Return how many steps from this one on are known to transfer nothing, up to the end of the block."""
