@@ -18,7 +18,7 @@ _BITS = 32  # of a float32
 
 
 class Vocabulary:
-    """Operations on logits [rows, columns] whose columns are tokens: in this class all tokens, so that columns are V.
+    """Operations on logits [rows, columns], whose columns are tokens; in this class all tokens, [rows, V].
 
     Only `bar`, `lower` and `greedy` change their arguments.
     """
