@@ -76,7 +76,7 @@ class ResponseEnd:
         return settled
 
     def find_stop_length(self, lead: int) -> int | None:
-        """Scan the first `lead` response tokens. Returns how many of them end with a stop in the last hole, or None."""
+        """Scan the first `lead` response tokens. Returns the number up to a stop in the last hole; None without one."""
         start = self._scan_length
         if lead > start and self._may_stop:
             self._scan_length = lead
