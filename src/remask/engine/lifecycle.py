@@ -33,8 +33,8 @@ class Lifecycle:
     """Holds the requests of an engine, and ends them.
 
     Attributes:
-        growing: requests that wait for the place of a longer canvas, by what they were before they began, in the order
-            in which they outgrew their places. They hold no memory.
+        growing: requests that wait for the place of a longer canvas, by their pending requests, in the order in which
+            they outgrew their places. They hold no memory.
         active_ids: ids of the requests that are being worked on in this step. Other threads may read it.
     """
 
@@ -146,7 +146,10 @@ class Lifecycle:
             return None
 
     def finish_member(self, member: Member) -> None:
-        """Handle a member that is done: end it, queue it for a longer canvas, or let it complete a page."""
+        """End a member that is done, queue it for a longer canvas, or let it complete a page.
+
+        After a prefix pass the requests that have waited for it become ready.
+        """
         if isinstance(member, PrefixPass):
             self.scheduler.remove(member)
             for running in self.requests():

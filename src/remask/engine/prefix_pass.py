@@ -60,7 +60,7 @@ class PrefixPass(Member):
 
     def plan(self) -> Turn:
         self.chunk = range(self.layers.stop, self._full_plan.layers)
-        self.turn = Turn(self, (), self.tally(()), None, _NO_POSITIONS)
+        self.turn = Turn(self, items=(), tally=self.tally(()), decoder=None, predicted=_NO_POSITIONS)
         return self.turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
@@ -69,11 +69,12 @@ class PrefixPass(Member):
         turn.tally = self.tally(())
 
     def begin(self, turn: Turn) -> Move | None:
+        """Set the turn's plan, whose rows are live in the chunk alone. It enters no ledger, and no K/V are copied."""
         state, layers = self.canvases[0], self._full_plan.layers
         start, stop = self.chunk.start, self.chunk.stop
         no_rows = np.zeros(self.row_count, dtype=np.bool_)
-        # The full plan, which has one span a layer, without live rows outside of the chunk. The first span saves
-        # nothing: its rows restart from the states that the last chunk has saved.
+        # The full plan has one span a layer. The chunk's first span saves nothing, as its rows restart from the states
+        # that the last chunk has saved.
         first, *others = self._full_plan.spans[start:stop]
         spans = [Span(range(start), no_rows), replace(first, save=None), *others, Span(range(stop, layers), no_rows)]
         turn.items = ((state, self._full_plan.over(span for span in spans if len(span.layers))),)

@@ -49,6 +49,7 @@ class RunningRequest(Member):
         pending: PendingRequest,
         policy: CachePolicy,
         canvases: tuple[CanvasState, ...],
+        *,
         claim: Claim,
         record: RequestRecord,
         config: ModelConfig,
