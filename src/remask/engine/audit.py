@@ -94,10 +94,7 @@ class Auditor:
             row += count
 
     def on_write(self, turn: Turn) -> None:
-        """Copy the input of the pass of `turn` if it is audited, before its tokens are written.
-
-        In the first step of a request its audits are chosen.
-        """
+        """Copy the input of the pass of `turn` if it is audited. At the first step, choose the request's audits."""
         running = turn.member
         if not isinstance(running, RunningRequest):
             return
@@ -169,10 +166,8 @@ class Auditor:
         prefix_length = running.record.prefix_length
         if prefix_length and isinstance(policy, BiCache | Reuse):
             self._choose_prefix_audit(turn, running, prefix_length)
-        if running.policy.traits.exact or isinstance(running.policy, Reuse):
-            return
         inner = running.policy.inner if isinstance(running.policy, BiCache) else running.policy
-        if inner.traits.exact:
+        if inner.traits.exact or isinstance(running.policy, Reuse):
             return
         name = name_of(running.policy)
         if self._admit_audit(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantized):

@@ -100,23 +100,14 @@ def check_request(
     seed = secrets.randbits(62) if params.seed is None else params.seed
     if seed < 0:
         seed %= LARGEST  # random generators take no negative seed
-    schedule = request.policy.traits.schedule
-    view = RequestView(
-        prompt=request.prompt_token_ids,
-        params=params,
-        template=request.template,
-        shape=shape,
-        stops=stops,
-        schedule=schedule,
-        readers=request.readers,
-        seed=seed,
-    )
-    _check_readers(request.readers)
+    schedule, readers = request.policy.traits.schedule, request.readers
+    view = RequestView(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
+    _check_readers(readers)
     decoding = _make_decoding(view, limits, adapters)
     _check_block_length(decoding, shape, limits.max_canvas)
     _check_policy(request, decoding, shape)
     pending = PendingRequest(request, decoding, stops)
-    for reader in request.readers:
+    for reader in readers:
         reader.check(view, decoding)
     if params.mode == SPECULATION:
         _check_rowwise(view, decoding)
@@ -196,11 +187,7 @@ def _check_readers(readers: Sequence[Reader]) -> None:
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
-    """What ends the response: its own stops, and the model's stop tokens unless they are ignored.
-
-    On models with a whole canvas the model's stop tokens cut the response. Raises `ConfigError` on stop texts without a
-    tokenizer.
-    """
+    """What ends the response: its stops, and the model's unless ignored. Raises `ConfigError` without `decode`."""
     params = request.params
     ignores_eos = params.ignore_eos or params.uniform.trim is False
     model_stops = frozenset[int]() if ignores_eos else frozenset(shape.stop_ids)
@@ -229,10 +216,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
 
 
 def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
-    """The decoding that a reader brings, or else that of the model's kind. Raises `ConfigError` on bad parameters.
-
-    `adapters` are the names of those that are loaded.
-    """
+    """The decoding that a reader brings, or else that of the model's kind. Raises `ConfigError` on bad parameters."""
     prompt, params, template, shape, seed = view.prompt, view.params, view.template, view.shape, view.seed
     for reader in view.readers:
         special = reader.decoding(view)

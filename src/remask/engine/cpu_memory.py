@@ -74,9 +74,9 @@ def resolve_quantization(
 
 
 def _fastest(fitting: Sequence[Quantization | None], dtype: torch.dtype) -> tuple[Quantization | None, str]:
-    """The fastest of the formats that fit, by short measurements, and all their speeds in words.
+    """The fastest of the formats `fitting`, and the reason in words. They are ordered from wide to narrow.
 
-    They are ordered from wide to narrow. A narrower one must be faster by the factor `_MIN_SPEEDUP` to be chosen.
+    A narrower format is chosen only if it is faster by the factor `_MIN_SPEEDUP`.
     """
     speed = {candidate: average(_speeds(candidate, dtype)) for candidate in fitting}
     fastest = fitting[0]

@@ -146,10 +146,7 @@ class Lifecycle:
             return None
 
     def finish_member(self, member: Member) -> None:
-        """End a member that is done, queue it for a longer canvas, or let it complete a page.
-
-        After a prefix pass the requests that have waited for it become ready.
-        """
+        """Handle a member that is done: end it, queue it for a longer canvas, or let it complete a page."""
         if isinstance(member, PrefixPass):
             self.scheduler.remove(member)
             for running in self.requests():

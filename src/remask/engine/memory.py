@@ -197,13 +197,7 @@ class Memory:
         extents += [page.extent for page in shared.pages]
         claim = Claim(extents, shared.lease, shared.publisher, move=shared.move(states[0].slots(0)))
         return RunningRequest(
-            pending,
-            placement.policy,
-            tuple(states),
-            claim=claim,
-            record=record,
-            config=self.shape,
-            predecessor=predecessor,
+            pending, placement.policy, tuple(states), claim, record=record, config=self.shape, predecessor=predecessor
         )
 
     def free(self, running: RunningRequest) -> None:
@@ -212,9 +206,8 @@ class Memory:
         for extent in claim.extents:
             self.allocator.release(extent)
         claim.extents.clear()
+        self.free_states(running.canvases)
         for state in running.canvases:
-            self.extra_bytes -= state.extra_bytes
-            state.states = None
             state.hook_state = None
         if claim.lease is not None:
             self.store.release(claim.lease)

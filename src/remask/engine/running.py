@@ -49,8 +49,8 @@ class RunningRequest(Member):
         pending: PendingRequest,
         policy: CachePolicy,
         canvases: tuple[CanvasState, ...],
-        *,
         claim: Claim,
+        *,
         record: RequestRecord,
         config: ModelConfig,
         predecessor: "RunningRequest | None" = None,
@@ -208,10 +208,7 @@ class RunningRequest(Member):
         return self._report(transfer)
 
     def close(self) -> bool:
-        """Request a closing pass over the last block if it completes a page for others. Returns whether it does.
-
-        Sets `closing`, and `is_done` if there is no such pass.
-        """
+        """Request a closing pass over the last block if it completes a page for others. Returns whether it does."""
         publisher = self.claim.publisher
         if publisher is None or self.closing or self.decoder.context.committed is not None:
             return False

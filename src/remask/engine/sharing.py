@@ -97,13 +97,7 @@ class Prefixes(Sharing):
             policy, extents, lease, unread_reason=choice.unread_reason, unleased_prefix=choice.unleased_prefix
         )
 
-    def claim(
-        self,
-        pending: PendingRequest,
-        placement: Placement,
-        canvas: Canvas,  # noqa: ARG002
-        undo: ExitStack,
-    ) -> SharedKV:
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> SharedKV:  # noqa: ARG002
         """See `Sharing`. Counts leases of prefixes that no request has named. Raises `IntegrityError` without room."""
         plan = placement.lease
         if plan is None:
@@ -219,10 +213,7 @@ class Prefixes(Sharing):
     def _lease_of(
         self, pending: PendingRequest, length: int, *, requested_tokens: int, entry: PrefixEntry | None
     ) -> LeaseChoice:
-        """The lease of `length` tokens, stored as `entry` or not stored yet (None), as the policy reads them.
-
-        `requested_tokens` is the length of the prefix that the request would like to share.
-        """
+        """The lease of `length` tokens, stored as `entry` or not stored yet, if `requested_tokens` are to be shared."""
         request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
         policy = self.policy(pending, length)
         boundary = policy.boundary(length, canvas_length, layers)
