@@ -278,8 +278,8 @@ def check_weights_fit(
     name = str(dtype).removeprefix("torch.")
     ways = []
     if apart:
-        counts = [count for count in _rank_counts(config) if count > ranks and required_bytes(count) <= memory.room]
-        ways = [f"--tensor-parallel {counts[0]}"] if counts else []
+        counts = [count for count in range(ranks + 1, config.heads + 1) if Shard(0, count).fits(config)]
+        ways = [f"--tensor-parallel {count}" for count in counts if required_bytes(count) <= memory.room][:1]
     if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, number=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
@@ -315,8 +315,3 @@ def default_length(shape: ModelConfig) -> int:
 def gigabytes(size: float) -> str:
     """A number of bytes as text, in GB or MB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
-
-
-def _rank_counts(config: ModelConfig) -> list[int]:
-    """Numbers of ranks, from 2 on, over which the model can be split."""
-    return [count for count in range(2, config.heads + 1) if Shard(0, count).fits(config)]

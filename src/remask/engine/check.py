@@ -187,7 +187,7 @@ def _check_readers(readers: Sequence[Reader]) -> None:
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
-    """What ends the response: its stops, and the model's unless ignored. Raises `ConfigError` without `decode`."""
+    """The stops of a response, and of the model unless ignored. Raises `ConfigError` on stop texts without `decode`."""
     params = request.params
     ignores_eos = params.ignore_eos or params.uniform.trim is False
     model_stops = frozenset[int]() if ignores_eos else frozenset(shape.stop_ids)

@@ -65,8 +65,13 @@ class Engine:
         self.graphs = make_graphs(model, self.pool) if config.graphs else None
         self.stats = EngineStats()
         self._next_pass: LaunchedPass | None = None  # a pass that is queued and not read yet
-        client_budget = config.max_client_row_layers or self.max_model_len * shape.layers
-        limits = StepLimits.of(config, client_budget, self.memory.pass_rows)
+        limits = StepLimits(
+            budget=config.max_row_layers,
+            max_refreshes=config.max_refreshes,
+            max_canvases=config.max_num_seqs,
+            client_budget=config.max_client_row_layers or self.max_model_len * shape.layers,
+            max_rows=self.memory.pass_rows,
+        )
         runner = Runner(model, self.pool, overlap=self.choice.overlap, graphs=self.graphs)
         self._observers = Observers(runner, model)
         self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)

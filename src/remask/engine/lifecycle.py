@@ -294,7 +294,5 @@ class Admission:
             return
         self._lifecycle.begin(running)
         lease = running.claim.lease
-        if lease is not None:
-            prefix_pass = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
-            if prefix_pass is not None:
-                self._lifecycle.add(prefix_pass)
+        if lease is not None and not lease.hit and not lease.entry.ready:
+            self._lifecycle.add(PrefixPass(lease.entry, self._memory.store, self._memory.shape.layers, running))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remask.engine.canvas_state import CanvasState
-from remask.engine.config import EngineConfig
 from remask.engine.member import CanvasPlans, Member, Tally, Turn
 from remask.engine.request import Owner, PendingRequest
 from remask.errors import PlanError
@@ -162,7 +161,7 @@ class PassPlanner:
             first.shift = context.shift
             first.adapter = context.adapter or self.pending.request.adapter
         plan = self._plan_canvas(first, decoder, decoder.step - self.first_step, self.passes, alone=len(canvases) == 1)
-        if self.readers and not plan.fills:
+        if not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
@@ -245,11 +244,6 @@ class StepLimits:
     max_canvases: int | None = None
     client_budget: int | None = None  # row-layers of one client, while members of other clients are ready too
     max_rows: int | None = None  # rows in any layer, by the memory of the device
-
-    @classmethod
-    def of(cls, config: EngineConfig, client_budget: int, max_rows: int | None) -> "StepLimits":
-        """The limits of `config`. `max_rows` is what memory allows."""
-        return cls(config.max_row_layers, config.max_refreshes, config.max_num_seqs, client_budget, max_rows)
 
 
 class Scheduler:

@@ -11,7 +11,7 @@ from remask.plan.spans import Span
 from remask.readers.base import Reader
 from remask.request.result import Event
 from remask.store.entries import PrefixEntry
-from remask.store.prefix import Lease, PrefixStore
+from remask.store.prefix import PrefixStore
 
 _NO_POSITIONS = np.empty(0, dtype=np.int64)
 
@@ -47,11 +47,6 @@ class PrefixPass(Member):
         self.ended = False
         self.layers = range(0)
         self.chunk = range(layers)
-
-    @classmethod
-    def of(cls, lease: Lease, store: PrefixStore, layers: int, running: RunningRequest) -> "PrefixPass | None":
-        """The pass over the new entry of `lease`; None if the entry was stored already."""
-        return None if lease.hit or lease.entry.ready else cls(lease.entry, store, layers, running)
 
     @property
     def row_count(self) -> int:
