@@ -188,7 +188,7 @@ class Auditor:
         depths = record.audit_depths(key) if earns else ()
         if not depths or record.depth(key, 0):  # nothing is left to prove, or a depth is earned: the share decides
             next_depths = depths or ((record.next_depth(read_depth),) if earns else ())
-            depths = self._shared_depths(read_depth, next_depths)
+            depths = self._due_depths(read_depth, next_depths)
             if not depths or not self._admit_audit(f"{name} prefix", length, 1 + len(depths)):
                 return
             self._prefix_audits += 1
@@ -204,7 +204,7 @@ class Auditor:
         )
         self._enqueue(audit)
 
-    def _shared_depths(self, read_depth: int, next_depths: tuple[int, ...]) -> tuple[int, ...]:
+    def _due_depths(self, read_depth: int, next_depths: tuple[int, ...]) -> tuple[int, ...]:
         """The depths of an audit that the share makes due: `read_depth`, unless it is 0, and at times `next_depths`.
 
         The next depths are tried because traffic may have changed so that they would be allowed.

@@ -168,7 +168,7 @@ def _check_policy(request: Request, decoding: Decoding, shape: ModelConfig) -> N
 
 
 def _policy_facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
-    """Yield the facts that a policy checks; of a growing canvas for its first and its last block, which may differ."""
+    """Yield the facts that a policy checks. Those of a growing canvas are about its first block, then its last one."""
     facts = partial(RequestFacts, layers=shape.layers, shift=shape.shift, ordered=decoding.ordered)
     if not isinstance(decoding, GrowingDecoding):
         open_places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps

@@ -182,8 +182,7 @@ class Memory:
             undo.callback(self.allocator.release, extent)
         shared = self._sharing_of(pending).claim(pending, placement, canvas, undo)
         adapter = request.adapter
-        tables = shared.tables(placement.extents[0])
-        states = [self._new_state(canvas, tables, traits, shared=shared, adapter=adapter)]
+        states = [self._new_state(canvas, shared.tables(placement.extents[0]), traits, shared=shared, adapter=adapter)]
         if pending.canvas_count == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             if predecessor is None:
@@ -191,8 +190,8 @@ class Memory:
             else:
                 second_canvas = predecessor.canvases[1].canvas
             tables = (plain_table(placement.extents[1][0]),)
-            traits = placement.policy.without_prefix.traits
-            states.append(self._new_state(second_canvas, tables, traits, shared=SharedKV(), adapter=adapter))
+            second_traits = placement.policy.without_prefix.traits
+            states.append(self._new_state(second_canvas, tables, second_traits, shared=SharedKV(), adapter=adapter))
         record = _new_record(pending, placement, shared) if predecessor is None else predecessor.record
         extents += [page.extent for page in shared.pages]
         claim = Claim(extents, shared.lease, shared.publisher, move=shared.move(states[0].slots(0)))

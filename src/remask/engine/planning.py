@@ -190,9 +190,9 @@ class PassPlanner:
         return ((first, replace(plan, sees=view.sees)),)
 
     def _plan_canvas(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int, *, alone: bool) -> Plan:
-        """Ask the policy for the plan of one canvas. Sets `repeating`: to the plan if it repeats and canvas is `alone`.
+        """Ask the policy for the plan of one canvas. `repeating` becomes that plan if it repeats and is `alone`, or None.
 
-        Policies count the steps of an unconditional canvas separately, so `step` and `pass_index` are parameters.
+        The steps of an unconditional canvas are counted separately, so `step` and `pass_index` are parameters.
         """
         view = self._view(state, decoder, step, pass_index)
         plan = self.policy.plan(view)

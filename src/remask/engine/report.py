@@ -85,12 +85,11 @@ def report_pages(memory: Memory, requests: Iterable[RunningRequest], *, detail: 
         if running.claim.lease is not None:
             extents.append(running.claim.lease.extent)
         tokens = sum(len(state.canvas) for state in running.canvases)
+        tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
         holder = _count_holder(running.id, tokens, extents, counts, filled)
-        holder = replace(holder, found=running.record.usage.cached_tokens)
+        holders.append(replace(holder, found=running.record.usage.cached_tokens, tables=tables))
         if detail:
-            holder = replace(holder, tables=tuple(_table(extent, counts) for extent in extents))
             pages_of[running.id] = set().union(*map(_page_set, extents))
-        holders.append(holder)
     for name, tokens, parts in (
         ("prefixes", store.token_count, store.entries),
         ("pages", chain.token_count, chain.pages),
