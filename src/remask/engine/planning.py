@@ -190,7 +190,7 @@ class PassPlanner:
         return ((first, replace(plan, sees=view.sees)),)
 
     def _plan_canvas(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int, *, alone: bool) -> Plan:
-        """Ask the policy for the plan of one canvas. `repeating` becomes that plan if it repeats and is `alone`, or None.
+        """Ask the policy for the plan of one canvas. Sets `repeating` to it if it repeats and the canvas is `alone`.
 
         The steps of an unconditional canvas are counted separately, so `step` and `pass_index` are parameters.
         """
