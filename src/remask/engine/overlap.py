@@ -118,7 +118,7 @@ def _plan_next(turn: Turn) -> Turn | None:
     if turn.plan.fills or turn.plan.hook is not None:
         return None
     state = running.canvases[0]
-    canvas, block = state.canvas, decoder.block
+    canvas, block, step = state.canvas, decoder.block, decoder.step - running.planner.first_step
     noisy = block.start + canvas.noisy[block.start : block.stop].nonzero()[0]
     rule = transfers if isinstance(transfers, RankRule) else None
     final = noisy[:0]  # positions that are known to be final after this step
@@ -128,10 +128,10 @@ def _plan_next(turn: Turn) -> Turn | None:
         final = decoder.outcome(final).final
     # Which positions a rule of fixed tokens transfers is not known, but how many: the decoder only counts them.
     settled = final if rule is None or rule.changes else noisy[: rule.min_count(len(noisy))]
-    next_decoder = _advanced(decoder, canvas.with_settled(settled, decoder.step))
+    next_decoder = _advanced(decoder, canvas.with_settled(settled, step))
     if next_decoder.finished:
         return Turn(running, items=(), tally=_NO_COST, decoder=next_decoder, predicted=final)
-    noisy_after = canvas.with_settled(final, decoder.step).noisy if len(final) else canvas.noisy
+    noisy_after = canvas.with_settled(final, step).noisy if len(final) else canvas.noisy
     plan = running.planner.repeat_plan(next_decoder, noisy_after)
     if plan is None or (rule is not None and rule.changes and next_decoder.transfers is None):
         return None
@@ -157,7 +157,7 @@ def _advanced(decoder: Decoder, canvas: Canvas) -> Decoder:
 def _plan_after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
     """The request's next plan if this pass transfers all `noisy` positions of the block; None if the request ends."""
     state = copy(running.canvases[0])
-    state.canvas = state.canvas.with_settled(noisy, decoder.step)
+    state.canvas = state.canvas.with_settled(noisy, decoder.step - running.planner.first_step)
     next_decoder = _advanced(decoder, state.canvas)
     if next_decoder.finished:
         return None

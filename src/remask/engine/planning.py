@@ -144,7 +144,7 @@ class PassPlanner:
         last = self.repeating
         if last is None or decoder.context.cut is not None:
             return None
-        steps = decoder.step - last.step
+        steps = decoder.step - self.first_step - last.step
         if steps > last.repeats or decoder.block_step - last.block_step != steps or decoder.block != last.block:
             return None
         return last.plan.repeated(last.block, noisy)
