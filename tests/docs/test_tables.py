@@ -43,7 +43,7 @@ skip_special_tokens spaces_between_special_tokens stop_token_ids structural_tag 
 thinking_token_budget top_k truncate_prompt_tokens use_beam_search vllm_xargs
 """
 PAGES: list[Path] = SCRIPT["pages"]()
-written: Callable[[str], str] = SCRIPT["written"]
+written: Callable[[str], str] = SCRIPT["fill_tables"]
 
 
 def text(page: str) -> str:

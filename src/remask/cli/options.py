@@ -165,6 +165,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kv_events_option(text: str | None) -> KvEventsConfig | None:
+    """Parse `--kv-events-config`; None without it. Raises `ConfigError` on a field that is not allowed."""
     option = "--kv-events-config"
     return None if text is None else parse(KvEventsConfig, json_object(option, text), option, f"field of {option}")
 

@@ -60,6 +60,7 @@ def _machine(finding: Mapping[str, Any]) -> str:
 
 
 def _shape(shape: Mapping[str, Any], quantization: str | None) -> str:
+    """The model and the requests of a part, in a sentence."""
     quantization_text = "" if quantization is None else f", {quantization} weights"
     return (
         f"{shape['preset']} with random weights, {shape['dtype']}{quantization_text}: canvas {shape['canvas']}, "
