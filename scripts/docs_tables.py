@@ -500,7 +500,7 @@ def speed() -> str:
     rows = [["preset", "H100: tokens/s", "without", f"{CORES} cores, int8: tokens/s"]]
     for name, names in shapes().items():
         config = preset(name)
-        policy = CACHES[config.kind]
+        policy = SHELF[name].cache if name in SHELF else CACHES[config.kind]
         full, rate = pass_seconds(config, None, "h100"), tokens_per_second(config, policy, "h100")
         slow = float(f"{tokens_per_second(config, policy, CORES):.2g}")
         rows.append([names, f"{rate:,.0f}", f"{1 / full:,.0f}", f"{slow:g}"])
