@@ -312,9 +312,14 @@ class Session:
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         config = self.loaded.config
-        blocks = pending.decoding.block_ranges
-        stops = config.stop_ids
-        return ResponseCollector(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=config.rewrites)
+        return ResponseCollector(
+            0,
+            pending.request,
+            self.tokenizer,
+            config.stop_ids,
+            blocks=pending.decoding.block_ranges,
+            rewrites=config.rewrites,
+        )
 
     def collect(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
         """Apply the `events` of one step to `collector`. Returns what they add to the answer: one item, or none."""
@@ -357,8 +362,16 @@ class Session:
         def resolve(requested: Mapping[str, Any], fixed_tokens: int, template: Template | None) -> SamplingParams:
             return self.params({**base, **requested}, defaults, prompt_tokens=fixed_tokens, template=template)
 
-        limits = config.stop_ids, resolve, self.engine.max_model_len
-        return response_of(terms, sampling, prompt_tokens, self.tokenizer, *limits, affixes)
+        return response_of(
+            terms,
+            sampling,
+            prompt_tokens,
+            tokenizer=self.tokenizer,
+            stop_ids=config.stop_ids,
+            resolve=resolve,
+            max_length=self.engine.max_model_len,
+            affixes=affixes,
+        )
 
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None

@@ -448,7 +448,7 @@ class Decisions:
         _ = self.transcript  # raises ConfigError if `input` is not valid
 
     def _check_form(self, question: Question) -> None:
-        """Raise `ConfigError` if `question` has fields that do not go with `input`, or with `state` if there is none."""
+        """Raise `ConfigError` if `question` has fields that do not go with `input`, or without it, with `state`."""
         if self.input is None:
             for name in ("choices", "levels", "name"):
                 if getattr(question, name) is not None:

@@ -105,6 +105,7 @@ class Metrics(Collector):
             self._observe_result(event.result)
 
     def _observe_result(self, result: Result) -> None:
+        """Count a request that has ended. Its tokens and most of its times count only if it was answered."""
         self._finish_counts[result.finish_reason] += 1
         if result.first_settled_s is not None:
             self._observe_value("time_to_first_settled_token_seconds", result.first_settled_s)
@@ -129,16 +130,47 @@ class Metrics(Collector):
         """Yield all metrics but the histograms. The engine's counters may be read in the middle of a step."""
         engine = self._engine
         inner = engine.engine
-        stats = inner.stats
-        store = inner.store.stats
         pages = inner.allocator
-        graphs = inner.graphs
         gauges = {
             "num_requests_running": ("Requests that have begun.", engine.running),
             "num_requests_waiting": ("Accepted requests that have not begun.", engine.waiting),
             "kv_cache_usage_perc": ("Share of K/V pages in use; 1 is all.", pages.used / pages.references.size),
         }
-        counters: dict[str, tuple[str, float]] = {
+        for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, self._counters)):
+            for name, (text, value) in values.items():
+                metric = family(f"remask:{name}", text, labels=["model_name"])
+                metric.add_metric([self._model], value)
+                yield metric
+        yield from self._info()
+        depth = GaugeMetricFamily(
+            "remask:prefix_earned_depth",
+            "Layers that a prefix of this ratio in percent may read, as audits have proven.",
+            labels=["model_name", "adapter", "ratio"],
+        )
+        for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
+            depth.add_metric([self._model, adapter, str(ratio)], record.common)
+        yield depth
+        unread_reasons = inner.store.stats.unread_reasons
+        unread = {reason: unread_reasons[reason] for reason in get_args(UnreadLabel)}
+        by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
+            "request_success": ("Requests that ended, by reason.", "finished_reason", self._finish_counts),
+            "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
+        }
+        for name, (text, label, counts) in by_reason.items():
+            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name", label])
+            for reason, count in counts.items():
+                counter.add_metric([self._model, reason], count)
+            yield counter
+
+    @property
+    def _counters(self) -> dict[str, tuple[str, float]]:
+        """The help text and the value of each counter that has no label but the model."""
+        engine = self._engine
+        inner = engine.engine
+        stats = inner.stats
+        store = inner.store.stats
+        graphs = inner.graphs
+        return {
             "prompt_tokens": ("Prompt tokens of answered requests.", self._totals["prompt"]),
             "generation_tokens": ("Response tokens of answered requests.", self._totals["generation"]),
             "prefix_cache_queries": ("Prompt tokens of answered requests.", self._totals["prompt"]),
@@ -183,30 +215,6 @@ class Metrics(Collector):
             "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }
-        for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, (text, value) in values.items():
-                metric = family(f"remask:{name}", text, labels=["model_name"])
-                metric.add_metric([self._model], value)
-                yield metric
-        yield from self._info()
-        depth = GaugeMetricFamily(
-            "remask:prefix_earned_depth",
-            "Layers that a prefix of this ratio in percent may read, as audits have proven.",
-            labels=["model_name", "adapter", "ratio"],
-        )
-        for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
-            depth.add_metric([self._model, adapter, str(ratio)], record.common)
-        yield depth
-        unread = {reason: store.unread_reasons[reason] for reason in get_args(UnreadLabel)}
-        by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
-            "request_success": ("Requests that ended, by reason.", "finished_reason", self._finish_counts),
-            "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
-        }
-        for name, (text, label, counts) in by_reason.items():
-            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name", label])
-            for reason, count in counts.items():
-                counter.add_metric([self._model, reason], count)
-            yield counter
 
     def _info(self) -> Iterator[Metric]:
         """Yield the metrics whose labels routers read, by vLLM's names: of the cache and of the requests' adapters."""
