@@ -253,10 +253,10 @@ class CountTokensBody(TranslatedBody):
         form = None if self.output_config is None else self.output_config.format
         continues = self.messages[-1].role == "assistant"
         tool_choice: Any = None
-        if choice is not None:
-            tool_choice = (
-                chosen_tool(choice.name) if choice.name is not None else choice.type.replace("any", "required")
-            )
+        if choice is not None and choice.name is not None:
+            tool_choice = chosen_tool(choice.name)
+        elif choice is not None:
+            tool_choice = "required" if choice.type == "any" else choice.type
         system = [] if self.system is None else [_turn("system", self.system)]
         return {
             "model": self.model,
@@ -283,6 +283,7 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
     def _fields(self) -> dict[str, Any]:
+        """The fields of the chat body. Raises `ConfigError` on fields that have no place in an answer of this API."""
         sampling = declared_fields(self, SamplingParams)
         terms = declared_fields(self, Terms)
         if self.stop_sequences is not None:

@@ -137,12 +137,12 @@ def _item(value: Any) -> Any:
     Raises `ConfigError` on an unknown type.
     """
     if isinstance(value, Mapping) and value.get("type") in ("custom_tool_call", "custom_tool_call_output"):
-        kind = value["type"].replace("custom_tool", "function")
-        value = {**value, "type": kind, "arguments": value.get("input")}
-    kind = _kind(value)
-    if kind == "reasoning":
-        return {"type": kind}
-    return value if kind == HOSTED else check_kind("input", value, _ITEMS)
+        function_type = value["type"].replace("custom_tool", "function")
+        value = {**value, "type": function_type, "arguments": value.get("input")}
+    tag = _kind(value)
+    if tag == "reasoning":
+        return {"type": tag}
+    return value if tag == HOSTED else check_kind("input", value, _ITEMS)
 
 
 def _kind(value: Any) -> str:
@@ -233,6 +233,7 @@ class ResponsesBody(TranslatedBody):
     foreign = FOREIGN_TO_RESPONSES
 
     def _as_chat(self) -> ChatBody:
+        """The same request as a body of chat completions. Raises `ConfigError` if fields contradict each other."""
         sampling = declared_fields(self, SamplingParams)
         terms = declared_fields(self, Terms)
         form = None if self.text is None else self.text.format
