@@ -151,7 +151,6 @@ class Intake:
     def conversation(
         self,
         messages: Sequence[Message],
-        *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -201,13 +200,7 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """The requests of a chat, one for each of `n` choices. Raises `ConfigError`, and a 404 for an unknown model."""
         terms = self.terms(body)
-        tokens = self.conversation(
-            body.messages,
-            **body.ending,
-            variables=body.variables,
-            control_tokens=terms.control_tokens,
-            name=body.texts_name,
-        )
+        tokens = self.conversation(body.messages, *body.ending, body.variables, terms.control_tokens, body.texts_name)
         calls = self.calls(body)
         affixes: tuple[str, str] | None = None
         beginning = body.continued if terms.canvas is None else ""  # the form of a canvas is that of its hole

@@ -93,12 +93,12 @@ class Metrics(Collector):
     def observe(self, event: Event) -> None:
         """Count an event of a request."""
         if event.queued_s is not None:
-            self._observe_value("request_queue_time_seconds", event.queued_s)
+            self._histograms["request_queue_time_seconds"].observe(event.queued_s)
         if event.settled:
             now = self._clock()
             previous = self._last_settled.get(event.id)
             if previous is not None:
-                self._observe_value("inter_token_latency_seconds", (now - previous) / len(event.settled))
+                self._histograms["inter_token_latency_seconds"].observe((now - previous) / len(event.settled))
             self._last_settled[event.id] = now
         if event.result is not None:
             self._last_settled.pop(event.id, None)
@@ -108,23 +108,20 @@ class Metrics(Collector):
         """Count a request that has ended. Its tokens and most of its times count only if it was answered."""
         self._finish_counts[result.finish_reason] += 1
         if result.first_settled_s is not None:
-            self._observe_value("time_to_first_settled_token_seconds", result.first_settled_s)
+            self._histograms["time_to_first_settled_token_seconds"].observe(result.first_settled_s)
         if result.finish_reason not in ("stop", "length"):
             return
         usage = result.usage
         self._totals["prompt"] += usage.prompt_tokens
         self._totals["generation"] += usage.completion_tokens
         self._totals["hit"] += usage.cached_tokens
-        self._observe_value("e2e_request_latency_seconds", result.elapsed_s)
+        self._histograms["e2e_request_latency_seconds"].observe(result.elapsed_s)
         if result.first_settled_s is not None and usage.completion_tokens > 1:
             seconds_per_token = (result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1)
-            self._observe_value("request_time_per_output_token_seconds", seconds_per_token)
-        self._observe_value("request_denoising_steps", usage.steps)
-        self._observe_value("request_prefix_depth", usage.prefix_depth)
-        self._observe_value("tokens_per_forward", usage.completion_tokens / max(usage.forwards, 1))
-
-    def _observe_value(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
+            self._histograms["request_time_per_output_token_seconds"].observe(seconds_per_token)
+        self._histograms["request_denoising_steps"].observe(usage.steps)
+        self._histograms["request_prefix_depth"].observe(usage.prefix_depth)
+        self._histograms["tokens_per_forward"].observe(usage.completion_tokens / max(usage.forwards, 1))
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics but the histograms. The engine's counters may be read in the middle of a step."""

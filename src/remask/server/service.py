@@ -156,23 +156,13 @@ class Service:
         with _field_names(body):
             pending = await self.off_loop(request, size, self._pending, make, body, request_id, self.owner(request))
         fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
-        context = AnswerContext(
-            id=request_id,
-            created=int(time.time()),
-            model=body.model or self.config.model_names[0],
-            fingerprint=_short_fingerprint(fingerprint),
-            token_text=self.token_text,
-            token_bytes=self.token_bytes,
-        )
+        model = body.model or self.config.model_names[0]
+        created = int(time.time())
+        short_fingerprint = _short_fingerprint(fingerprint)
+        context = AnswerContext(request_id, created, model, short_fingerprint, self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
-        generation = present(
-            ticket=ticket,
-            answers=self._collectors(body, pending),
-            context=context,
-            body=body,
-            fingerprint=fingerprint,
-            calls=self.intake.calls(body),
-        )
+        answers = self._collectors(body, pending)
+        generation = present(ticket, answers, context, body, fingerprint, self.intake.calls(body))
 
         def finish() -> None:
             ticket.cancel()

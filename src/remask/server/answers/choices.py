@@ -250,8 +250,8 @@ class Choices(Generation):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._generated = [0] * len(self.answers)  # tokens of each choice so far
         self._echo = self.body.continued if self.body.echo else ""
 

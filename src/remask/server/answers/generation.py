@@ -88,7 +88,6 @@ class Generation(ABC):
 
     def __init__(
         self,
-        *,
         ticket: Ticket,
         answers: Sequence[ResponseCollector],
         context: AnswerContext,
@@ -217,8 +216,8 @@ class SingleAnswer(Generation):
     Subclasses define the events of each of these moments, and `_whole_answer`, the answer once it has ended.
     """
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.parts: list[AnswerPart] = []
         self._part_is_open = False  # the last part may go on
         self._pending_text = ""  # not in a part yet

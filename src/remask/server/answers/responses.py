@@ -270,8 +270,8 @@ class ResponsesAnswer(SingleAnswer):
     The other arguments are those of `Generation`.
     """
 
-    def __init__(self, *, responses_body: ResponsesBody, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, *args: Any, responses_body: ResponsesBody) -> None:
+        super().__init__(*args)
         self.responses_body = responses_body
         self._sequence_number = 0
 

@@ -211,12 +211,9 @@ class ChatBody(GenerationBody):
         return self._length_name or ("max_completion_tokens" if newer else "max_tokens")
 
     @property
-    def ending(self) -> dict[str, bool]:
-        """How its conversation ends, as arguments of the chat template."""
-        return {
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": bool(self.continue_final_message),
-        }
+    def ending(self) -> tuple[bool, bool]:
+        """How its conversation ends: `add_generation_prompt` and `continue_final_message`."""
+        return self.add_generation_prompt, bool(self.continue_final_message)
 
     @property
     def continued(self) -> str:

@@ -100,14 +100,8 @@ async def count_tokens(request: Request, body: CountTokensBody) -> Response:
     service.intake.check_model(chat.model)
     service.note_left_out(request, chat.left_out)
     size = service.intake.check_size(chat)
-    conversation = partial(
-        service.intake.conversation,
-        chat.messages,
-        **chat.ending,
-        variables=chat.variables,
-        control_tokens=body.control_tokens,
-    )
-    tokens = await service.off_loop(request, size, conversation)
+    args = chat.messages, *chat.ending, chat.variables, body.control_tokens
+    tokens = await service.off_loop(request, size, service.intake.conversation, *args)
     return json_response({"input_tokens": len(tokens)})
 
 
@@ -125,16 +119,9 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         prompt = body.prompt, service.intake.tokenizer, body.control_tokens
         tokens = await service.off_loop(request, size, text_tokens, *prompt)
     else:
-        assert body.messages is not None
-        conversation = partial(
-            service.intake.conversation,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-            variables=body.chat_template_kwargs,
-            control_tokens=body.control_tokens,
-        )
-        tokens = await service.off_loop(request, size, conversation)
+        ending = body.add_generation_prompt, bool(body.continue_final_message)
+        chat = body.messages, *ending, body.chat_template_kwargs, body.control_tokens
+        tokens = await service.off_loop(request, size, service.intake.conversation, *chat)
     max_model_len = service.llm.engine.max_model_len
     return json_response({"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens})
 
