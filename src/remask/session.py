@@ -103,7 +103,7 @@ class Session:
         self._user_table = depth_table if isinstance(depth_table, DepthTable) else None
         self._finds_depths = depth_table != NO_DEPTHS
         self._found_tables: dict[str | None, DepthTable | None] = {}  # by adapter
-        self._structures: Structures | None = None
+        self._structures: Structures | None = None  # the compiler of forms, once one is needed
         self._structures_lock = threading.Lock()
         self.cache, policy_settings = self.default_cache()
         if config.audit and self.policy(self.cache, policy_settings).traits.exact:
@@ -157,11 +157,11 @@ class Session:
         prompt_tokens: int = 0,
         template: Template | None = None,
     ) -> SamplingParams:
-        """The sampling parameters of a request: the `requested` ones, then `defaults`, then the checkpoint's.
+        """Return the sampling parameters of a request: the `requested` ones, then `defaults`, then the checkpoint's.
 
-        Requested values are never changed. Defaults are adapted to them and to a prompt of `prompt_tokens`, as
-        `fit_defaults` says: a default length to the room beside the prompt, a default block length and number of steps
-        to the length. `template` is that of the response. Raises `ConfigError` on values that are not allowed.
+        Requested values are never changed. `fit_defaults` adapts defaults to them: a default length to the room beside
+        a prompt of `prompt_tokens`, a default block length and number of steps to the length. `template` is that of the
+        response. Raises `ConfigError` on values that are not allowed.
         """
         check_sampling(requested or {})
         base = self.sampling if defaults is None else self.merged_defaults(defaults)
@@ -182,10 +182,10 @@ class Session:
         return {"growing": config.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, beginning: str = "") -> Constraint | None:
-        """The reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
+        """Return the reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
 
         Forms are compiled once. Responses continue the text `beginning`. Safe on any thread. Raises `ConfigError` if
-        the form cannot be compiled, the model's tokens cannot spell it, or nothing of the form begins with that text.
+        the form cannot be compiled, the model's tokens cannot spell it, or no text of the form begins with `beginning`.
         """
         if form is None:
             return None
@@ -340,12 +340,11 @@ class Session:
         command_sampling: Mapping[str, Any] | None = None,
         affixes: tuple[str, str] | None = None,
     ) -> tuple[SamplingParams, Template | None]:
-        """The sampling parameters and the template of a response; the template is None if all of it is one hole.
+        """Return the sampling parameters and the template of a response, None if all of it is one hole.
 
-        `sampling` as `SamplingParams` is complete. From a mapping `params` resolves the parameters, with `defaults`;
-        parameters of the `command_sampling` that the mapping lacks count as requested, too. The canvas or suffix of
-        `terms` and the `affixes` are those of `response_of`. Raises `ConfigError` if they and the parameters contradict
-        each other.
+        `SamplingParams` are used as they are. For a mapping, `params` resolves the parameters that it lacks, from
+        `command_sampling`, which count as requested too, and then from `defaults`. The canvas or suffix of `terms` and
+        the `affixes` are those of `response_of`. Raises `ConfigError` if they and the parameters contradict each other.
         """
         if isinstance(sampling, SamplingParams):
             if terms.canvas is not None or terms.suffix is not None:
@@ -376,9 +375,10 @@ class Session:
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
-        """The cache of requests that name none, and its settings; `settings` replace the session's.
+        """Return the cache of requests that name none, and its settings; `settings` replace the session's.
 
-        Logs once for an adapter that a lack of depths replaces the cache. Raises `UnknownNameError` on an unknown one.
+        Without depths for `adapter`, the inner policy replaces a `bicache` that the user did not choose, which is
+        logged once for each adapter. Raises `UnknownNameError` on an unknown adapter.
         """
         if settings is None:
             settings = self.cache_config
@@ -434,7 +434,7 @@ class Session:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[Request]:
-        """The requests of `generate`, `chat` and `infill`; their ids are their numbers, from "0".
+        """Return the requests of `generate`, `chat` and `infill`. Their ids are their numbers, from "0".
 
         All have the same `terms` and `policy`, by default the default ones; `params` are for all or one for each, and
         `canvases` are one for each. `variables` are those of the chat template, and conversations end as in `chat`.
@@ -514,16 +514,14 @@ class Session:
             engine: runs the requests; None: the session's own.
             progress: whether to show a progress bar on stderr; None: as the session does.
 
-        Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
+        The first `next` raises `ConfigError`, before any request runs, if one cannot run or the engine is not idle.
         """
         show_progress = self.progress if progress is None else progress
         requests_by_id = {request.id: request for request in requests}
-        stepper = closing(events_of(requests, engine or self.engine))
-        step_count = 0
+        progress_bar = Progress("answering", len(requests), "requests", enabled=show_progress)
         token_count = 0
-        with stepper as steps, Progress("answering", len(requests), "requests", enabled=show_progress) as bar:
-            for events in steps:
-                step_count += 1
+        with closing(events_of(requests, engine or self.engine)) as steps, progress_bar as bar:
+            for step_count, events in enumerate(steps, 1):
                 token_count += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
                 bar.update(0, f"step {step_count}, {token_count} tokens")
                 for event in events:
@@ -541,7 +539,7 @@ def check_idle(engine: Engine) -> None:
 def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
     """Run requests, and yield the events of each step. A consumer that stops early cancels them.
 
-    Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
+    The first `next` raises `ConfigError`, before any request runs, if one cannot run or the engine is not idle.
     """
     check_idle(engine)
     try:

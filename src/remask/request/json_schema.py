@@ -416,18 +416,18 @@ class _Translation:
         return rf"\{{{_join_properties(entries)}[ ]?\}}" if entries else r"\{\}"
 
     def _map_expression(self, node: Mapping[str, Any], low: int, high: int | None, scope: _Scope) -> str:
-        """Return the expression of objects of `low` to `high` properties of any names. Raises `ConfigError`."""
+        """Return the expression of objects of any names. Raises `ConfigError` if they need two properties or more."""
         if low > 1:  # a JSON text may repeat a name
             raise ConfigError(
                 f"{scope.path}: minProperties={low} of any names cannot be guaranteed, as two of them might be one; "
                 "list them in properties, or ask for 1"
             )
+        additional = node.get("additionalProperties", True)
         try:
             name_expression = _STRING
             if "propertyNames" in node:
                 name_scope = replace(scope.child("propertyNames"), types=frozenset(["string"]))
                 name_expression = self.expression(node["propertyNames"], name_scope)
-            additional = node.get("additionalProperties", True)
             if additional is True:
                 value = _VALUE if scope.depth == 0 else _SCALAR
             else:

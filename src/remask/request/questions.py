@@ -495,11 +495,11 @@ class Decisions:
         for question in questions:
             labelling_count = sum(map(len, question.labellings))
             names = [alternative.text for alternative in question.alternatives]
-            question_chars = _TEMPLATE_CHARS + len(question.template)
+            answer_chars = _TEMPLATE_CHARS + len(question.template)
             label_count += len(names) * labelling_count
             prompt_chars += len(question.prompt(names)) * labelling_count
-            template_chars += question_chars
-            labelled_chars += len(names) * labelling_count * question_chars
+            template_chars += answer_chars
+            labelled_chars += len(names) * labelling_count * answer_chars
         joint_chars = 0
         if self.together:  # every canvas has all prompts and templates
             joint_chars = prompt_chars * len(questions) + label_count * template_chars
