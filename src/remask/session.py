@@ -101,8 +101,8 @@ class Session:
         self._auto_cache = cache if auto else None
         self._auto_cache_by_adapter: dict[str | None, str] = {}
         self._user_table = depth_table if isinstance(depth_table, DepthTable) else None
-        self._finds_depths = depth_table != NO_DEPTHS
-        self._found_tables: dict[str | None, DepthTable | None] = {}  # by adapter
+        self._looks_up_depths = depth_table != NO_DEPTHS
+        self._depth_tables: dict[str | None, DepthTable | None] = {}  # by adapter
         self._structures: Structures | None = None  # the compiler of forms, once one is needed
         self._structures_lock = threading.Lock()
         self.cache, policy_settings = self.default_cache()
@@ -113,7 +113,7 @@ class Session:
                 "such a cache, as bicache"
             )
         self.engine = self.new_engine()
-        if self._finds_depths and self.earns_depths:
+        if self._looks_up_depths and self.earns_depths:
             depths = self.engine.auditor.depths
             load_earned(depths, loaded.fingerprint)
             depths.changed = lambda: save_earned(depths, loaded.fingerprint)
@@ -219,11 +219,11 @@ class Session:
 
         Raises `UnknownNameError` on an unknown adapter.
         """
-        if self._user_table is not None or not self._finds_depths:
+        if self._user_table is not None or not self._looks_up_depths:
             return self._user_table
-        if adapter not in self._found_tables:
-            self._found_tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
-        return self._found_tables[adapter]
+        if adapter not in self._depth_tables:
+            self._depth_tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
+        return self._depth_tables[adapter]
 
     def fingerprint_of(self, adapter: str | None) -> str:
         """The identity of the model with this adapter, or with none. Raises `UnknownNameError` on an unknown one."""
@@ -312,14 +312,9 @@ class Session:
         if self.tokenizer is None:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         config = self.loaded.config
-        return ResponseCollector(
-            0,
-            pending.request,
-            self.tokenizer,
-            config.stop_ids,
-            blocks=pending.decoding.block_ranges,
-            rewrites=config.rewrites,
-        )
+        blocks = pending.decoding.block_ranges
+        stop_ids = config.stop_ids
+        return ResponseCollector(0, pending.request, self.tokenizer, stop_ids, blocks=blocks, rewrites=config.rewrites)
 
     def collect(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
         """Apply the `events` of one step to `collector`. Returns what they add to the answer: one item, or none."""

@@ -99,7 +99,7 @@ class DecisionPlan:
             base_layout = _Layout.of(decisions, CONTENT_FREE, tokenizer)
             base_builder = builder
             # Without a text that is tokenized with both the state and the question, the same asks serve.
-            if layout.between != base_layout.between or layout.head or base_layout.head:
+            if layout.frame != base_layout.frame or layout.head or base_layout.head:
                 base_builder = _Builder(base_layout, mask_id, max_canvases, canvas_factor)
                 base_builder.add_all(decisions)
             if base_builder.questions != builder.questions:
@@ -154,10 +154,10 @@ class _Layout:
     """
 
     shared: list[int]  # token ids of the state
-    between: tuple[str, str, str]  # before the question, between question and answer, behind the answer
+    frame: tuple[str, str, str]  # texts before the question, between question and answer, behind the answer
     tokenizer: Tokenizer
     head: str = ""  # text of the state, if it is tokenized with the question
-    opening: int = 0  # characters of the text between question and answer that are tokenized with the question
+    opening_length: int = 0  # characters behind the question that are tokenized with it
 
     @classmethod
     def of(cls, decisions: Decisions, state: Transcript, tokenizer: Tokenizer) -> "_Layout":
@@ -167,15 +167,15 @@ class _Layout:
         beginning, middle, last = _render_around(conversation, head, tokenizer)
         if not beginning.startswith(head):
             head = ""
-        between = beginning[len(head) :], middle, last if decisions.end_turn else ""
-        unsplit = cls([], between, tokenizer, head)
+        frame = beginning[len(head) :], middle, last if decisions.end_turn else ""
+        unsplit = cls([], frame, tokenizer, head)
         (whole_tokens,) = unsplit.tokens("question", ["answer"])
         # A fixed text follows the state, so that the question does not change its last token.
-        shared = tokenizer.encode_quoted(head) if head and between[0] else []
+        shared = tokenizer.encode_quoted(head) if head and frame[0] else []
         special_texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
         ends = [middle.rindex(text) + len(text) for text in special_texts if text and text in middle]
-        for opening in (max(ends, default=0), 0):
-            layout = cls(shared, between, tokenizer, "" if shared else head, opening)
+        for opening_length in (max(ends, default=0), 0):
+            layout = cls(shared, frame, tokenizer, "" if shared else head, opening_length)
             if shared + layout.tokens("question", ["answer"])[0] == whole_tokens:
                 return layout
         return unsplit
@@ -193,10 +193,10 @@ class _Layout:
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
         """The token ids behind the shared ones, for each answer."""
         encode = self.tokenizer.encode_quoted
-        opening_text, middle, last = self.between
-        beginning = f"{self.head}{opening_text}{question}{middle[: self.opening]}"
-        ending = middle[self.opening :]
-        if not self.opening:
+        before_question, middle, last = self.frame
+        beginning = f"{self.head}{before_question}{question}{middle[: self.opening_length]}"
+        ending = middle[self.opening_length :]
+        if not self.opening_length:
             return [encode(f"{beginning}{ending}{answer}{last}") for answer in answers]
         tokens = encode(beginning)
         return [tokens + encode(f"{ending}{answer}{last}") for answer in answers]
@@ -386,8 +386,7 @@ def _render_opening(turns: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) ->
 def _render_around(turns: Sequence[Mapping[str, Any]], opening: str, tokenizer: Tokenizer) -> tuple[str, str, str]:
     """Return the texts before a question, between it and its answer, and behind the answer.
 
-    `opening` is the text of the `turns` before the question. Raises `ConfigError` if the chat template changes the
-    question or the answer.
+    `opening` is the text of the `turns`. Raises `ConfigError` if the chat template changes the question or the answer.
     """
     question, answer = (f"m{secrets.token_hex(8)}{name}" for name in "qa")  # random texts, to be found again
     if tokenizer.has_chat_template:
@@ -461,13 +460,8 @@ def _even_labels(
     if any(start <= place < stop for place in masks):
         return f"{MASK} stands within the label in its template"
     label_tokens = tuple(tuple(tokens[start:stop]) for tokens in token_lists)
-    return _LabelTokens(
-        prefix=tuple(first[:start]),
-        labels=label_tokens,
-        width=stop - start,
-        suffix=tuple(first[stop:]),
-        masks=tuple(masks),
-    )
+    prefix, suffix = tuple(first[:start]), tuple(first[stop:])
+    return _LabelTokens(prefix, label_tokens, width=stop - start, suffix=suffix, masks=tuple(masks))
 
 
 def _uneven_labels(
@@ -494,10 +488,5 @@ def _uneven_labels(
         lengths[tail] = max(lengths[tail], length)
         lengths[next_tail] = max(lengths[next_tail], length)
     label_tokens = tuple(tail[: lengths[tail]] for tail in tails)
-    return _LabelTokens(
-        prefix=tuple(token_lists[0][:start]),
-        labels=label_tokens,
-        width=max(map(len, tails)),
-        suffix=(),
-        masks=tuple(masks),
-    )
+    prefix = tuple(token_lists[0][:start])
+    return _LabelTokens(prefix, label_tokens, width=max(map(len, tails)), suffix=(), masks=tuple(masks))

@@ -287,10 +287,7 @@ class _Translation:
         return _alternation(partial(self.expression, schema, branch_scope) for branch_scope, schema in branches)
 
     def _follow_reference(self, ref: object, scope: _Scope) -> str:
-        """Return the expression of a reference's target.
-
-        Raises `ConfigError` if the target describes the value by itself alone, and `_EmptyError` at `MAX_RECURSION`.
-        """
+        """Return the expression of a reference's target. Raises `_EmptyError` at the limit of recursion."""
         target, target_scope = self._reference_target(ref, scope)
         if id(target) in scope.followed:
             raise ConfigError(
@@ -359,10 +356,7 @@ class _Translation:
         return _alternation(translate for name, translate in translators.items() if name in types)
 
     def _array_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
-        """Return the expression of a list, which ends before the first item whose schema allows nothing.
-
-        Raises `_EmptyError` if a list of `minItems` would have that item.
-        """
+        """Return the expression of a list. Raises `_EmptyError` if it needs an item whose schema allows nothing."""
         prefix = _schema_list(node, "prefixItems", scope.path) if "prefixItems" in node else []
         if isinstance(node.get("items"), list):
             raise ConfigError(f"{scope.path}.items must be one schema; a list of them is prefixItems")
@@ -385,10 +379,7 @@ class _Translation:
         return _items_expression(items, further_item, low, high)
 
     def _object_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
-        """Return the expression of an object. An optional property whose schema allows nothing is left out.
-
-        Raises `_EmptyError` if the schema of a required one allows nothing.
-        """
+        """Return the expression of an object, without optional properties whose schemas allow nothing."""
         properties, required = _property_schemas(node, scope.path)
         required_names = scope.required_names.union(required)
         low, high = _size_limits(node, "Properties", scope.path)
@@ -619,10 +610,7 @@ def _literal(value: Any) -> str:
 
 
 def _items_expression(items: Sequence[str], further_item: str | None, low: int, high: int | None) -> str:
-    """Return the expression of a list of `low` to `high` items: `items`, then any number of `further_item`.
-
-    Without a `further_item` the list ends with `items` at the latest.
-    """
+    """Return the expression of a list of `low` to `high` items: those of `items`, and then `further_item` if any."""
     text = ""
     if further_item is not None and high != 0:
         items = items or [further_item]
@@ -635,10 +623,7 @@ def _items_expression(items: Sequence[str], further_item: str | None, low: int, 
 
 
 def _property_schemas(node: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the schemas of an object's properties, and the names of `required` ones.
-
-    Raises `ConfigError` on values of another type, and if a required property has no schema.
-    """
+    """Return the schemas of properties, and the required names. Raises `ConfigError` if one of these has no schema."""
     properties = node.get("properties", {})
     if not isinstance(properties, Mapping):
         raise ConfigError(f"{path}.properties must be an object of schemas, got {shown(properties)}")
@@ -719,10 +704,7 @@ def _schema_list(node: Mapping[str, Any], name: str, path: str) -> list[Any]:
 
 
 def _pointer_target(pointer: str, ref: str, scope: _Scope) -> tuple[Any, str]:
-    """Return what a JSON pointer leads to in the root schema, and its path in errors.
-
-    Raises `ConfigError`, which names the reference `ref`, if it leads nowhere.
-    """
+    """Return what the JSON pointer of `ref` leads to, and its path in errors. Raises `ConfigError` if to nothing."""
     target, path = scope.root, scope.root_path
     for token in pointer.split("/")[1:]:
         key = token.replace("~1", "/").replace("~0", "~")

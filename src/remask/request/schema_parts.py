@@ -327,10 +327,7 @@ def _narrow_classes(piece: str) -> str:
 
 
 def _translate_piece(pattern: str, group: str, text: str, depth: int) -> str:
-    """Translate a piece of a pattern, a `group` of `_PIECE`, to an expression over the characters of a JSON string.
-
-    `depth` is the number of brackets that are open around it. Raises `ConfigError` if it has no translation.
-    """
+    """Translate a piece of a pattern, a `group` of `_PIECE`, to an expression over the characters of a JSON string."""
     if group == "open":
         return "("
     if group == "count":
@@ -364,10 +361,7 @@ def _class_content(name: str, *, negated: bool = False) -> str:
 
 
 def _set_expression(pattern: str, text: str) -> str:
-    """Translate a set of characters to the syntax of the Rust crate that compiles expressions, which nests sets.
-
-    Raises `ConfigError` on an empty set and on an escape without a translation.
-    """
+    """Translate a set of characters to the syntax of the Rust crate that compiles expressions, which nests sets."""
     negated = text.startswith("[^")
     result: list[str] = []
     pieces = _SET_PIECE.findall(text[1 + negated : -1])

@@ -310,19 +310,13 @@ def _invalid_value(problems: Sequence[Mapping[str, Any]], body: Any) -> str:
 
 
 def _wanted(problem: Mapping[str, Any]) -> str | None:
-    """Return what is allowed in place of an invalid value, in words that follow "must be".
-
-    Returns None if only pydantic has words for it.
-    """
+    """Return what is allowed in place of an invalid value, to follow "must be", or None if only pydantic says it."""
     words = _WANTED.get(problem["type"])
     return None if words is None else words.format(**problem.get("ctx", {}))
 
 
 def _value_path(problem: Mapping[str, Any], body: Any) -> list[str]:
-    """Return the path of an invalid value within `body`, or if that is None, within the query.
-
-    Pydantic's location also has names of types, which are left out.
-    """
+    """Return the path of an invalid value in `body`, without the names of types that pydantic's location has."""
     location = problem["loc"][1:]
     if body is None:
         return [str(key) for key in location]

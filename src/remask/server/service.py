@@ -158,7 +158,8 @@ class Service:
         fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         created = int(time.time())
-        short_fingerprint = _short_fingerprint(fingerprint)
+        # Of the model, and of its adapter if any.
+        short_fingerprint = "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
         context = AnswerContext(request_id, created, model, short_fingerprint, self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
         answers = self._collectors(body, pending)
@@ -256,11 +257,6 @@ def service_of(request: Request) -> Service:
     """The service of the application that got `request`."""
     service: Service = request.app.state.service
     return service
-
-
-def _short_fingerprint(fingerprint: str) -> str:
-    """The beginning of a model's fingerprint, followed by that of its adapter's, if any."""
-    return "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
 
 
 def _summary(generation: Generation) -> dict[str, Any]:

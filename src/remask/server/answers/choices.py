@@ -259,10 +259,7 @@ class Choices(Generation):
     def _chunk_choice(
         self, delta: Delta, scored_tokens: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
-        """Return a choice of a chunk: what `delta` adds to it. `finish` is the reason once it has ended.
-
-        `scored_tokens` are its tokens with log-probabilities, None if the request did not ask for them.
-        """
+        """Return a choice of a chunk; no `scored_tokens` mean no log-probabilities, and `finish` is why it has ended."""
 
     @abstractmethod
     def _whole_choice(self, delta: Delta, scored_tokens: Sequence[SettledToken] | None, finish: str) -> Json:

@@ -146,15 +146,8 @@ class Sandbox:
                 self.chain, canvas, BLOCK, block_offset=0, salt="", stored_pages=matches, extents=extents, keys=keys
             )
         self._last_number = number
-        request = Running(
-            number=number,
-            shared_prefix=shared_prefix,
-            canvas=canvas,
-            extents=[*pages, new_pages],
-            table=[*pages, *extents],
-            cached_pages=len(matches),
-            sharing=sharing,
-        )
+        table = [*pages, *extents]
+        request = Running(number, shared_prefix, canvas, [*pages, new_pages], table, len(matches), sharing)
         self.requests[number] = request
         _commit(request, len(prompt))
 

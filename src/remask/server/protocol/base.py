@@ -50,10 +50,7 @@ _TEXT = "the models read and write text alone, so say in text what the model sho
 _KEPT = "nothing is kept beyond an answer, so send what is referred to"
 NO_SERVER_TOOLS = "the server runs no tools: offer a function, and run it where its call arrives"
 _SCHEMA = "calls have arguments of a schema: offer a function"
-_REFUSED_OF_PAST = {
-    "audio": _TEXT,
-    "function_call": "`tool_calls` is its newer name",
-}
+_REFUSED_OF_PAST = {"audio": _TEXT, "function_call": "`tool_calls` is its newer name"}
 """Fields of a past turn that would mean something to a model and so are not ignored, and why they are refused."""
 _TEXT_KINDS = {"image", "input_image", "image_url", "input_file", "file", "document", "input_audio", "audio"}
 _KEPT_KINDS = {"item_reference", "container_upload", "compaction"}

@@ -81,7 +81,7 @@ class InputPart(_Item):
 
     @model_validator(mode="before")
     @classmethod
-    def _refused(cls, part: Any) -> Any:
+    def _read_refusal(cls, part: Any) -> Any:
         return refusal_as_text(part)
 
 
@@ -94,7 +94,7 @@ class InputMessage(_Item):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_text(cls, message: Any) -> Any:
+    def _fill_content(cls, message: Any) -> Any:
         if not isinstance(message, Mapping) or message.get("role") != "assistant":
             return message
         content = message.get("content")
@@ -192,7 +192,7 @@ class TextFormat(Body):
     strict: bool | None = None
 
     @model_validator(mode="after")
-    def _goes_together(self) -> "TextFormat":
+    def _check_schema(self) -> "TextFormat":
         if (self.schema_ is not None) != (self.type == "json_schema"):
             raise ConfigError(
                 f"text: format: schema and the type 'json_schema' go together, and the type is {self.type!r}; send "
@@ -273,7 +273,7 @@ def _messages(instructions: str | None, items: str | Sequence[Any]) -> list[Mess
         elif isinstance(item, InputCall):
             add_call(turns, item.call_id, item.name, item.arguments)
         elif isinstance(item, InputResult):
-            turns.append(turn("tool", joint_text(item.output), call=item.call_id))
+            turns.append(turn("tool", joint_text(item.output), call_id=item.call_id))
     if not turns:
         raise ConfigError("input holds no message; send one at least")
     return turns
