@@ -14,7 +14,7 @@ from remask.llm import LLM
 from remask.request.questions import Decisions
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.server.bodies import ITEM, LONG
+from remask.server.bodies import CHARS_PER_TEXT, LONG_CHARS
 from remask.server.config import CHARS_A_TOKEN, ServerConfig
 from remask.server.errors import ApiError
 from remask.server.protocol.conversation import Message, TokenizeBody
@@ -96,7 +96,7 @@ class Intake:
             raise ConfigError(f"priority={priority} is not open to this request: send {lowest} or more{reason}")
 
     def check_size(self, body: GenerationBody | TokenizeBody) -> int:
-        """Return the size of the work on a body in characters: those of its texts, and `ITEM` more for each text.
+        """Return the size of the work on a body in characters: those of its texts, and `CHARS_PER_TEXT` for each.
 
         If its form must be compiled, which may take seconds, the size is that of a long text at least. Only lengths are
         read, no text. Raises `ConfigError` on more messages, prompts or characters than the server takes.
@@ -119,9 +119,9 @@ class Intake:
                 f"{name} has {total} characters altogether; at most {self.max_request_chars} are taken "
                 "(max_request_chars)"
             )
-        size = total + ITEM * len(lengths)
+        size = total + CHARS_PER_TEXT * len(lengths)
         if isinstance(body, GenerationBody) and self._needs_compilation(body):
-            return max(size, LONG)
+            return max(size, LONG_CHARS)
         return size
 
     def _needs_compilation(self, body: GenerationBody) -> bool:

@@ -1,13 +1,13 @@
 """The state that the endpoints share: the engine, the intake, the metrics, and the way an answer is made."""
 
 import asyncio
-import functools
 import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
@@ -21,7 +21,7 @@ from remask.engine.request import Request as EngineRequest
 from remask.errors import CanvasLengthError, ConfigError, FormError, PromptError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.generation import AnswerContext, Generation
-from remask.server.bodies import SHORT, BodyReaders, TextWorkers
+from remask.server.bodies import SHORT_CHARS, BodyReaders, TextWorkers
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
@@ -31,6 +31,7 @@ from remask.server.protocol.generation import GenerationBody
 
 _LENGTH = re.compile(r"\bmax_tokens\b")  # errors use this name, which bodies of other APIs do not have
 MAX_LOGGED = 256  # characters that the access log repeats of a field
+CACHED_TOKENS = 1 << 17  # tokens whose texts and bytes are cached: most vocabularies have about as many
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
@@ -69,8 +70,8 @@ class Service:
         )
         self.metrics.watch(self.engine, len(llm.loaded.adapters))
         self.started = int(time.time())
-        self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
-        self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.added_bytes)
+        self.token_text = lru_cache(maxsize=CACHED_TOKENS)(self._token_text)
+        self.token_bytes = lru_cache(maxsize=CACHED_TOKENS)(self.intake.tokenizer.added_bytes)
         self.texts = TextWorkers(config.text_workers)
         self.bodies = BodyReaders(config.max_body_items)
         # Bodies that are being read or whose texts are being tokenized, or that wait for either.
@@ -93,14 +94,16 @@ class Service:
         ones of this client, and `ClientGoneError` if the client disconnects first.
         """
         client = request.state.client
-        return await self._run_counted(request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT)
+        return await self._run_counted(
+            request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT_CHARS
+        )
 
     async def read_body(self, request: Request, model: type[BaseModel], content: bytes) -> BaseModel:
         """Return the `model` of a body, read by another process. Raises `ApiError`, and what `off_loop` raises."""
-        client = request.state.client
-        return await self._run_counted(request, lambda: self.bodies.read(client, model, content), long=True)
+        work = partial(self.bodies.read, request.state.client, model, content)
+        return await self._run_counted(request, work, is_long=True)
 
-    async def _run_counted(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
+    async def _run_counted(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, is_long: bool) -> T:
         """Return what `work` returns, counted among the open bodies. Raises what `off_loop` raises."""
         client = request.state.client
         max_open = self.session.engine_config.max_num_seqs + self.config.max_queue
@@ -110,17 +113,17 @@ class Service:
                 "and max_queue); try again later"
             )
         max_long = -(-max_open // 2)
-        if long and self._long_bodies[client] >= max_long:
+        if is_long and self._long_bodies[client] >= max_long:
             raise QueueFullError(
                 f"{max_long} long bodies or forms of this client wait to be read; try again once some are answered"
             )
         self._open_bodies += 1
-        self._long_bodies[client] += long
+        self._long_bodies[client] += is_long
         try:
             return await run_while_connected(request.receive, work())
         finally:
             self._open_bodies -= 1
-            self._long_bodies[client] -= long
+            self._long_bodies[client] -= is_long
             if not self._long_bodies[client]:
                 del self._long_bodies[client]
 

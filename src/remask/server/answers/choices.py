@@ -259,7 +259,7 @@ class Choices(Generation):
     def _chunk_choice(
         self, delta: Delta, scored_tokens: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
-        """Return a choice of a chunk; no `scored_tokens` mean no log-probabilities, and `finish` is why it has ended."""
+        """Return a choice of a chunk. `finish` is why it ended; `scored_tokens` is None without log-probabilities."""
 
     @abstractmethod
     def _whole_choice(self, delta: Delta, scored_tokens: Sequence[SettledToken] | None, finish: str) -> Json:

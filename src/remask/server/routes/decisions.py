@@ -23,7 +23,7 @@ from remask.request.result import Result
 from remask.server.answers.base import Answer, Work, doc
 from remask.server.answers.generation import check_end, work
 from remask.server.answers.responses import ResponseUsage, response_usage
-from remask.server.bodies import ITEM
+from remask.server.bodies import CHARS_PER_TEXT
 from remask.server.errors import ApiError, json_response
 from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody, SystemOneBody
 from remask.server.service import Service, run_while_connected, service_of
@@ -262,7 +262,7 @@ async def _outcomes(
     service.intake.terms(body)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
     with _field_names(body):
-        decisions = await service.off_loop(request, ITEM * body.questions_count, make)
+        decisions = await service.off_loop(request, CHARS_PER_TEXT * body.questions_count, make)
         size = service.intake.check_decisions(decisions)
         plans = await service.off_loop(request, size, partial(_plans, service, decisions))
     outcomes = await _Waves(service, request, body, plans, start).run()
@@ -323,7 +323,7 @@ class _Waves:
         results: list[Result] = []
         for start in range(0, len(self._canvases), self._wave_size):
             wave = self._canvases[start : start + self._wave_size]
-            size = sum(ITEM + len(self.plans[index].asks[number].prompt_end) for index, number in wave)
+            size = sum(CHARS_PER_TEXT + len(self.plans[index].asks[number].prompt_end) for index, number in wave)
             pending = await self.service.off_loop(self.request, size, self._pending, wave, start)
             results += await run_while_connected(self.request.receive, self._read(pending, may_wait=start > 0))
         outcomes: list[Outcome] = []
