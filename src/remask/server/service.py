@@ -93,10 +93,8 @@ class Service:
         Raises `QueueFullError` if as many bodies are being worked on as requests may run and wait, or half as many long
         ones of this client, and `ClientGoneError` if the client disconnects first.
         """
-        client = request.state.client
-        return await self._run_counted(
-            request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT_CHARS
-        )
+        work = partial(self.texts.run, request.state.client, size, call, *args)
+        return await self._run_counted(request, work, is_long=size > SHORT_CHARS)
 
     async def read_body(self, request: Request, model: type[BaseModel], content: bytes) -> BaseModel:
         """Return the `model` of a body, read by another process. Raises `ApiError`, and what `off_loop` raises."""
