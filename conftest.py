@@ -21,14 +21,12 @@ settings.load_profile("remask")
 
 
 def pytest_collection_finish() -> None:
-    """Take modules and tests out of what the collector of garbage looks through again and again."""
+    """Take modules and tests out of what the collector of garbage looks through again and again.
+
+    `tests.leftovers` puts them back at the end of the session, as libraries warn of what the interpreter cannot free.
+    """
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter free them at its end, as libraries warn of what it does not."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

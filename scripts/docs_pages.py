@@ -1,4 +1,4 @@
-"""What the documentation's site shows beside docs/: the repository's other pages, their links led to pages of the site.
+"""Adds the repository's pages outside of docs/ to the documentation's site, and turns their links to pages of the site.
 
 A hook of mkdocs (mkdocs.yml). Files keep one home: nothing is copied into docs/.
 """
@@ -33,65 +33,65 @@ PAGES = {
     "RELEASING.md": "releases.md",
 }
 # The changes and the notebook hold every word, and a search is seldom for them.
-LAST_FOUND = re.compile(r"changelog\.md|lab/.*")
-_ORDER: list[Page] = []
+LAST_IN_SEARCH = re.compile(r"changelog\.md|lab/.*")
+_pages_in_order: list[Page] = []  # filled by `on_nav`, read by `on_post_build`
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Let readers choose between versions, where mike builds one of several."""
+    """Let readers choose between versions if mike builds one of several."""
     if "MIKE_DOCS_VERSION" in os.environ:
         config.extra["version"] = {"provider": "mike"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/."""
-    for source, place in PAGES.items():
+    """Add `PAGES` to the site."""
+    for source, site_path in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, place, content=relinked(text, source)))
+        files.append(File.generated(config, site_path, content=relinked(text, source)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links of pages in docs/ that leave it to pages of the site, and let a search find some pages last."""
-    if LAST_FOUND.fullmatch(page.file.src_uri):
+    """Relink a page of docs/, and let a search find `LAST_IN_SEARCH` last. `PAGES` are relinked already."""
+    if LAST_IN_SEARCH.fullmatch(page.file.src_uri):
         page.meta["search"] = {"boost": 0.1}
-    outside = page.file.src_uri in PAGES.values()
-    return markdown if outside else relinked(markdown, f"docs/{page.file.src_uri}")
+    is_relinked = page.file.src_uri in PAGES.values()
+    return markdown if is_relinked else relinked(markdown, f"docs/{page.file.src_uri}")
 
 
 def relinked(text: str, source: str) -> str:
-    """`text` of the file `source`, with links for the site, where each of `PAGES` stands beside the pages of docs/.
+    """Return the `text` of the file `source` with links for the site, which has `PAGES` beside the pages of docs/.
 
-    Raises `PluginError` where a link leads to a file that is none of the site's.
+    Raises `PluginError` if a link leads to a file that is not part of the site.
     """
+    site_folder = posixpath.dirname(PAGES.get(source, source.removeprefix("docs/"))) or "."
 
-    folder = posixpath.dirname(PAGES.get(source, source.removeprefix("docs/"))) or "."
-
-    def place(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found.group(1)))
+    def site_link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
         if target not in PAGES and not target.startswith("docs/"):
-            raise PluginError(f"{source} links to {found.group(1)}, which is no page of the site")
-        return posixpath.relpath(PAGES.get(target, target.removeprefix("docs/")), folder)
+            raise PluginError(f"{source} links to {match[1]}, which is no page of the site")
+        return posixpath.relpath(PAGES.get(target, target.removeprefix("docs/")), site_folder)
 
-    return LINK.sub(place, text)
+    return LINK.sub(site_link, text)
 
 
 def on_nav(nav: Navigation, **_: Any) -> None:
-    """Keep the order of the pages, for `llms.txt`."""
-    _ORDER[:] = nav.pages
+    """Store the pages in their order, for `llms.txt`."""
+    _pages_in_order[:] = nav.pages
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write `llms.txt`, which lists the pages for programs that read them: a line a page, with its first sentence.
+    """Write `llms.txt`, a list of the pages for programs: a line for each page, with its first sentence.
 
-    Raises `PluginError` where anything of the site refers to what the site does not have.
+    Raises `PluginError` if a page has a broken link.
     """
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Manual", ""]
-    for page in _ORDER:
-        paragraphs = (each for each in (page.markdown or "").split("\n\n") if re.match(r"[A-Z`*\[]", each))
-        said = re.sub(r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", " ".join(next(paragraphs, "").split()))
-        lines.append(f"- [{page.title}]({page.url}): {re.split(r'(?<=[.:?]) ', said)[0]}")
+    for page in _pages_in_order:
+        blocks = (page.markdown or "").split("\n\n")
+        paragraph = next((block for block in blocks if re.match(r"[A-Z`*\[]", block)), "")
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", " ".join(paragraph.split()))
+        lines.append(f"- [{page.title}]({page.url}): {re.split(r'(?<=[.:?]) ', text)[0]}")
     site = Path(config.site_dir)
     (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if broken := list(broken_links(site)):
@@ -99,9 +99,9 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def broken_links(site: Path) -> Iterator[str]:
-    """What the pages in a folder refer to, as links, pictures, scripts and styles, and the folder does not have.
+    """Yield a message for each link, picture, script or style that a page in a folder refers to and that is missing.
 
-    Markdown's links are known to mkdocs; this sees the theme's and those of HTML in a page as well.
+    mkdocs checks the links of Markdown only; this also checks those of the theme and of HTML in a page.
     """
     pages = {file: file.read_text(encoding="utf-8") for file in sorted(site.rglob("*.html")) if file.name != "404.html"}
     anchors = {file: set(re.findall(r'\s(?:id|name)="?([^"\s>]+)', text)) for file, text in pages.items()}

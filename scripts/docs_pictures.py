@@ -25,8 +25,10 @@ from remask.request.sampling_params import SamplingParams
 from remask_lab.observe import ObservedPass, observe_passes
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-LAYERS, PREFIX, ALIKE, PROMPT, RESPONSE, BLOCK = 6, 10, 12, 14, 12, 6
-CELL, ACROSS, LEFT, GAP, HEAD, LINE = 9, 2, 64, 22, 60, 22
+LAYERS, PREFIX, COMMON, PROMPT, RESPONSE, BLOCK = 6, 10, 12, 14, 12, 6  # `COMMON`: see `Scene.before`
+# Pixels: a cell, the margin at the left, the space between panels and above one, a line of the legend
+CELL, LEFT, GAP, HEAD, LINE = 9, 64, 22, 60, 22
+COLUMNS = 2  # of panels
 SHARPER = 8  # times the usual random weights, so that some predictions are surer than others
 COMPUTED, RENEWED, CACHED, STORED, ABSENT = range(5)
 LEGEND = {
@@ -35,7 +37,7 @@ LEGEND = {
     CACHED: "K/V read from its own cache",
     STORED: "K/V read from the store",
 }
-SPARE, GIVEN, MASK, NEW = range(4)  # of a position: decoded before, given, a mask, and decoded by this step
+DECODED, GIVEN, MASK, NEW = range(4)  # of a position: decoded before, given, a mask, and decoded by this step
 # The order in which the masks of both blocks are decoded.
 ORDER = [[14, 16, 15, 18, 17, 19], [20, 21, 24, 22, 25, 23]]
 STYLE = """
@@ -70,7 +72,7 @@ class Scene:
         default_factory=lambda: {"block_length": BLOCK, "remasking": {"rule": "order", "order": ORDER}}
     )
     prefix: int = 0
-    before: bool = False  # another request ran before, whose prompt has the same first `ALIKE` tokens
+    before: bool = False  # another request ran before, whose prompt has the same first `COMMON` tokens
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -110,8 +112,8 @@ SCENES = {
         limits={"page_size": 4},
     ),
 }
-# Of the package remask-caches, drawn where it is installed.
-OF_CACHES = {
+# Scenes of caches of the package remask-caches, drawn if it is installed.
+PACKAGE_SCENES = {
     "package-elastic-cache": Scene("elastic-cache", {"window": 4, "threshold": 0.8}, (0, 1, 2, 3, 7, 9), sampling={}),
     "package-entropy-cache": Scene("entropy-cache", {"threshold": 4.7, "recent": 2}, (0, 5, 6, 7), sampling=ONE_BLOCK),
 }
@@ -128,7 +130,7 @@ class Panel:
 
 
 def panels(scene: Scene) -> list[Panel]:
-    """The passes of the scene's request that are shown."""
+    """Run the scene's request, and return the passes that are shown."""
     config = replace(preset(scene.preset), layers=LAYERS)
     weights = dummy_weights(config, torch.float32, torch.device("cpu"))
     for name, _, tensor in weights.named_tensors():
@@ -138,72 +140,85 @@ def panels(scene: Scene) -> list[Panel]:
     prompt = list(range(1, PROMPT + 1))
     params = SamplingParams(max_tokens=RESPONSE, **{"ignore_eos": True, **scene.sampling})
     policy = parse(scene.cache, scene.settings, lambda: DepthLookup({}))
-    shown = Request("shown", prompt, params, scene.prefix, policy=policy)
+    request = Request("shown", prompt, params, scene.prefix, policy=policy)
     if scene.before:
-        run(engine, replace(shown, id="before", prompt_token_ids=[*prompt[:ALIKE], *reversed(prompt[ALIKE:])]))
-    watched: list[Panel] = []
-    kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-    seen = np.zeros((LAYERS, engine.max_model_len), dtype=np.bool_)
+        run(engine, replace(request, id="before", prompt_token_ids=[*prompt[:COMMON], *reversed(prompt[COMMON:])]))
+    all_panels: list[Panel] = []
+    last_kv: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+    written = np.zeros((LAYERS, engine.max_model_len), dtype=np.bool_)
 
     def watch(passes: Sequence[ObservedPass]) -> None:
-        for each in passes:
-            watched.append(panel(each, kept[-1] if kept else None, seen, config.mask_id, config.kind == "uniform"))
-            kept.append(each.kv(slice(None)))
+        nonlocal last_kv
+        for observed in passes:
+            all_panels.append(
+                panel_of(observed, last_kv, written, mask=config.mask_id, uniform=config.kind == "uniform")
+            )
+            last_kv = observed.kv(slice(None))
 
-    attached = observe_passes(engine, watch)
-    run(engine, shown)
-    engine.detach(attached)
-    for one, after in pairwise(watched):
-        one.tokens[(one.tokens == MASK) & (after.tokens != MASK)] = NEW
-    return [watched[number] for number in scene.passes]
+    observer = observe_passes(engine, watch)
+    run(engine, request)
+    engine.detach(observer)
+    for current, following in pairwise(all_panels):
+        current.tokens[(current.tokens == MASK) & (following.tokens != MASK)] = NEW
+    return [all_panels[number] for number in scene.passes]
 
 
 def run(engine: Engine, request: Request) -> None:
-    """Answer it."""
+    """Answer a request, which must not fail."""
     engine.add(request)
     while engine.busy:
         for event in engine.step():
             assert event.result is None or event.result.error is None
 
 
-def panel(each: ObservedPass, before: list[Any] | None, seen: NDArray[np.bool_], mask: int, uniform: bool) -> Panel:
-    """What one pass did; `before` are K and V as the pass before left them, and `seen` the rows that have had any."""
-    length = len(each.tokens)
-    cells = np.full((LAYERS, length), ABSENT)
-    now = each.kv(slice(None))
-    for span in each.plan.spans:
-        for layer in span.layers:
-            row = cells[layer]
-            row[seen[layer, :length]] = CACHED
-            if each.prefix is not None and layer < each.prefix.layers:
-                row[each.prefix.rows(length)] = STORED
-            row[span.computed] = COMPUTED
-            if span.pick is not None:
-                assert before is not None
-                among = span.pick.candidates
-                # K of a picked row is written, and V of all rows among which are picked.
-                moved = (now[layer][0] != before[layer][0]).flatten(1).any(1).numpy()
-                row[among] = np.where(moved, COMPUTED, RENEWED)[among]
-            seen[layer, :length] |= row == COMPUTED
-    places = np.arange(length)
-    noisy = places >= each.block.start if uniform else each.tokens == mask
-    return Panel(each.step, np.where(places < each.prompt, GIVEN, np.where(noisy, MASK, SPARE)), cells, each.cost)
+def panel_of(
+    observed: ObservedPass, last_kv: list[Any] | None, written: NDArray[np.bool_], *, mask: int, uniform: bool
+) -> Panel:
+    """Return the panel of one pass, and add the rows that it computed to `written`, bool [layers, positions].
+
+    `last_kv` are K and V by layer as the last pass left them; None in the first pass. `mask` is the mask token's id.
+    """
+    length = len(observed.tokens)
+    states = np.full((LAYERS, length), ABSENT)
+    kv = observed.kv(slice(None))
+    for layer, span in ((layer, stage) for stage in observed.plan.spans for layer in stage.layers):
+        row = states[layer]
+        row[written[layer, :length]] = CACHED
+        if observed.prefix is not None and layer < observed.prefix.layers:
+            row[observed.prefix.rows(length)] = STORED
+        row[span.computed] = COMPUTED
+        if span.pick is not None:
+            assert last_kv is not None
+            candidates = span.pick.candidates
+            # K of a picked row is written, and V of all candidates.
+            is_picked = (kv[layer][0] != last_kv[layer][0]).flatten(1).any(1).numpy()
+            row[candidates] = np.where(is_picked, COMPUTED, RENEWED)[candidates]
+        written[layer, :length] |= row == COMPUTED
+    positions = np.arange(length)
+    is_noisy = positions >= observed.block.start if uniform else observed.tokens == mask
+    tokens = np.where(positions < observed.prompt, GIVEN, np.where(is_noisy, MASK, DECODED))
+    return Panel(step=observed.step, tokens=tokens, cells=states, cost=observed.cost)
 
 
 def svg(scene: Scene, shown: Sequence[Panel]) -> str:
-    """The picture of the panels."""
-    length = max(len(each.tokens) for each in shown)
-    wide, high = length * CELL, (LAYERS + 2) * CELL + HEAD
-    width = LEFT + ACROSS * (wide + GAP)
-    rows = -(-len(shown) // ACROSS)
-    used = [state for state in LEGEND if any((each.cells == state).any() for each in shown)]
+    """Return the picture of the panels, with a legend of the states that they have."""
+    length = max(len(panel.tokens) for panel in shown)
+    panel_width, panel_height = length * CELL, (LAYERS + 2) * CELL + HEAD
+    width = LEFT + COLUMNS * (panel_width + GAP)
+    rows = -(-len(shown) // COLUMNS)
+    used = [state for state in LEGEND if any((panel.cells == state).any() for panel in shown)]
     uniform = "gidd" in scene.preset
-    words = {GIVEN: "given", MASK: "noise" if uniform else "mask", SPARE: "decoded before", NEW: "decoded by this step"}
+    words = {
+        GIVEN: "given",
+        MASK: "noise" if uniform else "mask",
+        DECODED: "decoded before",
+        NEW: "decoded by this step",
+    }
     if uniform:  # any token of the block may change in any step
         del words[NEW]
     legend = [(cells(state, [(0, 0)]), LEGEND[state]) for state in used]
     legend += [(circle(state, CELL / 2, CELL / 2), word) for state, word in words.items()]
-    height = rows * high + 12 + LINE * -(-len(legend) // 2)
+    height = rows * panel_height + 12 + LINE * -(-len(legend) // 2)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
         f"<title>What {scene.cache} computes in each layer, step by step</title>",
@@ -212,58 +227,61 @@ def svg(scene: Scene, shown: Sequence[Panel]) -> str:
         '<path class="ground" d="M0 0h4v4h-4z"/><path class="stripe" d="M0 0v4" stroke-width="3"/></pattern></defs>',
         f'<rect class="card" x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8"/>',
     ]
-    for number, each in enumerate(shown):
-        left, top = LEFT + number % ACROSS * (wide + GAP), 8 + number // ACROSS * high
-        parts += drawn(scene, each, left, top, number % ACROSS == 0)
-    for at, (mark, word) in enumerate(legend):
-        x, y = LEFT + at % 2 * (wide + GAP), rows * high + 16 + at // 2 * LINE
+    for number, panel in enumerate(shown):
+        left, top = LEFT + number % COLUMNS * (panel_width + GAP), 8 + number // COLUMNS * panel_height
+        parts += panel_parts(scene, panel, left, top, first=number % COLUMNS == 0)
+    for number, (mark, word) in enumerate(legend):
+        x, y = LEFT + number % 2 * (panel_width + GAP), rows * panel_height + 16 + number // 2 * LINE
         parts.append(
             f'<g transform="translate({x} {y - CELL})">{mark}<text class="small" x="16" y="{CELL}">{word}</text></g>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def drawn(scene: Scene, each: Panel, left: int, top: int, first: bool) -> list[str]:
-    """One panel."""
-    count = f"{(each.cells == COMPUTED).sum()} of {each.cells.size} row-layers"
-    parts = [f'<text x="{left}" y="{top + 16}">step {each.step + 1}</text>']
+def panel_parts(scene: Scene, panel: Panel, left: int, top: int, *, first: bool) -> list[str]:
+    """Return the elements of a panel whose upper left corner is there; the `first` of a row names its layers."""
+    count = f"{(panel.cells == COMPUTED).sum()} of {panel.cells.size} row-layers"
+    parts = [f'<text x="{left}" y="{top + 16}">step {panel.step + 1}</text>']
     parts.append(f'<text class="small" x="{left + 72}" y="{top + 16}">{count}</text>')
     strip = top + 24
-    parts += [circle(state, left + CELL * (at + 0.5), strip + CELL / 2) for at, state in enumerate(each.tokens)]
+    parts += [
+        circle(state, left + CELL * (position + 0.5), strip + CELL / 2) for position, state in enumerate(panel.tokens)
+    ]
     grid = strip + CELL + 4
     for state in LEGEND:  # the first layer stands at the bottom
-        found = [
-            (left + at * CELL, grid + (LAYERS - 1 - layer) * CELL) for layer, at in np.argwhere(each.cells == state)
+        corners = [
+            (left + position * CELL, grid + (LAYERS - 1 - layer) * CELL)
+            for layer, position in np.argwhere(panel.cells == state)
         ]
-        parts += [cells(state, found)] if found else []
+        parts += [cells(state, corners)] if corners else []
     bottom = grid + LAYERS * CELL
-    for at in sorted({scene.prefix, PROMPT} - {0}):
-        parts.append(f'<path class="line" d="M{left + at * CELL - 0.5} {strip - 2}V{bottom + 3}"/>')
+    for position in sorted({scene.prefix, PROMPT} - {0}):
+        parts.append(f'<path class="line" d="M{left + position * CELL - 0.5} {strip - 2}V{bottom + 3}"/>')
     if first:
         parts.append(f'<text class="small" x="8" y="{bottom}">layer 1</text>')
         parts.append(f'<text class="small" x="8" y="{grid + CELL + 1}">layer {LAYERS}</text>')
-    marks = {0: "prefix" if scene.prefix else "prompt", PROMPT: "response"}
-    for at, word in marks.items():
-        parts.append(f'<text class="small" x="{left + at * CELL}" y="{bottom + 16}">{word}</text>')
+    words = {0: "prefix" if scene.prefix else "prompt", PROMPT: "response"}
+    for position, word in words.items():
+        parts.append(f'<text class="small" x="{left + position * CELL}" y="{bottom + 16}">{word}</text>')
     return parts
 
 
 def cells(state: int, corners: Sequence[tuple[int, int]]) -> str:
-    """Cells of one state by their upper left corners."""
+    """Return the element of cells of one state, by their upper left corners."""
     size = CELL - 1
     return f'<path class="s{state}" d="{"".join(f"M{x} {y}h{size}v{size}h-{size}z" for x, y in corners)}"/>'
 
 
 def circle(state: int, x: float, y: float) -> str:
-    """A position of the canvas."""
+    """Return the element of a position of the canvas."""
     return f'<circle class="t{state}" cx="{x:g}" cy="{y:g}" r="{3 if state == MASK else 3.5}"/>'
 
 
 def pictures() -> dict[Path, str]:
-    """Every picture."""
+    """Return the text of every picture by its file. Sets PyTorch to one thread, so that sums are the same anywhere."""
     torch.set_num_threads(1)
-    drawn = SCENES | {name: scene for name, scene in OF_CACHES.items() if scene.cache in policy_names()}
-    return {IMAGES / f"{name}.svg": svg(scene, panels(scene)) for name, scene in drawn.items()}
+    scenes = SCENES | {name: scene for name, scene in PACKAGE_SCENES.items() if scene.cache in policy_names()}
+    return {IMAGES / f"{name}.svg": svg(scene, panels(scene)) for name, scene in scenes.items()}
 
 
 if __name__ == "__main__":

@@ -66,27 +66,27 @@ DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
-def written(text: str) -> str:
-    """The page `text` with its tables as they should be."""
-    return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{TABLES[found[1]]()}", text)
+def fill_tables(text: str) -> str:
+    """Return the page `text` with each table made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}{match[2]}{TABLES[match[1]]()}", text)
 
 
 def pages() -> list[Path]:
-    """The pages that have tables from the code."""
+    """Return the pages that have tables from the code."""
     return [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows, the first of which is the head, as Markdown."""
-    head, *rest = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
-    return head + "|" + "---|" * len(rows[0]) + "\n" + "".join(rest)
+    """Return rows, the first of which is the header, as Markdown."""
+    header, *lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+    return header + "|" + "---|" * len(rows[0]) + "\n" + "".join(lines)
 
 
-# What a request may say.
+# Fields of requests.
 
 
 def fields(cls: type[Any]) -> str:
-    """The table of a declared class."""
+    """Return the table of a declared class. Without the column of models if all fields are for the same ones."""
     rows = [("field", "value", "default", "models", "meaning")]
     for name, field in declared(cls).items():
         no_default = field.default is None or isinstance(field.values, Group)
@@ -95,7 +95,9 @@ def fields(cls: type[Any]) -> str:
         rows.append(
             (
                 f"`{name}`",
-                re.sub(r"^a (whole number|number) from", r"\1", of_remask(field.values.words)).replace("2**63", "2^63"),
+                re.sub(r"^a (whole number|number) from", r"\1", without_plugins(field.values.words)).replace(
+                    "2**63", "2^63"
+                ),
                 default,
                 models,
                 field.meaning,
@@ -105,15 +107,15 @@ def fields(cls: type[Any]) -> str:
     return table([[cell for column, cell in enumerate(row) if not (shared and column == 3)] for row in rows])
 
 
-def of_remask(words: str) -> str:
-    """`words` without names of other packages that are installed here."""
+def without_plugins(words: str) -> str:
+    """Return `words` without the names that other packages, which are installed here, have registered."""
     for registry in (POLICIES, RULES):
         words = words.replace(", ".join(registry.names()), ", ".join(registry.built_in))
     return words
 
 
 def rules() -> str:
-    """The table of remasking rules."""
+    """Return the table of remasking rules."""
     rows = [("`remasking`", "models", "which positions become final", "schedule", "`threshold` and `factor`")]
     for rule in REMASKING.values():
         thresholds = "yes" if rule.thresholds else "no"
@@ -122,7 +124,7 @@ def rules() -> str:
 
 
 def schedule(rule: Remasking) -> str:
-    """What decides how many positions a step transfers."""
+    """Return what decides how many positions a step transfers, in words."""
     if rule.counts == "rule":
         return "none"
     return {"never": "even", "always": "time", "by_family": "time on Dream or with `eps`, else even"}[rule.timed]
@@ -176,8 +178,8 @@ HONOURED: Mapping[str, str] = {
 """Fields of those bodies that are honoured, and how."""
 
 
-def others(honoured: Mapping[str, str], foreign: Mapping[str, Foreign]) -> str:
-    """The table of the fields of others' bodies."""
+def foreign_fields(honoured: Mapping[str, str], foreign: Mapping[str, Foreign]) -> str:
+    """Return the table of fields of other APIs' bodies: those that are `honoured`, and those in `foreign`."""
     rows = [(name, "honoured", how) for name, how in honoured.items()]
     for name, field in foreign.items():
         allowed = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral or ())
@@ -186,30 +188,30 @@ def others(honoured: Mapping[str, str], foreign: Mapping[str, Foreign]) -> str:
     return fates("field", rows)
 
 
-def fates(what: str, rows: Iterable[tuple[str, str, str]]) -> str:
-    """A table of names, what becomes of them, and how or why. Names of one fate share a row."""
-    shared: dict[tuple[str, str], list[str]] = {}
-    for name, fate, why in sorted(rows, key=lambda row: row[0].lower()):
-        shared.setdefault((fate, why), []).append(f"`{name}`")
-    told = [(", ".join(names), fate, why) for (fate, why), names in shared.items()]
-    return table([(what, "what becomes of it", "how, or why"), *told])
+def fates(noun: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    """Return a table of names, what becomes of each, and how or why. Names with one fate and reason share a row."""
+    names_by_fate: dict[tuple[str, str], list[str]] = {}
+    for name, fate, reason in sorted(rows, key=lambda row: row[0].lower()):
+        names_by_fate.setdefault((fate, reason), []).append(f"`{name}`")
+    lines = [(", ".join(names), fate, reason) for (fate, reason), names in names_by_fate.items()]
+    return table([(noun, "what becomes of it", "how, or why"), *lines])
 
 
-def apart(foreign: Mapping[str, Foreign]) -> Mapping[str, Foreign]:
-    """Those of `foreign` that are not in the table of OpenAI's and vLLM's bodies, or have another fate."""
+def other_fields(foreign: Mapping[str, Foreign]) -> Mapping[str, Foreign]:
+    """Return those of `foreign` that are not in the table of OpenAI's and vLLM's bodies, or have another fate there."""
     return {name: field for name, field in foreign.items() if FOREIGN.get(name) != field}
 
 
 def keywords() -> str:
-    """The table of JSON Schema's keywords."""
-    told = (("works", WORKS), ("ignored", ANNOTATIONS), ("refused", REFUSED))
-    return fates("keyword", ((name, fate, how) for fate, some in told for name, how in some.items()))
+    """Return the table of JSON Schema's keywords."""
+    groups = (("works", WORKS), ("ignored", ANNOTATIONS), ("refused", REFUSED))
+    return fates("keyword", ((name, fate, reason) for fate, group in groups for name, reason in group.items()))
 
 
 # Commands.
 
 LAB = ("remask analyze", "remask bench", "remask eval", "remask profile ops", "remask verify")
-# Where more is said of an option.
+# The section of the manual about an option.
 SEE = {
     "--attention": "design.md#work-lists",
     "--batch-invariant": "rollouts.md#the-same-answer-in-every-batch",
@@ -239,19 +241,23 @@ Row = tuple[str, str, str]
 
 
 def commands() -> str:
-    """The commands but those of `LAB`: groups of options that several have, then each command."""
+    """Return the sections of all commands but those of `LAB`: groups of options that several have, then each command.
+
+    An option that an earlier command has in the same form is only named, with a link to that command.
+    """
     parsers = {name: parser for name, parser in all_parsers() if not name.startswith(LAB)}
     groups = common_groups(list(parsers.values()))
     parts = [f"## Options: {title}\n{table([HEAD, *rows])}\n" for title, rows in groups.items()]
     owners = dict[Row, str]()
     for name, parser in parsers.items():
-        own = [told(title, row, groups) for title, row in options_of(parser) if row not in groups.get(title, ())]
-        new = [row for row in own if owners.setdefault(row, name) == name]
-        parts += [f"## `{name}`\n{sentence(parser.description)}\n\n", table([HEAD, *new]) + "\n" if new else ""]
-        for owner in dict.fromkeys(owners[row] for row in own if row not in new):
-            named = ", ".join(f"`{option(row)}`" for row in own if owners[row] == owner)
-            parts.append(f"{named}: as of [`{owner}`](#{owner.replace(' ', '-')}).\n\n")
-        parts.append(taken(parser, groups))
+        rows = [common_row(title, row, groups) for title, row in options_of(parser) if row not in groups.get(title, ())]
+        new_rows = [row for row in rows if owners.setdefault(row, name) == name]
+        parts.append(f"## `{name}`\n{sentence(parser.description)}\n\n")
+        parts += [table([HEAD, *new_rows]) + "\n"] if new_rows else []
+        for owner in dict.fromkeys(owners[row] for row in rows if row not in new_rows):
+            options = ", ".join(f"`{option_name(row)}`" for row in rows if owners[row] == owner)
+            parts.append(f"{options}: as of [`{owner}`](#{owner.replace(' ', '-')}).\n\n")
+        parts.append(common_options_sentence(parser, groups))
     return "".join(parts).rstrip("\n") + "\n"
 
 
@@ -259,7 +265,7 @@ HEAD = ("option", "default", "meaning")
 
 
 def all_parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The parser of each command, and of each subject of those that have some, by the words that lead there."""
+    """Yield the words of each command with its parser; of a command with subjects, those of each subject."""
     for name, command in all_commands().items():
         parser = Parser(prog=f"remask {name}", description=command.summary)
         command.add_arguments(parser)
@@ -267,23 +273,23 @@ def all_parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """`parser`, or those of its subjects."""
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not below:
+    """Yield the words and the parser of a command, or of each of its subjects, whose parsers get a description."""
+    subject_actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not subject_actions:
         yield parser.prog, parser
-    for action in below:
-        told = {each.dest: each.help for each in action._choices_actions}
-        for name, each in action.choices.items():
-            each.prog, each.description = f"{parser.prog} {name}", each.description or told[name]
-            yield from leaves(each)
+    for action in subject_actions:
+        summaries = {choice.dest: choice.help for choice in action._choices_actions}
+        for name, subject in action.choices.items():
+            subject.prog, subject.description = f"{parser.prog} {name}", subject.description or summaries[name]
+            yield from leaves(subject)
 
 
 def common_groups(parsers: Sequence[argparse.ArgumentParser]) -> dict[str, list[Row]]:
-    """The groups of options that several commands have, each option as most of them declare it."""
+    """Return the groups of options that several commands have, each option as most of them declare it."""
     counted: dict[str, dict[str, Counter[Row]]] = {}
     for parser in parsers:
         for title, row in options_of(parser):
-            counted.setdefault(title, {}).setdefault(option(row), Counter())[row] += 1
+            counted.setdefault(title, {}).setdefault(option_name(row), Counter())[row] += 1
     del counted["options"]
     return {
         title: [rows.most_common(1)[0][0] for rows in options.values()]
@@ -292,53 +298,54 @@ def common_groups(parsers: Sequence[argparse.ArgumentParser]) -> dict[str, list[
     }
 
 
-def told(title: str, row: Row, groups: Mapping[str, Sequence[Row]]) -> Row:
-    """The row of a command's option; of one that differs from its group's in the default alone, that is enough."""
-    if all(option(each) != option(row) for each in groups.get(title, ())):
+def common_row(title: str, row: Row, groups: Mapping[str, Sequence[Row]]) -> Row:
+    """Return the row of a command's option. If its group has the option, only a link to the group and the default."""
+    if all(option_name(common) != option_name(row) for common in groups.get(title, ())):
         return row
     default = re.search(r" \(default [^)]*\)", row[2]) if not row[1] else None
     return row[0], row[1], f"as of [{title}](#options-{title})" + (default[0] if default else "")
 
 
-def option(row: Row) -> str:
-    """The first name of an option."""
+def option_name(row: Row) -> str:
+    """Return the first name of an option."""
     return re.split(r"[` ]", row[0])[1]
 
 
-def taken(parser: argparse.ArgumentParser, groups: Mapping[str, list[Row]]) -> str:
-    """The sentence that names the groups of which a command takes options as they stand there."""
-    rows, told = list(options_of(parser)), []
-    for title, common in groups.items():
-        taken = [row for each, row in rows if each == title and row in common]
-        if taken and not title.startswith("messages"):
-            missing = ", ".join(f"`{option(row)}`" for row in common if row not in taken)
+def common_options_sentence(parser: argparse.ArgumentParser, groups: Mapping[str, list[Row]]) -> str:
+    """Return the sentence that links the groups whose options a command has; empty if it has none of any."""
+    rows = list(options_of(parser))
+    links = []
+    for title, common_rows in groups.items():
+        own_rows = [row for group, row in rows if group == title and row in common_rows]
+        if own_rows and not title.startswith("messages"):
+            missing = ", ".join(f"`{option_name(row)}`" for row in common_rows if row not in own_rows)
             anchor = re.sub(r"[^a-z ]", "", f"options {title}").replace(" ", "-")
-            told.append(f"[{title}](#{anchor})" + (f" (but for {missing})" if missing else ""))
-    return f"Also the options of {', '.join(told)}.\n\n" if told else ""
+            links.append(f"[{title}](#{anchor})" + (f" (but for {missing})" if missing else ""))
+    return f"Also the options of {', '.join(links)}.\n\n" if links else ""
 
 
 def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, Row]]:
-    """The group and the row of each option of a command."""
+    """Yield the title of the group and the row of each option of a command."""
     formatter = parser._get_formatter()
     for group in parser._action_groups:
         title = "options" if group.title in ("positional arguments", FURTHER) else group.title or ""
         for action in group._group_actions:
             if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
                 continue
-            default = shown(parser, action)
+            default = default_text(parser, action)
             meaning = " ".join(formatter._expand_help(action).split()) if action.help else ""
             if default:  # the column says it
                 meaning = re.sub(rf" \(default:? {re.escape(default.strip('`'))}\)$", "", meaning)
             if meaning[1:2].islower():
                 meaning = meaning[0].lower() + meaning[1:]
-            see = SEE.get(action.option_strings[0]) if action.option_strings else None
-            more = f" ([more]({see}))" if see else ""
-            yield title, (names(action), default, escaped(meaning) + more)
+            page = SEE.get(action.option_strings[0]) if action.option_strings else None
+            link = f" ([more]({page}))" if page else ""
+            yield title, (option_text(action), default, escaped(meaning) + link)
 
 
-def names(action: argparse.Action) -> str:
-    """An option's names, the first with its value."""
-    first, *rest = action.option_strings or [""]
+def option_text(action: argparse.Action) -> str:
+    """Return an option's names, the first with its value."""
+    first, *other_names = action.option_strings or [""]
     if action.nargs == 0:
         value = ""
     elif action.choices is not None:
@@ -347,11 +354,11 @@ def names(action: argparse.Action) -> str:
         kinds = {int: "N", float: "X"}
         value = kinds.get(action.type, str(action.metavar or "TEXT"))  # type: ignore[call-overload]
     dots = "..." if action.nargs in ("+", "*") else ""
-    return ", ".join(f"`{each}`" for each in (f"{first} {value}{dots}".strip(), *rest))
+    return ", ".join(f"`{name}`" for name in (f"{first} {value}{dots}".strip(), *other_names))
 
 
-def shown(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """The default of an option; empty where leaving it out asks for nothing."""
+def default_text(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return the default of an option; "required" if it has none, and "" if leaving it out asks for nothing."""
     if action.required:
         return "required"
     value = parser.get_default(action.dest)
@@ -361,13 +368,13 @@ def shown(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def sentence(text: str | None) -> str:
-    """What a parser says of a command, as a sentence."""
-    told = (text or "").strip().rstrip(".")
-    return escaped(f"{told[:1].upper()}{told[1:]}.")
+    """Return the description of a command as a sentence."""
+    words = (text or "").strip().rstrip(".")
+    return escaped(f"{words[:1].upper()}{words[1:]}.")
 
 
 def escaped(text: str) -> str:
-    """`text` of a help as Markdown: what looks like HTML is text."""
+    """Return the `text` of a help as Markdown, in which `<` and `*` are no markup."""
     return text.replace("<", "&lt;").replace("*", "\\*")
 
 
@@ -387,7 +394,7 @@ _ATTRIBUTES = re.compile(r"\n*^(?:Attributes|Args):\n((?:[ ]{4}.*\n?|\n)+)", re.
 
 
 def classes(sections: Mapping[str, Sequence[Any]]) -> str:
-    """Classes and functions, from their docstrings."""
+    """Return the sections of classes and functions, from their docstrings."""
     parts = []
     for title, objects in sections.items():
         parts += [f"## {title}\n\n", *map(section, objects)]
@@ -395,37 +402,41 @@ def classes(sections: Mapping[str, Sequence[Any]]) -> str:
 
 
 def class_list(sections: Mapping[str, Sequence[type[Any]]]) -> str:
-    """Classes with their modules, and the first paragraph of their docstrings."""
+    """Return tables of classes, with their modules and the first paragraph of their docstrings."""
     parts = []
     for title, items in sections.items():
-        told = [(item, " ".join((inspect.getdoc(item) or "").split("\n\n")[0].split())) for item in items]
-        rows = [(f"`{item.__name__}`", f"`{item.__module__}`", marked(said)) for item, said in told]
-        parts.append(f"### {title}\n\n{table([('class', 'module', 'what it is'), *rows])}")
+        rows = [("class", "module", "what it is")]
+        for item in items:
+            summary = " ".join((inspect.getdoc(item) or "").split("\n\n")[0].split())
+            rows.append((f"`{item.__name__}`", f"`{item.__module__}`", as_markdown(summary)))
+        parts.append(f"### {title}\n\n{table(rows)}")
     return "\n".join(parts)
 
 
 def section(item: Any) -> str:
-    """What stands about a class or a function."""
+    """Return the section of a function, or of a class with tables of its fields, methods and properties."""
     text = inspect.getdoc(item) or ""
     if not inspect.isclass(item):
-        return f"### `{item.__name__}`\n`{item.__module__}.{item.__name__}`: {marked(text)}\n\n"
-    parts = [f"### `{item.__name__}`\nFrom `{item.__module__}`. {marked(_ATTRIBUTES.sub(chr(10), text).strip())}\n"]
+        return f"### `{item.__name__}`\n`{item.__module__}.{item.__name__}`: {as_markdown(text)}\n\n"
+    parts = [
+        f"### `{item.__name__}`\nFrom `{item.__module__}`. {as_markdown(_ATTRIBUTES.sub(chr(10), text).strip())}\n"
+    ]
     for head, rows in (("field", attributes(item, text)), ("method or property", methods(item))):
-        if found := [(name, " ".join(marked(said).split())) for name, said in rows]:
-            parts.append("\n" + table([(head, "meaning"), *found]))
+        if lines := [(name, " ".join(as_markdown(meaning).split())) for name, meaning in rows]:
+            parts.append("\n" + table([(head, "meaning"), *lines]))
     return "".join(parts) + "\n"
 
 
 def attributes(item: type[Any], text: str) -> Iterator[tuple[str, str]]:
-    """Each field of a class itself, and what its docstring or the comment behind the field says of it."""
+    """Yield each field that a class itself declares, and its meaning: from the docstring, or the comment behind it."""
     lines = textwrap.dedent(inspect.getsource(item)).splitlines()
     (tree,) = ast.parse("\n".join(lines)).body
     assert isinstance(tree, ast.ClassDef)
-    found = _ATTRIBUTES.search(text)
-    entries = textwrap.dedent(found[1]) if found else ""
+    match = _ATTRIBUTES.search(text)
+    entries = textwrap.dedent(match[1]) if match else ""
     meanings: dict[str, str] = {}
-    for named, said in re.findall(r"^(\w+(?:, \w+)*): ((?:.*\n?)(?:[ ]+.*\n?)*)", entries, re.MULTILINE):
-        meanings |= dict.fromkeys(named.split(", "), said)
+    for names, meaning in re.findall(r"^(\w+(?:, \w+)*): ((?:.*\n?)(?:[ ]+.*\n?)*)", entries, re.MULTILINE):
+        meanings |= dict.fromkeys(names.split(", "), meaning)
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             _, _, comment = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")
@@ -434,8 +445,8 @@ def attributes(item: type[Any], text: str) -> Iterator[tuple[str, str]]:
 
 
 def methods(item: type[Any]) -> Iterator[tuple[str, str]]:
-    """Each public method and property of a class itself, and the first paragraph of its docstring."""
-    told = {field.name for field in dataclasses.fields(item)} if dataclasses.is_dataclass(item) else set()
+    """Yield each public method and property that a class itself defines, and the first paragraph of its docstring."""
+    field_names = {field.name for field in dataclasses.fields(item)} if dataclasses.is_dataclass(item) else set()
     for name, value in vars(item).items():
         function = value
         if isinstance(value, property):
@@ -444,38 +455,38 @@ def methods(item: type[Any]) -> Iterator[tuple[str, str]]:
             function = value.__func__
         elif not inspect.isfunction(value):
             function = getattr(value, "func", None)  # a cached property
-        if name.startswith("_") or name in told or not inspect.isfunction(function):
+        if name.startswith("_") or name in field_names or not inspect.isfunction(function):
             continue
         call = "" if function is not value else f"({', '.join([*inspect.signature(function).parameters][1:])})"
         yield f"`{name}{call}`", (inspect.getdoc(function) or "").split("\n\n")[0]
 
 
-def marked(text: str) -> str:
-    """`text` of a docstring as Markdown: what looks like HTML or a link there is text."""
+def as_markdown(text: str) -> str:
+    """Return the `text` of a docstring as Markdown, in which `<` and shapes such as `[T]` are no markup."""
     return re.sub(r"(?<!`)\[(?=[A-Z])", r"\\[", text).replace("<", "&lt;")
 
 
-OURS = re.compile(r"-tiny$|-100m$|-1b$|^smollm2-")  # shapes that nobody else published
+UNPUBLISHED = re.compile(r"-tiny$|-100m$|-1b$|^smollm2-")  # shapes that nobody else published
 
 
 @cache
 def shapes() -> dict[str, str]:
-    """One preset of each published shape, and all names of that shape as they are shown."""
-    alike: dict[ModelConfig, list[str]] = {}
+    """Return one preset of each published shape, with the names of all presets of that shape as Markdown."""
+    by_shape: dict[ModelConfig, list[str]] = {}
     for name in PRESETS:
-        if not OURS.search(name):
-            alike.setdefault(preset(name), []).append(name)
-    return {each[0]: ", ".join(f"`{name}`" for name in each) for each in alike.values()}
+        if not UNPUBLISHED.search(name):
+            by_shape.setdefault(preset(name), []).append(name)
+    return {names[0]: ", ".join(f"`{name}`" for name in names) for names in by_shape.values()}
 
 
 def shelf_sizes() -> str:
-    """What `remask models` prints for a CPU with 16 GB, where no model is on the disk."""
+    """Return what `remask models` prints for a CPU with 16 GB if no model is on the disk."""
     lines = [dataclasses.replace(line, on_disk=line.ships) for line in lines_for(16 * 10**9)]
     return f"```text\n{table_text(lines)}\n```\n"
 
 
 def shelf() -> str:
-    """How the shelf starts its models."""
+    """Return the table of the shelf: how each model is started."""
     rows = [["name", "hub id", "decoding", "cache", "runs"]]
     for row in SHELF.values():
         decoding = f"`{json.dumps(row.sampling)}`" if row.sampling else "-"
@@ -485,39 +496,39 @@ def shelf() -> str:
 
 
 def speed() -> str:
-    """What a pass takes at least, and how many tokens a second come of it at one token a step."""
+    """Return the table of expected speeds at one token a step, by the least time that a pass takes."""
     rows = [["preset", "H100: tokens/s", "without", f"{CORES} cores, int8: tokens/s"]]
-    for name, shown in shapes().items():
+    for name, names in shapes().items():
         config = preset(name)
-        policy = CACHES[config.kind]
+        policy = SHELF[name].cache if name in SHELF else CACHES[config.kind]
         full, rate = pass_seconds(config, None, "h100"), tokens_per_second(config, policy, "h100")
         slow = float(f"{tokens_per_second(config, policy, CORES):.2g}")
-        rows.append([shown, f"{rate:,.0f}", f"{1 / full:,.0f}", f"{slow:g}"])
+        rows.append([names, f"{rate:,.0f}", f"{1 / full:,.0f}", f"{slow:g}"])
     return table(rows)
 
 
 def block_costs() -> str:
-    """What block caches cost and save, from the kept benches of two models."""
+    """Return the table of what block caches cost and save, from the kept benches of two models."""
     rows = [["model, decoding", "cache", "right answers (95 % interval)", "over `none`, points", "work saved"]]
     paper = read_record(RESULTS / "bicache-1.bundled.json")
-    own = results_of(load_table("bicache-1"), paper)
+    paper_results = results_of(load_table("bicache-1"), paper)
     sampling = paper.about["settings"]["sampling"]
-    kept = [
+    benches = [
         (
             f"`bundled`, {sampling['max_tokens']} tokens in {sampling['steps']} steps",
-            {"none": own["No caching"], "block-dual": own["Fast-dLLM"]},
+            {"none": paper_results["No caching"], "block-dual": paper_results["Fast-dLLM"]},
         )
     ]
     towns = read_record(RESULTS / "real-weights" / "town-caches.json")
     by_cache = {row["cache"]: row for row in towns.data["results"]}
     caches = ("none", "block-prefix", "block-dual")
-    kept.append((f"`smollm2`, {decoding_text(towns)}", {name: by_cache[name] for name in caches}))
-    for told, results in kept:
+    benches.append((f"`smollm2`, {decoding_text(towns)}", {name: by_cache[name] for name in caches}))
+    for title, results in benches:
         for name, row in results.items():
-            over, low, high = (100 * each for each in accuracy_difference(row, results["none"]))
-            lost = "" if name == "none" else f"{over:+.1f} ({low:+.1f} to {high:+.1f})"
-            right = percent_text(row["accuracy"], row["accuracy_interval"])
-            rows.append([told, f"`{name}`", right, lost, f"{row['work_ratio_to_none']:.2f}x"])
+            change, low, high = (100 * share for share in accuracy_difference(row, results["none"]))
+            change_text = "" if name == "none" else f"{change:+.1f} ({low:+.1f} to {high:+.1f})"
+            accuracy = percent_text(row["accuracy"], row["accuracy_interval"])
+            rows.append([title, f"`{name}`", accuracy, change_text, f"{row['work_ratio_to_none']:.2f}x"])
     return table(rows)
 
 
@@ -531,10 +542,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "decisions": partial(fields, Decisions),
     "questions": partial(fields, Question),
     "remasking": rules,
-    "others": partial(others, HONOURED, FOREIGN),
-    "reads": partial(others, {}, FOREIGN_TO_READS),
-    "responses": partial(others, {}, apart(FOREIGN_TO_RESPONSES)),
-    "messages": partial(others, {}, apart(FOREIGN_TO_MESSAGES)),
+    "others": partial(foreign_fields, HONOURED, FOREIGN),
+    "reads": partial(foreign_fields, {}, FOREIGN_TO_READS),
+    "responses": partial(foreign_fields, {}, other_fields(FOREIGN_TO_RESPONSES)),
+    "messages": partial(foreign_fields, {}, other_fields(FOREIGN_TO_MESSAGES)),
     "keywords": keywords,
     "commands": commands,
     "policies": partial(classes, POLICY),
@@ -546,4 +557,4 @@ TABLES: dict[str, Callable[[], str]] = {
 
 if __name__ == "__main__":
     for page in pages():
-        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(fill_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

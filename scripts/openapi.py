@@ -15,14 +15,14 @@ FILE = Path(__file__).parents[1] / "docs" / "openapi.json"
 
 
 def document() -> str:
-    """The document of a server without a proxy's prefix, as text."""
+    """Return the document of a server without a proxy's prefix, as JSON."""
     app: FastAPI = DescribedApp(title="remask", version="0", docs_url=None, redoc_url=None)
     app.router.routes.extend(router().routes)
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 
 def digest(text: str) -> str:
-    """What the changelog calls a document by."""
+    """Return the twelve hexadecimal digits by which the changelog names a document."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

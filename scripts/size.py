@@ -21,18 +21,18 @@ LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 
 def code_lines(text: str) -> int:
     """Count the lines of `text` that hold a token other than a comment or a part of a docstring."""
-    held: set[int] = set()
+    numbers: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in LAYOUT:
-            held.update(range(token.start[0], token.end[0] + 1))
+            numbers.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            held.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(held)
+            numbers.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(numbers)
 
 
 def row(name: str, files: list[Path]) -> str:
-    """Sum up `files` as one line of the table."""
+    """Return the line of the table about `files`: their lines, lines of code, number, and how many are thin."""
     texts = {file: file.read_text() for file in files}
     lines = {file: text.count("\n") for file, text in texts.items()}
     thin = sum(lines[file] < THIN for file in files if file.name != "__init__.py")
@@ -44,24 +44,25 @@ def imports() -> Counter[tuple[str, str]]:
     rooms = {f"remask.{path.stem}" for path in Path("src/remask").iterdir()} | {"remask_lab", "remask_caches"}
 
     def room(name: str) -> str:
+        """Return the room of a module or of a name in it; of other packages the top-level name."""
         child = ".".join(name.split(".")[:2])
         return child if child in rooms else name.partition(".")[0]
 
     counted: Counter[tuple[str, str]] = Counter()
     for file, source in ((file, package.parent) for package in PACKAGES for file in package.rglob("*.py")):
-        found: set[str] = set()
+        imported: set[str] = set()
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
-                found.update(room(each.name) for each in node.names)
+                imported.update(room(alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                found.update(room(f"{node.module}.{each.name}") for each in node.names)
-        own = room(".".join(file.relative_to(source).with_suffix("").parts))
-        counted.update((own, other) for other in (found & rooms) - {own, "remask"})
+                imported.update(room(f"{node.module}.{alias.name}") for alias in node.names)
+        file_room = room(".".join(file.relative_to(source).with_suffix("").parts))
+        counted.update((file_room, other) for other in (imported & rooms) - {file_room, "remask"})
     return counted
 
 
 def from_the_ground(edges: Counter[tuple[str, str]]) -> list[str]:
-    """Order the rooms so that each follows all that it imports; raises `CycleError` where there is no such order."""
+    """Return the rooms in an order in which each follows all that it imports. Raises `CycleError` if there is none."""
     graph: dict[str, set[str]] = {}
     for room, other in edges:
         graph.setdefault(room, set()).add(other)
@@ -78,7 +79,7 @@ def floors() -> tuple[list[list[str]], Counter[tuple[str, str]]]:
         except CycleError as error:
             lightest = min(((room, other) for other, room in pairwise(error.args[1])), key=lambda pair: edges[pair])
             up[lightest] = edges.pop(lightest)
-    for pair in list(up):  # those that close no circle any more stand
+    for pair in list(up):  # a removed import is restored if it closes no circle with those that are left
         try:
             from_the_ground(edges | Counter({pair: 1}))
             edges[pair] = up.pop(pair)

@@ -106,6 +106,7 @@ class _Watch:
         found = yield
         while _lasting:
             _lasting.pop().cleanup()
+        gc.unfreeze()  # importing a command freezes garbage too, such as a model with its helper processes
         gc.collect()
         self.left += [*self._left_processes(), *self._left_sockets(), *self._left_files()]
         if self._worker:

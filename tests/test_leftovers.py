@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 HEAD = """
-    import os, pathlib, socket, subprocess, sys, tempfile
+    import gc, os, pathlib, socket, subprocess, sys, tempfile, weakref
 
     KEPT = []
     DETACHED = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
@@ -110,6 +110,17 @@ def test_what_goes_before_the_end_is_no_leftover(inner: pytest.Pytester, tmp_pat
         KEPT[-1].bind(f"\\0cuda-uvmfd-4026532295-{os.getpid()}")
         KEPT[-1].listen()
 
+    def test_frozen_garbage():
+        class Owner:
+            pass
+
+        owner = Owner()
+        owner.itself = owner
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        weakref.finalize(owner, lambda: process.communicate())
+        del owner
+        gc.freeze()
+
     def test_fixtures(server, tmp_path):
         (tmp_path / "x").touch()
         (SHARED / "x").touch()
@@ -119,7 +130,7 @@ def test_what_goes_before_the_end_is_no_leftover(inner: pytest.Pytester, tmp_pat
 """
     )
     result = run(inner, "-s")
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
     assert result.ret == pytest.ExitCode.OK
     assert "left behind" not in result.stdout.str()
     (folder,) = re.findall(r"(/\S+/remask-\w+)$", result.stdout.str(), re.MULTILINE)

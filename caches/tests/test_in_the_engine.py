@@ -306,8 +306,9 @@ def test_watching_projects_queries_and_scores_again() -> None:
     rows, item, hidden, queries = cost.rows, cost.ITEM, cost.D, cost.Q
     spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
     widths, score = replace(cost.WIDTHS, feeds=(cost.FEED,) * 3), 2 * queries * (hidden + cost.T)
-    first = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), cost.ALL, 0.9, rows()))
-    later = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), cost.ALL, 0.9, rows(0, 2, 3)))
+    watch = Watch(window=rows(4, 5), among=cost.ALL, threshold=0.9, tracked=rows())
+    first = Plan(tuple(spans), predict=rows(4), hook=watch)
+    later = Plan(tuple(spans), predict=rows(4), hook=replace(watch, tracked=rows(0, 2, 3)))
     assert isinstance(later.hook, Watch)
     refreshed = later.hook.refresh(later, 1)
     costs = [pass_cost(widths, [ExecutedPlan(plan)]).operations["watch"] for plan in (first, later, refreshed)]
@@ -326,11 +327,11 @@ def test_what_cannot_be_watched_is_refused() -> None:
         spans = [Span(range(i, i + layers), mask(4), save=mask(4) if i else None) for i in range(0, 2, layers)]
         return Plan(spans, predict=mask(4), hook=hook)
 
-    watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
+    watch = Watch(window=mask(4, 5), among=mask(0, 1), threshold=0.5, tracked=mask(0))
     plan(watch).check(6)
     assert plan(watch).cost == watch.refresh(plan(watch), 1).cost - 5
     with pytest.raises(PlanError, match="a span for each layer"):
         plan(watch, layers=2).check(6)
-    for bad in (Watch(mask(), mask(0), 0.5, mask()), Watch(mask(4), mask(), 0.5, mask())):
+    for bad in (replace(watch, window=mask()), replace(watch, among=mask())):
         with pytest.raises(PlanError, match="watched of no row, or to no position"):
             plan(bad).check(6)

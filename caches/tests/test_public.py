@@ -104,9 +104,9 @@ def test_the_page_has_every_parameter_of_the_rule() -> None:
 DRAWN: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "docs_pictures.py"))
 
 
-@pytest.mark.parametrize("name", DRAWN["OF_CACHES"])
+@pytest.mark.parametrize("name", DRAWN["PACKAGE_SCENES"])
 def test_pictures_are_up_to_date(name: str) -> None:
-    scene = DRAWN["OF_CACHES"][name]
+    scene = DRAWN["PACKAGE_SCENES"][name]
     text = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
     assert text == DRAWN["svg"](scene, DRAWN["panels"](scene)), "run: python scripts/docs_pictures.py"
     assert f"](../docs/images/{name}.svg)" in PAGE

@@ -26,7 +26,9 @@ def uniform() -> LLM:
 @pytest.fixture(scope="module")
 def workload(llm: LLM) -> Workload:
     sampling = SamplingParams.from_mapping(relay.SAMPLING)
-    return chat_workload(llm, TaskChoice("relay"), QUESTIONS, QUESTIONS // 2, 11, sampling)
+    return chat_workload(
+        llm, TaskChoice("relay"), requests=QUESTIONS, prefixes=QUESTIONS // 2, seed=11, sampling=sampling
+    )
 
 
 def asked(uniform: LLM, legs: int = 1, **sampling: object) -> Workload:

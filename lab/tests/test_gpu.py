@@ -117,7 +117,7 @@ def test_matrices_of_few_bits_are_measured_too(rehearsal: tuple[Path, str]) -> N
     assert {(row["cache"], row["requests"]) for row in found["rows"]} == {
         (cache, count) for cache in ("none", "bicache+block-dual") for count in (1, 2)
     }
-    assert "float32, matrices int8: canvas 72" in printed
+    assert "float32, int8 weights: canvas 72" in printed
 
 
 @pytest.mark.thorough

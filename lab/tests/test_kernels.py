@@ -68,7 +68,7 @@ def test_what_cannot_serve_is_said() -> None:
 def test_a_kernel_that_cannot_serve_ends_the_command_with_1(
     found: Compiled | str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gate = Variant("module:_gate", torch.bfloat16, {}, {"BLOCK": 1024})
+    gate = Variant("module:_gate", torch.bfloat16, types={}, constants={"BLOCK": 1024})
     monkeypatch.setattr(kernels, "_interpreted", lambda: False)
     monkeypatch.setattr(kernels, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(kernels, "variants", lambda _: [gate])

@@ -34,7 +34,10 @@ def row(lost: int) -> dict[str, Any]:
 def test_a_depth_is_judged_by_the_answers_that_it_loses(rule_depth: int, lost: dict[int, int], verdict: str) -> None:
     """One answer of 40 is no loss that is shown; nine are."""
     depths = {depth: row(number) for depth, number in lost.items()}
-    assert Kind("model", "task", "a task", rule_depth, 3, {"none": row(0)}, depths).verdict == verdict
+    assert (
+        Kind("model", "task", "a task", rule_depth=rule_depth, layers=3, rows={"none": row(0)}, depths=depths).verdict
+        == verdict
+    )
 
 
 def test_each_way_to_judge_stands_beside_the_answers_to_the_same_task() -> None:
@@ -42,7 +45,7 @@ def test_each_way_to_judge_stands_beside_the_answers_to_the_same_task() -> None:
     depths = {"2": {"nats": 0.1}, "10": {"nats": 0.2}, "1": {"nats": 0.0}}
     case = {"rule": [2, 3], "rule_by_rows": [1], "prefix_ratio": 0.5, "depths": depths}
     page_kinds = [
-        Kind("model", task, task, 2, 3, {"none": row(0)}, {1: row(lost), 2: row(20)})
+        Kind("model", task, task, rule_depth=2, layers=3, rows={"none": row(0)}, depths={1: row(lost), 2: row(20)})
         for task, lost in (("one", 0), ("other", 9))
     ]
     cases = [{**case, "model": model, "task": task} for model, task in ASKED]

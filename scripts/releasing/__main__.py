@@ -38,30 +38,33 @@ MARKED: Final = "src/remask/server/playground/page/vendor/marked.esm.js"
 
 
 def build(repository: str | None) -> None:
-    """Fill `dist/` from the commit that is checked out; its metadata name `repository` where it is given."""
+    """Replace the content of `dist/` by sdists and wheels of the checked-out commit.
+
+    Their metadata has the addresses of `repository`, if that is given. Raises `ReleaseError` if a build fails.
+    """
     shutil.rmtree(DIST, ignore_errors=True)
     if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT).returncode:
         print("build: what is not committed is not in it")
-    # Two builds of a commit are equal to the byte.
-    made = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
+    # With the time of the commit as theirs, two builds of a commit are equal to the byte.
+    commit_time = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         archive = subprocess.check_output(["git", "archive", "HEAD"], cwd=ROOT)
         subprocess.run(["tar", "--extract"], cwd=tree, input=archive, check=True)
         for home in PROJECTS.values():
-            place = home.relative_to(ROOT)
+            folder_in_tree = home.relative_to(ROOT)
             if repository is not None:
-                address(tree, place, repository)
-            words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST), str(tree / place)]
-            run(words, env=os.environ | {"SOURCE_DATE_EPOCH": made})
+                write_addresses(tree, folder_in_tree, repository)
+            words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST), str(tree / folder_in_tree)]
+            run(words, env=os.environ | {"SOURCE_DATE_EPOCH": commit_time})
 
 
-def address(tree: Path, place: Path, repository: str) -> None:
-    """Write the addresses of a distribution into its metadata, and make the links of its README absolute.
+def write_addresses(tree: Path, folder: Path, repository: str) -> None:
+    """Write the addresses of the distribution in `folder` into its metadata, and make the links of its README absolute.
 
     An index shows the README alone, so its relative links would lead nowhere.
     """
-    file = tree / place / "pyproject.toml"
+    file = tree / folder / "pyproject.toml"
     version = tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"]
     pages = f"{repository}/blob/v{version}"
     urls = {
@@ -72,24 +75,27 @@ def address(tree: Path, place: Path, repository: str) -> None:
     }
     lines = "".join(f'{name} = "{url}"\n' for name, url in urls.items())
     file.write_text(f"{file.read_text(encoding='utf-8')}\n[project.urls]\n{lines}", encoding="utf-8")
-    readme = tree / place / "README.md"
-    readme.write_text(absolute(readme.read_text(encoding="utf-8"), place, repository, version), encoding="utf-8")
+    readme = tree / folder / "README.md"
+    readme.write_text(absolute(readme.read_text(encoding="utf-8"), folder, repository, version), encoding="utf-8")
 
 
-def absolute(text: str, place: Path, repository: str, version: str) -> str:
-    """`text` of a page of the folder `place`, its relative links led to the repository, those of pictures to files."""
+def absolute(text: str, folder: Path, repository: str, version: str) -> str:
+    """Return the `text` of a page in `folder` with absolute links: to files for pictures, to pages for all others."""
 
-    def link(found: re.Match[str]) -> str:
-        path, mark, anchor = found[3].partition("#")
-        target = os.path.normpath(place / path).replace(os.sep, "/")
-        return f"{found[1]}{found[2]}{repository}/{'raw' if found[1] else 'blob'}/v{version}/{target}{mark}{anchor})"
+    def absolute_link(match: re.Match[str]) -> str:
+        path, mark, anchor = match[3].partition("#")
+        target = os.path.normpath(folder / path).replace(os.sep, "/")
+        return f"{match[1]}{match[2]}{repository}/{'raw' if match[1] else 'blob'}/v{version}/{target}{mark}{anchor})"
 
-    return LINK.sub(link, text)
+    return LINK.sub(absolute_link, text)
 
 
 def sbom(python: str) -> None:
-    """Write what the wheels bring with them at the tested versions, with what is vendored, as CycloneDX."""
-    # No test of the parts of this file needs them.
+    """Write the bill of materials of the wheels at the tested versions, vendored files included, as CycloneDX.
+
+    Raises `ReleaseError` if it is not valid.
+    """
+    # Imported here, as tests of this file run without the tools of releases.
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -100,9 +106,9 @@ def sbom(python: str) -> None:
     tool("cyclonedx-py", "environment", *options, "--output-file", str(file), str(environment.programs / "python"))
     bill = json.loads(file.read_text(encoding="utf-8"))
     for component in bill["components"]:
-        places = [place for place in component.pop("externalReferences", []) if not place["url"].startswith("file:")]
-        if places:
-            component["externalReferences"] = places
+        references = component.pop("externalReferences", [])
+        if public := [reference for reference in references if not reference["url"].startswith("file:")]:
+            component["externalReferences"] = public
     bill["components"] += vendored()
     text = json.dumps(bill, indent=1) + "\n"
     if error := JsonStrictValidator(SchemaVersion.from_version(bill["specVersion"])).validate_str(text):
@@ -112,35 +118,38 @@ def sbom(python: str) -> None:
 
 
 def vendored() -> list[dict[str, Any]]:
-    """The components that no package of an index brings."""
-    found = re.search(r"marked v([\d.]+)", (ROOT / MARKED).read_text(encoding="utf-8"))
-    if found is None:
+    """Return the components that no package of an index brings. Raises `ReleaseError` if one names no version."""
+    match = re.search(r"marked v([\d.]+)", (ROOT / MARKED).read_text(encoding="utf-8"))
+    if match is None:
         raise ReleaseError(f"{MARKED} names no version")
-    name = f"pkg:npm/marked@{found[1]}"
+    name = f"pkg:npm/marked@{match[1]}"
     licences = [{"expression": "MIT AND BSD-3-Clause"}]
     return [
-        {"type": "library", "bom-ref": name, "name": "marked", "version": found[1], "purl": name, "licenses": licences},
+        {"type": "library", "bom-ref": name, "name": "marked", "version": match[1], "purl": name, "licenses": licences},
         {"type": "data", "bom-ref": "gsm8k", "name": "questions of GSM8K", "licenses": [{"license": {"id": "MIT"}}]},
     ]
 
 
 def dependencies() -> list[str]:
-    """What remask with its server, remask-lab and remask-caches declare that they need, but one another."""
-    needed = [*project("remask")["dependencies"], *project("remask")["optional-dependencies"]["server"]]
-    needed += [line for name in PROJECTS for line in project(name)["dependencies"]]
-    return sorted({line for line in needed if not re.match(r"remask\b", line)})
+    """Return the requirements of remask with its server, remask-lab and remask-caches, without one another."""
+    requirements = [*project("remask")["dependencies"], *project("remask")["optional-dependencies"]["server"]]
+    requirements += [line for name in PROJECTS for line in project(name)["dependencies"]]
+    return sorted({line for line in requirements if not re.match(r"remask\b", line)})
 
 
 NO_ANYIO: Final = ("-p", "no:anyio")  # a plugin of old versions, unused here, that a new pytest warns of
 
 
-def versions(which: str, python: str, words: Sequence[str]) -> None:
-    """Run the quick tests, or those that `words` name, with the `lowest` versions of dependencies or the `newest`."""
-    environment = Environment(OUT / which)
+def versions(bound: str, python: str, words: Sequence[str]) -> None:
+    """Run the quick tests, or those that `words` select, with the "lowest" or "newest" versions of dependencies.
+
+    `bound` says which. An environment of an earlier run is used again if the declared dependencies are the same.
+    """
+    environment = Environment(OUT / bound)
     declared, note = json.dumps([project(name) for name in PROJECTS]), environment.folder / "declared.json"
     if not note.exists() or note.read_text(encoding="utf-8") != declared:
-        environment = Environment.new(which, python)
-        pins = lowest(environment) if which == "lowest" else []
+        environment = Environment.new(bound, python)
+        pins = lowest(environment) if bound == "lowest" else []
         homes = [f"{home}[dev]" if home == ROOT else str(home) for home in PROJECTS.values()]
         environment.pip("install", "--quiet", *pins, *(word for home in homes for word in ("--editable", home)))
         environment.finish()
@@ -150,38 +159,38 @@ def versions(which: str, python: str, words: Sequence[str]) -> None:
 
 
 def lowest(environment: Environment) -> list[str]:
-    """Options of pip that hold what is needed at the lowest versions that are declared."""
-    needed, pins = environment.folder / "needed.txt", environment.folder / "lowest.txt"
-    needed.write_text("\n".join(dependencies()) + "\n", encoding="utf-8")
+    """Return options of pip that constrain dependencies to their lowest declared versions."""
+    requirements, pins = environment.folder / "needed.txt", environment.folder / "lowest.txt"
+    requirements.write_text("\n".join(dependencies()) + "\n", encoding="utf-8")
     python = str(environment.programs / "python")
     options = ["--quiet", "--no-header", "--no-deps", "--resolution", "lowest-direct", "--python", python]
-    tool("uv", "pip", "compile", *options, str(needed), "--output-file", str(pins))
+    tool("uv", "pip", "compile", *options, str(requirements), "--output-file", str(pins))
     return ["--constraint", str(pins)]
 
 
 def announce() -> None:
-    """Make the page of the release that is tagged."""
+    """Create the page of the tagged release on the host, with its files."""
     version = project("remask")["version"]
     files = [*sorted(DIST.iterdir()), OUT / "sbom.cdx.json"]
-    text = OUT / "notes.md"
-    text.write_text(notes(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
-    words = ["--verify-tag", "--title", f"remask {version}", "--notes-file", str(text)]
+    notes_file = OUT / "notes.md"
+    notes_file.write_text(notes(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
+    words = ["--verify-tag", "--title", f"remask {version}", "--notes-file", str(notes_file)]
     run(["gh", "release", "create", f"v{version}", *words, *files])
 
 
 def interpreter(name: str) -> str:
-    """The path of a Python such as "3.12" or of a path to one; raises `ReleaseError` where it is not there."""
-    found = shutil.which(name) or shutil.which(f"python{name}")
-    if found is None or subprocess.run([found, "--version"], capture_output=True).returncode:
+    """Return the path of a Python, given by version such as "3.12" or by path. Raises `ReleaseError` without one."""
+    path = shutil.which(name) or shutil.which(f"python{name}")
+    if path is None or subprocess.run([path, "--version"], capture_output=True).returncode:
         raise ReleaseError(f"there is no Python {name}: install it, or name those to try, such as --python 3.11")
-    return found
+    return path
 
 
 STEPS: Final = ("build", "check", "install", "sbom", "lowest", "newest")
 
 
 def main(words: Iterable[str] | None = None) -> int:
-    """Run the steps that are named. Returns the exit status."""
+    """Run the steps that `words` name, in this order. Returns the exit status: 1 if a step raised `ReleaseError`."""
     parser = argparse.ArgumentParser(
         "scripts/release", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

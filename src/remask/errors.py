@@ -83,8 +83,9 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
 class UnknownNameError(ConfigError):
     """A name of some `kind` is not one of the `candidates`. `path` precedes the name in the message.
 
-    The message suggests the most similar name and lists all, or suggests several if there are many. For a name
-    that remask has dropped, it says what replaces it.
+    The message suggests the most similar name and lists all. If there are more than `MAX_LISTED`, it suggests up to
+    `SUGGESTIONS` similar ones instead, and lists all only if none is similar. For a name that remask has dropped, it
+    says what replaces it.
     """
 
     MAX_LISTED = 16  # names
@@ -97,9 +98,7 @@ class UnknownNameError(ConfigError):
             super().__init__(f"The {kind} {self.name!r} left after {LAST_TAG}: {REPLACEMENTS[name]}.")
             return
         names = sorted(candidates)
-        if len(names) > self.MAX_LISTED:
-            similar = difflib.get_close_matches(name, names, n=self.SUGGESTIONS)
-            similar = similar or difflib.get_close_matches(name, names, n=self.SUGGESTIONS, cutoff=0.0)
+        if len(names) > self.MAX_LISTED and (similar := difflib.get_close_matches(name, names, n=self.SUGGESTIONS)):
             *leading, last = map(repr, similar)
             question = f"{', '.join(leading)} or {last}" if leading else last
             super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {question}?")

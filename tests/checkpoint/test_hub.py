@@ -234,7 +234,7 @@ def test_what_fits_is_taken_where_nothing_is_said(
     words = ["generate", "--model", str(folder), "--device", "cpu", "--max-model-len", "64", "--input", "-"]
     monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt_token_ids": [1, 2, 3], "max_tokens": 4}\n'))
     assert main(words) == 0
-    assert f"matrices {kind}" in capsys.readouterr().err
+    assert f"{kind} weights" in capsys.readouterr().err
 
 
 def test_a_folder_of_the_name_comes_first(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,9 @@ class Opening:
         monkeypatch.setattr(loaded, "load_weights", self._counted)
         monkeypatch.setattr(weight_cache, "MIN_BYTES", 0)
 
-    def _counted(self, *given: Any) -> Any:
+    def _counted(self, *given: Any, **settings: Any) -> Any:
         self.made += 1
-        return self._make(*given)
+        return self._make(*given, **settings)
 
     def __call__(self, model: Path, kind: Quantization | None = None, **settings: Any) -> LoadedModel:
         found = find_model(ModelSettings(str(model), **settings))

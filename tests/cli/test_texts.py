@@ -48,7 +48,7 @@ COMMANDS: dict[str, list[str]] = {
 def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_read(
     command: str, files: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remask.checkpoint.loaded.load_weights", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("remask.checkpoint.loaded.load_weights", lambda *_, **__: pytest.fail("weights were read"))
     words = [files.get(word, word) for word in COMMANDS[command]]
     assert main([*words, "--model", BARE, *QUICK]) == 2
     said = capsys.readouterr().err

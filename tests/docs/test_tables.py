@@ -43,7 +43,7 @@ skip_special_tokens spaces_between_special_tokens stop_token_ids structural_tag 
 thinking_token_budget top_k truncate_prompt_tokens use_beam_search vllm_xargs
 """
 PAGES: list[Path] = SCRIPT["pages"]()
-written: Callable[[str], str] = SCRIPT["written"]
+written: Callable[[str], str] = SCRIPT["fill_tables"]
 
 
 def text(page: str) -> str:
@@ -171,3 +171,12 @@ def test_cells_are_the_work_that_was_counted(name: str) -> None:
     computed = DRAWN["COMPUTED"]
     for panel in DRAWN["panels"](SCENES[name]):
         assert (panel.cells == computed).sum() == panel.cost
+
+
+def test_both_pages_expect_the_same_speed_of_a_model() -> None:
+    table = SCRIPT["speed"]()
+    expected = {name: row.split("|")[-2].strip() for row in table.splitlines() for name in re.findall(r"`(\S+)`", row)}
+    listed = {line.split()[0]: line.split()[-1] for line in SCRIPT["shelf_sizes"]().splitlines() if " fits as " in line}
+    common = {name for name, speed in listed.items() if speed != "-"} & expected.keys()
+    assert "sumi-7b" in common
+    assert {name: float(listed[name]) for name in common} == {name: float(expected[name]) for name in common}

@@ -231,6 +231,16 @@ def test_overlapping_passes_change_nothing(policy: CachePolicy, sampling: dict[s
         assert outcome(found[item.request.id]) == outcome(alone(item)), item.request.id
 
 
+@pytest.mark.parametrize("policy", [Dense(), BlockDual()], ids=["none", "block-dual"])
+def test_plans_repeat_in_every_block(policy: CachePolicy) -> None:
+    def queued(tokens: int) -> int:
+        engine = make_engine(overlap=True)
+        run(engine, [Work(growing("r", tokens=tokens), policy)])
+        return engine.stats.queued_passes
+
+    assert queued(12) == 3 * queued(4) > 0
+
+
 def test_what_has_places_behind_the_response_may_not_grow() -> None:
     asked, engine = growing("r", tokens=6), make_engine()
     template = Template((OPEN, OPEN, 7, OPEN, OPEN, 7), (Hole(0, 2), Hole(3, 5)))

@@ -89,7 +89,7 @@ def test_what_a_reader_raises_ends_its_own_request_alone(hook: str) -> None:
     class Broken(Reader):
         name = "broken"
 
-        def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
+        def on_device(self, read_pass: ReadPass) -> DeviceRead:  # noqa: ARG002
             return RowMeasureRead(NEGATIVE_ENTROPY)
 
     def defect(*_: Any) -> Any:

@@ -156,7 +156,7 @@ def test_texts_of_clients_that_have_gone_are_not_read(
         (COMPLETIONS, {"prompt": [""] * 129}, "n", "129 prompts"),
         (COMPLETIONS, {"prompt": [""] * 100_000}, "prompt", "at most 8192 items"),
         (COMPLETIONS, {"prompt": [[1]] * 100_000}, "prompt", "at most 8192 items"),
-        (COMPLETIONS, {"prompt": "from ivy", "n": 129}, "n", "at most 128"),
+        (COMPLETIONS, {"prompt": "from ivy", "n": 129}, "n", "from 1 to 128, got 129 x 1"),
         (URL, {"messages": [{"role": "user", "content": "x" * MIB4}]}, "messages", f"at most {LONGEST}"),
         (URL, {"messages": [{"role": "user", "content": "x" * 1000}] * 100}, "messages", "100000 characters"),
         (URL, {"messages": [{"role": "user", "name": "x" * MIB4, "content": ""}]}, "messages.0.name", "at most 1024"),

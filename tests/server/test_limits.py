@@ -223,7 +223,7 @@ def test_an_unknown_path_names_the_nearest(server: Running, path: str, near: str
     assert f"there is no path {path!r}. Did you mean {near}? " in server.refusal(path, {}, 404)["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/moderations", "/v1/files"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/moderations", "/v1/files", "/v1/batches"])
 def test_an_endpoint_that_is_not_served_is_not_taken_for_another(server: Running, path: str) -> None:
     assert server.refusal(path, {}, 404)["message"].startswith(f"there is no path {path!r}. GET /openapi.json")
 

@@ -14,7 +14,7 @@ from remask.policies import CachePolicy, RequestFacts, Schedule, Traits
 Similarity: TypeAlias = Literal["heads", "keys"]  # the axis along which attention is compared; see `Watch`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch(LayerHook):
     """Watches attention while a pass runs (Elastic-Cache, arXiv 2510.14973).
 
@@ -68,16 +68,16 @@ class Watch(LayerHook):
 
         Queries are projected again from the inputs of the rows; weighted sums of values are not computed.
         """
-        layers, compared, keys = spans.layers, 0, len(self.among)
+        layers, compared_layers, keys = spans.layers, 0, len(self.among)
         if self.tracked.any():  # all layers but the last, or up to the one below those refreshed
-            compared = layers - 1 if self.refreshed is None else self.refreshed
-        rows = layers * int(self.window.sum()) + 2 * compared * int(self.tracked.sum())
+            compared_layers = layers - 1 if self.refreshed is None else self.refreshed
+        rows = layers * int(self.window.sum()) + 2 * compared_layers * int(self.tracked.sum())
         cost = OperationCost(
             flops=2 * rows * widths.queries * (widths.hidden + keys),
-            kv_read=(layers + compared) * widths.itemsize * keys * widths.keys,
+            kv_read=(layers + compared_layers) * widths.itemsize * keys * widths.keys,
             activations=widths.itemsize * rows * (widths.hidden + widths.queries),
         )
-        return HookCost(watch=cost, looks=layers + compared)
+        return HookCost(watch=cost, looks=layers + compared_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,14 @@ class ElasticCache(CachePolicy):
         computed = window if self.block_caching else masked
         rows = self._rows(view, computed) | tracked
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
-        query_rows = window if self.queries == "window" else computed
-        watch = Watch(query_rows, ~masked, self.threshold, tracked, self.track_num, self.similarity)
+        watch = Watch(
+            window=window if self.queries == "window" else computed,
+            among=~masked,
+            threshold=self.threshold,
+            tracked=tracked,
+            track_num=self.track_num,
+            similarity=self.similarity,
+        )
         return Plan(tuple(spans), window & view.candidates, refreshes=view.step == 0, hook=watch)
 
     @staticmethod

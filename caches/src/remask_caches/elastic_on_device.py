@@ -85,22 +85,26 @@ class WatchAttention(DeviceHook):
 class DriftWatcher:
     """Watches the attention of one canvas during one pass. The tracked tokens change at its end."""
 
-    def __init__(self, hooked: PassCanvas, device: torch.device) -> None:
-        branch, plan = hooked.branch, hooked.plan
-        if branch.hook_state is None:
-            branch.hook_state = Tracker()
-        assert isinstance(plan.hook, Watch)
-        self.number, self.branch, self.tracker, self.watch = hooked.number, branch, branch.hook_state, plan.hook
-        self.window, self.tracked = np.flatnonzero(self.watch.window), np.flatnonzero(self.watch.tracked)
+    def __init__(self, canvas: PassCanvas, device: torch.device) -> None:
+        """The first watcher of a request gives it a `Tracker`, which later ones read and update."""
+        self.number = canvas.number
+        self.branch = canvas.branch
+        if self.branch.hook_state is None:
+            self.branch.hook_state = Tracker()
+        self.tracker = self.branch.hook_state
+        assert isinstance(canvas.plan.hook, Watch)
+        self.watch = canvas.plan.hook
+        self.window = np.flatnonzero(self.watch.window)
+        self.tracked = np.flatnonzero(self.watch.tracked)
         self.barred = send(~self.watch.among, device)
-        self.count = min(self.watch.track_num, int(np.count_nonzero(self.watch.among)))
-        self.last = plan.layers - 1
-        self.followed: list[Tensor] = []  # the tokens to track, int64 [count], of each layer that has run
+        self.track_count = min(self.watch.track_num, int(np.count_nonzero(self.watch.among)))
+        self.last_layer = canvas.plan.layers - 1
+        self.followed: list[Tensor] = []  # the tokens to track, int64 [track_count], of each layer that has run
         self.refreshing = False
 
     def compares(self, layer: int) -> bool:
         """Whether attention in `layer` may call for a refresh of the layers above. A pass refreshes a canvas once."""
-        return bool(len(self.tracked)) and layer < self.last and not self.refreshing
+        return bool(len(self.tracked)) and layer < self.last_layer and not self.refreshing
 
     def lacks_reference(self, layer: int) -> bool:
         """Whether `layer` will be compared, and its attention in the last pass is not known yet."""
@@ -113,7 +117,7 @@ class DriftWatcher:
 
     def follow(self, mass: Tensor) -> None:
         """Track the positions with the largest `mass`, float32 [T], among those that may be tracked."""
-        self.followed.append(mass.masked_fill(self.barred, -1).topk(self.count).indices)
+        self.followed.append(mass.masked_fill(self.barred, -1).topk(self.track_count).indices)
 
     def drift(self, rows: Tensor) -> Tensor:
         """Drift of the tracked tokens' attention to `rows`, float32 [heads, N, T]."""
@@ -121,7 +125,7 @@ class DriftWatcher:
         return drift(self.tracker.reference[1], rows, self.watch.similarity)
 
     def needs_refresh(self, layer: int) -> bool:
-        """Whether the drift in `layer` calls for a refresh."""
+        """Whether the drift in `layer` calls for a refresh. Sets `refreshing`, after which no layer is compared."""
         self.refreshing = max(0.0, 1.0 - self.tracker.drifts[layer]) < self.watch.threshold
         return self.refreshing
 

@@ -30,9 +30,7 @@ class SlowFastConfig:
         0.85, Real(0, 1), "A fast step transfers every position of the span at least this confident."
     )
     slow_threshold: float | None = declare(
-        None,
-        Real(0, 1),
-        "A slow step transfers every position at least this confident too, where there are two.",
+        None, Real(0, 1), "A slow step transfers every position at least this confident too, where there are two."
     )
     leave_early: bool = declare(
         True, Flag(), "Whether the slow stage ends when the span is stable; without it all slow steps are taken."

@@ -136,7 +136,14 @@ def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
         store_budget_tokens=stored_tokens + 1,  # the store's contents must stay below its budget
     )
     llm.session.engine = llm.session.new_engine()
-    return llm, random_workload(llm, args.requests, 1, args.seed, params, args.prefix_tokens, args.prompt_tokens)
+    return llm, random_workload(
+        llm,
+        requests=args.requests,
+        seed=args.seed,
+        sampling=params,
+        prefix_tokens=args.prefix_tokens,
+        prompt_tokens=args.prompt_tokens,
+    )
 
 
 def task_option(args: argparse.Namespace) -> TaskChoice | None:
@@ -224,7 +231,7 @@ def input_workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None
             for request, line in pairs
         ]
     prefixes = {tuple(task.request.prompt_token_ids[: task.request.prefix_length]) for task in tasks} - {()}
-    return Workload("own prompts", args.seed, tuple(tasks), len(prefixes)).seeded
+    return Workload("own prompts", seed=args.seed, tasks=tuple(tasks), prefixes=len(prefixes)).seeded
 
 
 def _answer_text(request_id: str, answer: Any) -> str | None:

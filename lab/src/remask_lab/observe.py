@@ -314,12 +314,12 @@ class _JudgedRunner(Runner):
         self.temperature: float | None = None
 
     def launch_scores(self, hidden: Tensor, turns: Sequence[Turn]) -> Arrival:
+        """Compute logits of the predicted rows `hidden` [M, D], and choose tokens by those that `judge` returns."""
         (turn,) = turns
         if turn.decoder is None or not len(turn.predicted):
             return super().launch_scores(hidden, turns)
         state, plan = turn.items[0]
-        length = len(state.canvas)
-        sees = np.full(length, length) if plan.sees is None else plan.sees
+        sees = np.full(len(state.canvas), len(state.canvas)) if plan.sees is None else plan.sees
         rows = predicting_rows(turn.predicted, state.shift)
         length = int(sees[rows].max())
         scored = ScoredPass(

@@ -22,7 +22,7 @@ def found(
 ) -> tuple[dict[str, Contender], list[LeftOut]]:
     llm = LLM(model, load_format="dummy", dtype="float32")
     params = flat_params(**{"max_tokens": 16, "ignore_eos": True, **sampling})
-    workload = random_workload(llm, 2, 1, 0, params, 8, 4)
+    workload = random_workload(llm, requests=2, sampling=params, prefix_tokens=8, prompt_tokens=4)
     rows, left_out = every_contender(llm, workload, SETTINGS | (settings or {}))
     assert rows[0].name == "none"
     assert len({row.name for row in rows}) == len(rows)

@@ -30,7 +30,7 @@ def test_prose_is_read_once(tmp_path: Path) -> None:
 def test_windows_are_a_prefix_a_rest_and_an_answer(llm: LLM) -> None:
     assert llm.tokenizer is not None
     texts = [f"from ivy go {word} , " * 20 for word in ("one", "two", "three")]
-    workload = document_workload(llm, texts, 2, 20, 50, 7, PARAMS)
+    workload = document_workload(llm, texts, count=2, canvas=20, ratio=50, seed=7, sampling=PARAMS)
     assert workload.prefixes == len(workload.tasks) == 2
     for task in workload.tasks:
         assert len(task.request.prompt_token_ids) == 16
@@ -39,7 +39,7 @@ def test_windows_are_a_prefix_a_rest_and_an_answer(llm: LLM) -> None:
         assert sum(window[:20].strip() in text for text in texts) >= 1
         assert task.reference is not None
         assert len(llm.tokenizer.encode(task.reference, add_special_tokens=False)) == 4
-    again = document_workload(llm, texts, 2, 20, 50, 7, PARAMS)
+    again = document_workload(llm, texts, count=2, canvas=20, ratio=50, seed=7, sampling=PARAMS)
     assert [each.request.prompt_token_ids for each in again.tasks] == [
         each.request.prompt_token_ids for each in workload.tasks
     ]
@@ -48,4 +48,6 @@ def test_windows_are_a_prefix_a_rest_and_an_answer(llm: LLM) -> None:
 @pytest.mark.parametrize(("canvas", "ratio", "said"), [(20, 90, "leave no room"), (2000, 50, "of 1 documents 0 have")])
 def test_what_has_no_room_is_refused(llm: LLM, canvas: int, ratio: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        document_workload(llm, ["from ivy go one , " * 20], 1, canvas, ratio, 7, PARAMS)
+        document_workload(
+            llm, ["from ivy go one , " * 20], count=1, canvas=canvas, ratio=ratio, seed=7, sampling=PARAMS
+        )

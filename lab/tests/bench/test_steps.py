@@ -46,7 +46,8 @@ ENGINE = EngineConfig(max_num_seqs=2, max_model_len=64)
 
 
 def workload_of(llm: LLM, **sampling: Any) -> Workload:
-    return random_workload(llm, 3, 1, 0, flat_params(ignore_eos=True, **{"max_tokens": 8, **sampling}), 12, 4)
+    params = flat_params(ignore_eos=True, **{"max_tokens": 8, **sampling})
+    return random_workload(llm, requests=3, sampling=params, prefix_tokens=12, prompt_tokens=4)
 
 
 def rows_of(llm: LLM, workload: Workload, *names: str) -> list[Contender]:
@@ -106,8 +107,8 @@ def test_rows_compared_with_another_baseline_get_theirs(llm: LLM) -> None:
     drawn = workload_of(llm, remasking="random")
     rows = [
         *rows_of(llm, workload),
-        Contender("none, random order", llm.session.policy("none"), drawn, {}, "none, random order"),
-        Contender("dkv-greedy", llm.session.policy("dkv-greedy"), drawn, {}, "none, random order"),
+        Contender("none, random order", llm.session.policy("none"), workload=drawn, baseline="none, random order"),
+        Contender("dkv-greedy", llm.session.policy("dkv-greedy"), workload=drawn, baseline="none, random order"),
     ]
     (found,), _ = step_baselines(llm, "few", workload, rows, ENGINE)
     assert found.baseline == "none, random order"
@@ -136,7 +137,9 @@ def test_what_cannot_be(llm: LLM, text: str, sampling: dict[str, Any], message: 
 
 def test_a_model_without_steps_to_reduce_says_so() -> None:
     causal = LLM("sdar-tiny", load_format="dummy", dtype="float32")
-    workload = random_workload(causal, 2, 1, 0, SamplingParams(max_tokens=8, ignore_eos=True), 8, 4)
+    workload = random_workload(
+        causal, requests=2, sampling=SamplingParams(max_tokens=8, ignore_eos=True), prefix_tokens=8, prompt_tokens=4
+    )
     with pytest.raises(ConfigError, match="steps is for masked models, and this one is block-causal"):
         step_baselines(causal, "half", workload, rows_of(causal, workload), ENGINE)
 

@@ -75,7 +75,9 @@ def test_tasks_are_of_one_cluster_where_one_prefix_begins_with_the_other() -> No
 
 def test_turns_of_one_system_prompt_are_of_one_cluster() -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
-    workload = conversation_workload(llm, 12, 3, 0, SamplingParams.from_mapping(transit.SAMPLING))
+    workload = conversation_workload(
+        llm, requests=12, prefixes=3, seed=0, sampling=SamplingParams.from_mapping(transit.SAMPLING)
+    )
     assert len(set(workload.clusters)) == 3
     assert len({task.request.prefix_length for task in workload.tasks}) > 3, "their histories differ"
 
@@ -90,18 +92,22 @@ def test_a_task_without_an_answer_has_no_verdict() -> None:
 def test_random_workloads_share_their_prefixes_and_repeat() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
     params = SamplingParams(max_tokens=4)
-    workload = random_workload(llm, 6, 2, 3, params, 10, 5)
+    workload = random_workload(llm, requests=6, prefixes=2, seed=3, sampling=params, prefix_tokens=10, prompt_tokens=5)
     prompts = [task.request.prompt_token_ids for task in workload.tasks]
     assert {tuple(prompt[:10]) for prompt in prompts} == {tuple(prompts[0][:10]), tuple(prompts[1][:10])}
     assert len({tuple(prompt) for prompt in prompts}) == 6
-    assert workload == random_workload(llm, 6, 2, 3, params, 10, 5)
+    assert workload == random_workload(
+        llm, requests=6, prefixes=2, seed=3, sampling=params, prefix_tokens=10, prompt_tokens=5
+    )
     assert workload.prefix_ratio == pytest.approx(10 / 19)
 
 
 def test_gsm8k_questions_share_their_worked_examples(tmp_path: Path) -> None:
     llm = open_model(str(with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")))
     assert reads_chats(llm)
-    workload = chat_workload(llm, TaskChoice("gsm8k"), 6, 2, 0, SamplingParams(max_tokens=256, steps=128))
+    workload = chat_workload(
+        llm, TaskChoice("gsm8k"), requests=6, prefixes=2, seed=0, sampling=SamplingParams(max_tokens=256, steps=128)
+    )
     prompts = [task.request for task in workload.tasks]
     first, second = prompts[0], prompts[2]
     assert first.prefix_length == second.prefix_length > 1000
@@ -110,7 +116,7 @@ def test_gsm8k_questions_share_their_worked_examples(tmp_path: Path) -> None:
     assert workload.tasks[0].correct(f"It adds up.\n## {workload.tasks[0].answer}") is True
     assert 0.7 < workload.prefix_ratio < 1
     with pytest.raises(ConfigError, match="1 to 12 shared prefixes, got 13"):
-        chat_workload(llm, TaskChoice("gsm8k"), 20, 13, 0, SamplingParams())
+        chat_workload(llm, TaskChoice("gsm8k"), requests=20, prefixes=13, seed=0, sampling=SamplingParams())
 
 
 def test_towns_are_asked_about_in_words_and_judged_by_kind(tmp_path: Path) -> None:
@@ -131,7 +137,7 @@ def test_towns_are_asked_about_in_words_and_judged_by_kind(tmp_path: Path) -> No
         assert [score(item.answer) for score in asked.parts.values()] == [1]
         assert list(asked.parts) == [item.kind]
         assert asked.request.params == SamplingParams.from_mapping(town.SAMPLING)
-    bare = chat_workload(llm, task, 12, 3, 3, SamplingParams(), with_prefix=False)
+    bare = chat_workload(llm, task, requests=12, prefixes=3, seed=3, sampling=SamplingParams(), with_prefix=False)
     assert all(
         len(one.request.prompt_token_ids) < 200 < two.request.prefix_length
         for one, two in zip(bare.tasks, workload.tasks, strict=True)
@@ -151,11 +157,13 @@ def test_gsm8k_examples_are_as_many_as_the_settings_say(tmp_path: Path) -> None:
         lengths.append(workload.tasks[0].request.prefix_length)
     assert lengths[1] > lengths[0] + 200
     with pytest.raises(ConfigError, match="make no sense without their prefix"):
-        chat_workload(llm, TaskChoice("gsm8k"), 2, 1, 0, SamplingParams(), with_prefix=False)
+        chat_workload(
+            llm, TaskChoice("gsm8k"), requests=2, prefixes=1, seed=0, sampling=SamplingParams(), with_prefix=False
+        )
 
 
 def test_gsm8k_needs_a_tokenizer() -> None:
     llm = open_model(str(model_dir("llada")))
     assert not reads_chats(llm)
     with pytest.raises(ConfigError, match="no tokenizer"):
-        chat_workload(llm, TaskChoice("gsm8k"), 2, 1, 0, SamplingParams())
+        chat_workload(llm, TaskChoice("gsm8k"), requests=2, prefixes=1, seed=0, sampling=SamplingParams())

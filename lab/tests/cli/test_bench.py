@@ -125,8 +125,8 @@ def test_the_longest_prompt_is_checked_before_anything_runs(
     """Not after the first passes of each cache."""
     answered = count_answers(monkeypatch)
     llm = LLM("llada-tiny", load_format="dummy")
-    short = random_workload(llm, 3, 1, 0, SamplingParams(max_tokens=4), 8, 4)
-    long = random_workload(llm, 1, 1, 0, SamplingParams(max_tokens=4), 600, 4)
+    short = random_workload(llm, requests=3, sampling=SamplingParams(max_tokens=4), prefix_tokens=8, prompt_tokens=4)
+    long = random_workload(llm, requests=1, sampling=SamplingParams(max_tokens=4), prefix_tokens=600, prompt_tokens=4)
     workload = replace(short, tasks=(*short.tasks, *long.tasks))
     with pytest.raises(ConfigError, match="max_model_len"):
         contender(llm, "none", None, workload)

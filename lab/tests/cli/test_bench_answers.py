@@ -187,7 +187,7 @@ def test_bad_lines(
 
 def test_a_variant_may_give_a_policy_object() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
-    work = random_workload(llm, 2, 1, 0, SamplingParams(max_tokens=4), 4, 4)
+    work = random_workload(llm, requests=2, sampling=SamplingParams(max_tokens=4), prefix_tokens=4, prompt_tokens=4)
     given = {"cache": "dkv-decode", "cache_config": {"refresh_interval": 3}}
     named, own = variants(llm, [given, {"cache": DkvDecode(3)}], work)
     assert own.policy == named.policy

@@ -85,7 +85,8 @@ def test_our_configs_ask_and_score_as_local_data_does(
     for module in (run, lm_module):
         monkeypatch.setattr(module, "generate", scripted(texts))
     own = benchmark(task)
-    ours = run_local(llm, own, read_docs(own, str(path)), default_role(), llm.session.policy("none"), QUICK, 0)
+    none = llm.session.policy("none")
+    ours = run_local(llm, own, read_docs(own, str(path)), role=default_role(), policy=none, sampling=QUICK, seed=0)
     theirs = local_harness(task, path).run(model(llm), task, **ASKED)
     for row in (ours, theirs):
         score = next(iter(row["metrics"]))
@@ -105,7 +106,8 @@ def test_worked_examples_before_published_questions_are_those_before_local_ones(
     path = write_lines(tmp_path / "x.jsonl", [record, record | {"question": "And 3?"}])
     own = benchmark("remask_gsm8k")
     shots = read_shots(own, str(path), None, 2)
-    ours = run_local(llm, own, read_docs(own, str(path)), default_role(), llm.session.policy("reuse"), QUICK, 0, shots)
+    docs, policy = read_docs(own, str(path)), llm.session.policy("reuse")
+    ours = run_local(llm, own, docs, role=default_role(), policy=policy, sampling=QUICK, seed=0, shots=shots)
     with_examples = RemaskLM(llm, llm.session.policy("reuse"), QUICK, examples=turns_of(shots))
     harness = local_harness("remask_gsm8k", path)
     theirs = harness.run(with_examples, "remask_gsm8k", **ASKED)

@@ -113,7 +113,9 @@ def test_another_version_of_the_package_is_marked(folder: Path) -> None:
 
 def test_benches_are_shown_too(folder: Path) -> None:
     llm = bench().llm
-    workload = random_workload(llm, 2, 1, 0, SamplingParams(max_tokens=4), 16, 4)
+    workload = random_workload(
+        llm, requests=2, sampling=SamplingParams(max_tokens=4), prefix_tokens=16, prompt_tokens=4
+    )
     engine = EngineConfig(max_num_seqs=2, max_model_len=64)
     record = run_bench(llm, workload, [Contender("none", llm.session.policy("none"))], 1, engine, progress=False)
     write_record(folder / "plain.json", record)

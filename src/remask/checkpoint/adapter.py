@@ -35,7 +35,7 @@ _PEFT_PREFIX = "base_model.model."  # prefix of every name in a file of PEFT
 _FACTOR = re.compile(r"(?P<stem>.+)\.lora_(?P<factor>[AB])\.weight")
 _BASE_ENDINGS = (".base_layer.weight", ".base_layer.bias")
 """Endings of the model's own output matrix or embedding, which PEFT saves untrained if it has factors."""
-_RANK_MULTIPLE = 16
+_RANK_MULTIPLE = 16  # of the padded rank: some kernels for odd sizes round rows differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,29 +155,34 @@ def with_adapters(
     if not adapters:
         return weights
     slots = [slot for slot in REGISTRY.get(config.family).tensors(config, factors) if slot.field in _FIELDS]
-    layers = [dict[str, dict[str, LowRank]]() for _ in weights.layers]
+    changes_by_layer = [dict[str, dict[str, LowRank]]() for _ in weights.layers]  # each: by field, then by adapter
     for name, adapter in adapters.items():
-        by_matrix: dict[tuple[int, str], list[tuple[Slot, LowRank]]] = {}
+        parts_by_matrix: dict[tuple[int, str], list[tuple[Slot, LowRank]]] = {}
         for slot in slots:
-            if adapter.changes(slot) and slot.layer is not None:
-                change = adapter.read(slot)
-                for local_slot in slot.parts(config, shard):
-                    rows, columns = (*(local_slot.part or ()), slice(None), slice(None))[:2]
-                    part = LowRank(change.down[:, columns], change.up[rows] * local_slot.scale)
-                    by_matrix.setdefault((slot.layer, slot.field), []).append((local_slot, part))
-        for (layer, field), parts in by_matrix.items():
+            if slot.layer is not None and adapter.changes(slot):
+                parts = _local_factors(adapter.read(slot), slot, config, shard)
+                parts_by_matrix.setdefault((slot.layer, slot.field), []).extend(parts)
+        for (layer, field), parts in parts_by_matrix.items():
             matrix: Tensor = getattr(weights.layers[layer], field)
-            layers[layer].setdefault(field, {})[name] = _combine_factors(parts, matrix, weights.embed)
-    pairs = zip(weights.layers, layers, strict=True)
+            changes_by_layer[layer].setdefault(field, {})[name] = _combine_factors(parts, matrix, weights.embed)
+    pairs = zip(weights.layers, changes_by_layer, strict=True)
     return replace(weights, layers=tuple(replace(layer, low_rank=changes) for layer, changes in pairs))
+
+
+def _local_factors(change: LowRank, slot: Slot, config: ModelConfig, shard: Shard) -> list[tuple[Slot, LowRank]]:
+    """Cut the factors of the matrix of `slot` to the parts of it that `shard` holds."""
+    parts = list[tuple[Slot, LowRank]]()
+    for local_slot in slot.parts(config, shard):
+        rows, columns = (*(local_slot.part or ()), slice(None), slice(None))[:2]
+        parts.append((local_slot, LowRank(change.down[:, columns], change.up[rows] * local_slot.scale)))
+    return parts
 
 
 def _combine_factors(parts: Sequence[tuple[Slot, LowRank]], matrix: Tensor, reference: Tensor) -> LowRank:
     """One pair of factors for `matrix`, from those of the matrices that its rows consist of.
 
     Factors A are stacked, and each B is in the rows of its matrix. The rank is padded with zeros to a multiple of
-    `_RANK_MULTIPLE`, as some kernels for odd sizes round rows differently. The result has the dtype and the
-    device of `reference`.
+    `_RANK_MULTIPLE`. The result has the dtype and the device of `reference`.
     """
     rank = -(-sum(len(part.down) for _, part in parts) // _RANK_MULTIPLE) * _RANK_MULTIPLE
     down, up = torch.zeros(rank, matrix.shape[1]), torch.zeros(matrix.shape[0], rank)
@@ -203,7 +208,7 @@ def _read_adapter(name: str, folder: Path, config: ModelConfig) -> Adapter:
     peft = PeftConfig.of(raw)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist. Only safetensors load: save it with safe_serialization=True.")
-    shapes = _factor_shapes(file)
+    shapes = _read_shapes(file)
     matrices = (slot for slot in REGISTRY.get(config.family).tensors(config) if len(slot.shape) == 2)
     slots = {slot.name.removesuffix(".weight"): slot for slot in matrices if slot.name.endswith(".weight")}
     prefix = _missing_prefix(shapes, slots)
@@ -265,8 +270,8 @@ def _reason_unsupported(slot: Slot) -> str:
     return "" if slot.field in _FIELDS else f"{nouns.get(slot.field, 'self-conditioning')} of the model"
 
 
-def _factor_shapes(file: Path) -> dict[str, _FactorShapes]:
-    """The shapes of the factors in `file`, by module.
+def _read_shapes(file: Path) -> dict[str, _FactorShapes]:
+    """The shapes of the factors in `file`, by module; only the header is read.
 
     Raises `CheckpointError` if the file has no factors, a tensor that is not a factor, a dtype that does not convert, a
     factor without the other one, or a module both with PEFT's prefix and without it.

@@ -107,7 +107,7 @@ def tokenizer_mask(folder: Path) -> int | None:
 
 
 def _mask_token(folder: Path) -> tuple[str | None, object]:
-    """Text and id of the tokenizer's mask token, each None if no file has it."""
+    """Text and id of the tokenizer's mask token, each None if no file has it. Malformed files raise any error."""
 
     def content(name: str) -> dict[str, Any]:
         return read_json(folder / name) if (folder / name).is_file() else {}
@@ -143,20 +143,20 @@ def read_sampling(folder: Path, family_reader: "GenerationReader | None" = None)
     `max_new_tokens`, with `do_sample` also `temperature`, `top_k` and `top_p`, and what `family_reader` makes of keys
     of the model's family. Raises `CheckpointError` if a file cannot be read, or a value is not allowed.
     """
-    for name in (DEFAULTS_FILE, GENERATION):
-        if (folder / name).is_file():
-            if name == DEFAULTS_FILE:
-                sampling = dict(read_model_defaults(folder).get(SAMPLING, {}))
-            else:
-                sampling = _generation_sampling(folder / name, family_reader)
-            try:
-                SamplingParams.from_mapping(sampling)
-            except ConfigError as error:
-                raise CheckpointError(
-                    f"{folder / name}: {error} Mend the file, or take it away to load the model without its defaults."
-                ) from error
-            return sampling
-    return {}
+    path = next((folder / name for name in (DEFAULTS_FILE, GENERATION) if (folder / name).is_file()), None)
+    if path is None:
+        return {}
+    if path.name == DEFAULTS_FILE:
+        sampling = dict(read_model_defaults(folder).get(SAMPLING, {}))
+    else:
+        sampling = _generation_sampling(path, family_reader)
+    try:
+        SamplingParams.from_mapping(sampling)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path}: {error} Mend the file, or take it away to load the model without its defaults."
+        ) from error
+    return sampling
 
 
 def ignored_keys(folder: Path, family_reader: "GenerationReader | None") -> list[str]:
@@ -174,9 +174,9 @@ def ignored_keys(folder: Path, family_reader: "GenerationReader | None") -> list
 
 
 def _generation_sampling(path: Path, family_reader: "GenerationReader | None") -> dict[str, Any]:
+    """The sampling parameters in `generation_config.json`, unchecked. Raises `CheckpointError` if it cannot be read."""
     content = read_json(path)
-    names = _common_keys(content)
-    sampling = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
+    sampling = {name: content[key] for key, name in _common_keys(content).items() if content.get(key) is not None}
     if sampling.get("top_k") in (0, -1):  # all tokens, as transformers and vLLM write it
         del sampling["top_k"]
     return sampling if family_reader is None else sampling | family_reader(content)[0]

@@ -11,7 +11,8 @@ from remask.checkpoint.gguf_header import is_gguf, read_header
 from remask.errors import CheckpointError
 from remask.model.config import ModelConfig
 
-_CHUNKS, _CHUNK = 256, 4096
+_CHUNKS, _CHUNK_BYTES = 256, 4096  # number and size of the samples of a weight file
+_LENGTH_BYTES = 8  # of the length of its header, with which a safetensors file begins
 
 
 def fingerprint(
@@ -29,7 +30,8 @@ def fingerprint(
     same parts, but not its name; that of dummy weights covers configuration and seed. `changes` of a checkpoint, such
     as an adapter that is merged, are covered as well. Raises `CheckpointError` if a file cannot be read.
     """
-    parts = [b"dummy", repr(config).encode(), str(source).encode()] if isinstance(source, int) else _folder(source)
+    dummy_parts = b"dummy", repr(config).encode(), str(source).encode()
+    parts = dummy_parts if isinstance(source, int) else _checkpoint_content(source)
     identity = digest(chain(parts, (change.encode() for change in changes)))
     return identity if quantization is None else f"{identity}-{quantization}"
 
@@ -44,41 +46,42 @@ def digest(parts: Iterable[bytes]) -> str:
     return str(hasher.hexdigest())
 
 
-def _folder(folder: Path) -> Iterator[bytes]:
+def _checkpoint_content(checkpoint: Path) -> Iterator[bytes]:
+    """Yield the parts of a folder or GGUF file that are hashed. Raises `CheckpointError` while it is iterated."""
     try:
-        if is_gguf(folder):
+        if is_gguf(checkpoint):
             yield b"gguf"
-            yield from _content(folder, 0, read_header(folder).start)
+            yield from _content(checkpoint, 0, read_header(checkpoint).start)
             return
         yield b"checkpoint"
-        yield (folder / "config.json").read_bytes()
-        for file in weight_files(folder):
+        yield (checkpoint / "config.json").read_bytes()
+        for file in weight_files(checkpoint):
             yield file.name.encode()
             yield from file_content(file)
     except OSError as error:
-        raise CheckpointError(f"The model in {folder} cannot be identified: {error}.") from error
+        raise CheckpointError(f"The model in {checkpoint} cannot be identified: {error}.") from error
 
 
 def file_content(path: Path) -> Iterator[bytes]:
-    """The parts of a safetensors file that are hashed. Raises `CheckpointError` if it is truncated."""
+    """Yield the parts of a safetensors file that are hashed. Raises `CheckpointError` on the way if it is truncated."""
     with path.open("rb") as file:
-        header = 8 + int.from_bytes(file.read(8), "little")
-    yield from _content(path, 8, header)
+        header_end = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    yield from _content(path, _LENGTH_BYTES, header_end)
 
 
-def _content(path: Path, first: int, header: int) -> Iterator[bytes]:
-    """The size of a file, its header from byte `first` to byte `header`, and a sample of the rest."""
+def _content(path: Path, header_start: int, header_end: int) -> Iterator[bytes]:
+    """Yield the size of a file, the bytes of its header, and a sample of the bytes behind the header."""
     size = path.stat().st_size
     yield str(size).encode()
-    if header > size:
-        raise CheckpointError(f"{path} is truncated: its header alone has {header} bytes, the file {size}.")
+    if header_end > size:
+        raise CheckpointError(f"{path} is truncated: its header alone has {header_end} bytes, the file {size}.")
     with path.open("rb") as file:
-        file.seek(first)
-        yield file.read(header - first)
-        if size - header <= _CHUNKS * _CHUNK:
+        file.seek(header_start)
+        yield file.read(header_end - header_start)
+        if size - header_end <= _CHUNKS * _CHUNK_BYTES:
             yield file.read()
             return
-        span = size - header - _CHUNK  # from the start of the first chunk to that of the last one
+        span = size - header_end - _CHUNK_BYTES  # from the start of the first chunk to that of the last one
         for chunk in range(_CHUNKS):
-            file.seek(header + span * chunk // (_CHUNKS - 1))
-            yield file.read(_CHUNK)
+            file.seek(header_end + span * chunk // (_CHUNKS - 1))
+            yield file.read(_CHUNK_BYTES)

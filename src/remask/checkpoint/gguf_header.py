@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -32,6 +32,9 @@ MAX_KEYS, MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS = 2**12, 2**17, 2**8, 4
 MAX_ITEMS = 2**21  # of one array, such as tokens and merges
 MAX_HEADER = 2**26  # bytes; its texts are kept
 MAX_ALIGNMENT = 2**20
+
+_MIN_HEADER = 24  # bytes of magic, version and two counts
+_DEFAULT_ALIGNMENT = 32  # bytes, by the specification
 
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY, _BOOL, _FLOAT = 8, 9, 7, 6
@@ -104,10 +107,19 @@ def read_header(path: Path) -> Header:
 
 @lru_cache(maxsize=4)  # it is read many times, and skipping a vocabulary takes 0.05 seconds
 def _read_header(path: Path, size: int, _modified_ns: int) -> Header:
-    if size < 24:
-        raise CheckpointError(f"{path} is not a GGUF file: it has {size} bytes, and the shortest header has 24.")
+    if size < _MIN_HEADER:
+        reason = f"it has {size} bytes, and the shortest header has {_MIN_HEADER}"
+        raise CheckpointError(f"{path} is not a GGUF file: {reason}.")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _parse_header(_Reader(path, data, 0))
+
+
+class _Description(NamedTuple):
+    """What a header says of a tensor, unchecked."""
+
+    shape: tuple[int, ...]
+    type_number: int
+    offset: int  # from the first byte of tensors
 
 
 class _Reader:
@@ -136,6 +148,7 @@ class _Reader:
             self.fail(f"{subject} reaches beyond byte {MAX_HEADER}; supported: headers of up to so many bytes")
 
     def skip_texts(self, count: int, subject: str) -> None:
+        """Skip `count` consecutive texts without decoding them."""
         position, end = self.position, min(len(self.data), MAX_HEADER)
         for _ in range(count):  # a vocabulary has some hundred thousand
             next_position = position + 8
@@ -166,6 +179,7 @@ class _Reader:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), subject))[0]
 
     def length(self, subject: str, maximum: int) -> int:
+        """Read the length of a text or array. Raises `CheckpointError` if it exceeds `maximum`."""
         count: int = self.scalar("Q", subject)
         if count > maximum:
             self.fail(f"{subject} is {count} long; supported: at most {maximum}")
@@ -180,6 +194,7 @@ class _Reader:
 
 
 def _parse_header(reader: _Reader) -> Header:
+    """Read a header from its first byte. Raises `CheckpointError` if it is malformed or describes what is not there."""
     magic, version = reader.take(4, "the magic"), reader.scalar("I", "the version")
     if magic != b"GGUF":
         raise CheckpointError(f"{reader.path} is not a GGUF file: it begins with {magic!r}, not with b'GGUF'.")
@@ -192,12 +207,12 @@ def _parse_header(reader: _Reader) -> Header:
             reader.fail(f"its header counts {count} {noun}; supported: at most {maximum}")
     values = _read_values(reader, key_count)
     descriptions = _read_descriptions(reader, tensor_count)
-    alignment = values.get("general.alignment", 32)
+    alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         reader.fail(f"'general.alignment' is {shown(alignment)}; supported: a power of two up to {MAX_ALIGNMENT}")
     start = -(-reader.position // alignment) * alignment
-    tensors_by_name = {name: _tensor(reader, name, start, alignment, *parts) for name, parts in descriptions.items()}
-    return Header(reader.path, values, tensors_by_name, start)
+    tensors = {name: _tensor(reader, name, item, start, alignment) for name, item in descriptions.items()}
+    return Header(reader.path, values, tensors, start)
 
 
 def _read_values(reader: _Reader, count: int) -> dict[str, Any]:
@@ -211,6 +226,7 @@ def _read_values(reader: _Reader, count: int) -> dict[str, Any]:
 
 
 def _read_value(reader: _Reader, subject: str) -> Any:
+    """Read the value of a key, whose type comes first. Of an array only the place is read, as a `List`."""
     value_type = reader.scalar("I", subject)
     if value_type == _STRING:
         return reader.text(subject, MAX_HEADER)
@@ -218,7 +234,7 @@ def _read_value(reader: _Reader, subject: str) -> Any:
         return _read_scalar(reader, value_type, subject)
     item_type = reader.scalar("I", subject)
     count = reader.length(subject, MAX_ITEMS)
-    array = List(item_type, count, reader.position)
+    array = List(item_type, count, offset=reader.position)
     if item_type == _STRING:
         reader.skip_texts(count, subject)
     elif item_type in _SCALARS:
@@ -239,12 +255,13 @@ def _read_scalar(reader: _Reader, value_type: int, subject: str) -> int | float 
 
 
 def _width(value_type: int) -> int:
+    """Bytes of a number or flag of this type."""
     return struct.calcsize("<" + _SCALARS[value_type])
 
 
-def _read_descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
-    """Read shape, number of the type, and offset of each tensor in the file, unchecked."""
-    descriptions: dict[str, tuple[tuple[int, ...], int, int]] = {}
+def _read_descriptions(reader: _Reader, count: int) -> dict[str, _Description]:
+    """Read the descriptions of `count` tensors, by name. Raises `CheckpointError` if a name is there twice."""
+    descriptions: dict[str, _Description] = {}
     for number in range(count):
         subject = f"the description of tensor {number + 1} of {count}"
         name = reader.text(subject, MAX_NAME)
@@ -254,15 +271,16 @@ def _read_descriptions(reader: _Reader, count: int) -> dict[str, tuple[tuple[int
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             reader.fail(f"the tensor {shown(name)} has {dimensions} dimensions; supported: 1 to {MAX_DIMENSIONS}")
         sizes = struct.unpack(f"<{dimensions}Q", reader.take(8 * dimensions, subject))
-        descriptions[name] = sizes[::-1], reader.scalar("I", subject), reader.scalar("Q", subject)
+        type_number, offset = reader.scalar("I", subject), reader.scalar("Q", subject)
+        descriptions[name] = _Description(sizes[::-1], type_number, offset)
     return descriptions
 
 
-def _tensor(
-    reader: _Reader, name: str, start: int, alignment: int, shape: tuple[int, ...], type_number: int, offset: int
-) -> StoredTensor:
+def _tensor(reader: _Reader, name: str, description: _Description, start: int, alignment: int) -> StoredTensor:
+    """Locate a tensor; those of the file begin at byte `start`. Raises `CheckpointError` if it cannot be there."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+    shape, type_number, offset = description
     subject = f"the tensor {shown(name)} {list(shape)}"
     try:
         ggml_type = GGMLQuantizationType(type_number)

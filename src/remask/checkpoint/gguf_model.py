@@ -56,7 +56,7 @@ class _Architecture:
     """The differences of files of one `general.architecture`."""
 
     constants: Mapping[str, Any]  # keys of `config.json` that such files lack
-    # Names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings
+    # Names in `config.json` of layers, hidden size, heads, K/V heads, positions and tied embeddings, in this order
     keys: tuple[str, str, str, str, str, str]
     shift: bool = False  # the row before a position predicts it
     width_key: str | None = None  # name of the width of a dense layer's feed-forward; None: all layers have experts
@@ -65,13 +65,9 @@ class _Architecture:
 
 
 _QWEN_KEYS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
     "tie_word_embeddings",
-)
+)  # fmt: skip
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "llada": _Architecture(
         constants={"model_type": "llada", **SWITCHES},
@@ -93,19 +89,19 @@ def config_object(header: Header) -> dict[str, Any]:
 
     Raises `CheckpointError`, naming file, key and value, if a key is missing or has a value that cannot be used.
     """
-    values = header.values
     fields = _fields(header)
     arch = _architecture(header)
     architecture = _ARCHITECTURES[arch]
-    if values.get("split.count", 1) not in (0, 1):
+    if header.values.get("split.count", 1) not in (0, 1):
         raise fields.unfit("split.count", "1: a model in one file (merge the parts with llama.cpp's gguf-split)")
     fields.only(f"{arch}.attention.causal", False, optional=True)
     fields.only("diffusion.shift_logits", architecture.shift, optional=True)
     scaling = _scaling(fields, arch)
     hidden_key, heads_key = f"{arch}.embedding_length", f"{arch}.attention.head_count"
-    dim_key = f"{arch}.attention.key_length"
-    has_dim = architecture.has_head_dim
-    dim = fields.integer(dim_key, least=2) if has_dim else fields.head_dim(hidden_key, heads_key)
+    if architecture.has_head_dim:
+        dim = fields.integer(f"{arch}.attention.key_length", least=2)
+    else:
+        dim = fields.head_dim(hidden_key, heads_key)
     heads = fields.integer(heads_key)
     for key in ("key_length", "value_length"):
         fields.only(f"{arch}.attention.{key}", dim, optional=True)
@@ -122,7 +118,7 @@ def config_object(header: Header) -> dict[str, Any]:
         "rope_theta": fields.number(f"{arch}.rope.freq_base"),
         "rms_norm_eps": fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "eos_token_id": list(dict.fromkeys(eos)),
-        **({"head_dim": dim} if has_dim else {}),
+        **({"head_dim": dim} if architecture.has_head_dim else {}),
     }
     llama3_scaling = _llama3_scaling(header, raw["rope_theta"], dim)
     if scaling and llama3_scaling:
@@ -130,22 +126,26 @@ def config_object(header: Header) -> dict[str, Any]:
     if scaling or llama3_scaling:
         raw["rope_scaling"] = scaling or llama3_scaling
     # LLaDA-MoE has a mask of its own, and causal models have none.
-    if values.get("tokenizer.ggml.mask_token_id") is not None or arch not in ("llada-moe", "llama", "qwen2", "qwen3"):
+    has_mask = header.values.get("tokenizer.ggml.mask_token_id") is not None
+    if has_mask or arch not in ("llada-moe", "llama", "qwen2", "qwen3"):
         raw["mask_token_id"] = fields.token("tokenizer.ggml.mask_token_id", vocab)
     rotary_dim = fields.integer(f"{arch}.rope.dimension_count", dim, most=dim)
     if architecture.width_key is not None:
         fields.only(f"{arch}.rope.dimension_count", dim, optional=True)
         return raw | {architecture.width_key: fields.integer(f"{arch}.feed_forward_length")}
+    raw |= {"moe_layer_freq": [1] * layers, "partial_rotary_factor": rotary_dim / dim}
+    return raw | {"qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors} | _expert_keys(fields, arch)
+
+
+def _expert_keys(fields: Fields, arch: str) -> dict[str, Any]:
+    """The numbers and the width of experts, as `config.json` has them. Raises `CheckpointError` on shared experts."""
     experts = fields.integer(f"{arch}.expert_count", most=EXPERTS)
     fields.only(f"{arch}.expert_shared_count", 0, optional=True)
     fields.only(f"{arch}.leading_dense_block_count", 0, optional=True)
-    return raw | {
+    return {
         "num_experts": experts,
         "num_experts_per_tok": fields.integer(f"{arch}.expert_used_count", most=experts),
         "expert_intermediate_size": fields.integer(f"{arch}.expert_feed_forward_length"),
-        "moe_layer_freq": [1] * layers,
-        "qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors,
-        "partial_rotary_factor": rotary_dim / dim,
     }
 
 
@@ -168,7 +168,7 @@ def _scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
         return scaling
     for name, neutral in _YARN_GAINS.items():
         fields.only(key + name, neutral, optional=True)
-    return scaling | {theirs: fields.get(key + ours) for ours, theirs in _YARN.items()}
+    return scaling | {config_key: fields.get(key + name) for name, config_key in _YARN.items()}
 
 
 def _llama3_scaling(header: Header, theta: float, dim: int) -> dict[str, Any] | None:
@@ -244,13 +244,14 @@ def interleaved_heads(header: Header, name: str) -> int | None:
 
 
 def _fields(header: Header) -> Fields:
-    # An array in the place of a number is an error, and is described in it.
+    """The keys of a header, for checks. Arrays are replaced by texts that describe them in errors."""
     values = header.values.items()
     raw = {key: f"array of {value.count}" if isinstance(value, List) else value for key, value in values}
     return Fields(str(header.file), raw)
 
 
 def _architecture(header: Header) -> str:
+    """`general.architecture`, the prefix of other keys. Raises `CheckpointError` if it is not supported."""
     arch = header.values.get("general.architecture")
     if not isinstance(arch, str) or arch not in _ARCHITECTURES:
         error: CheckpointError = _fields(header).unfit("general.architecture", ", ".join(_ARCHITECTURES))
@@ -259,5 +260,6 @@ def _architecture(header: Header) -> str:
 
 
 def _token_count(header: Header) -> int | None:
+    """The size of the vocabulary. Returns None if the file has none."""
     tokens = header.values.get("tokenizer.ggml.tokens")
     return tokens.count if isinstance(tokens, List) else None

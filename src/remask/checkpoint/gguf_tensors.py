@@ -22,7 +22,7 @@ from remask.families.fields import EXPERTS
 from remask.model.quantized import Codes
 from remask.model.sizes import GROUP
 
-_STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
+_UNPACKED_AT_ONCE = 2**22  # numbers; unpacking takes several times their memory
 _STACKED = "_exps.weight"
 # Types whose numbers PyTorch has.
 _PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -104,7 +104,8 @@ class OpenGGUF:
         Rows of Q and K are in the half-split order of the transformer. Raises `CheckpointError` if the file has become
         shorter, or a group of codes would be cut.
         """
-        view, cut = self._views[name], part or (slice(None),)
+        view = self._views[name]
+        cut = part or (slice(None),)
         heads = interleaved_heads(self._header, name)
         if len(view.shape) == 1:
             values = self._plain(view, self._bytes(view, slice(0, 1)), 1).flatten()
@@ -117,8 +118,9 @@ class OpenGGUF:
             # Rows are reordered as bytes, before they are unpacked.
             matrix = self._bytes(view, slice(0, view.shape[0]))
             raw = matrix.reshape(heads, -1, 2, matrix.shape[1]).swapaxes(1, 2).reshape(matrix.shape)[start:stop]
-        if kind == "int4" and view.stored.ggml_type.name in _FOUR_BITS:
-            codes, groups = _codes(raw, view.stored.ggml_type.name), groups_of(name, columns)
+        type_name = view.stored.ggml_type.name
+        if kind == "int4" and type_name in _FOUR_BITS:
+            codes, groups = _codes(raw, type_name), groups_of(name, columns)
             assert codes.zeros is not None
             return Codes(codes.values[:, columns], codes.scales[:, groups], codes.zeros[:, groups])
         return self._plain(view, raw, stop - start)[:, columns]
@@ -141,13 +143,14 @@ class OpenGGUF:
         if ggml_type.name in _PLAIN:
             return torch.from_numpy(np.ascontiguousarray(raw)).view(_PLAIN[ggml_type.name]).view(row_count, columns)
         out = torch.empty((row_count, columns))
-        step = max(1, _STEP // columns)
-        for first in range(0, row_count, step):
-            out[first : first + step] = _unpack(raw[first : first + step], ggml_type)
+        batch = max(1, _UNPACKED_AT_ONCE // columns)  # rows
+        for first in range(0, row_count, batch):
+            out[first : first + batch] = _unpack(raw[first : first + batch], ggml_type)
         return out
 
 
 def _unpack(raw: NDArray[np.uint8], ggml_type: GGMLQuantizationType) -> Tensor:
+    """The numbers of rows of bytes, float32. Raises `NotImplementedError` if the package cannot unpack the type."""
     # Scales may be any bits; the check of weights finds numbers that are not finite.
     with np.errstate(all="ignore"):
         return torch.from_numpy(dequantize(np.ascontiguousarray(raw), ggml_type))
@@ -180,9 +183,9 @@ def _q4_k_codes(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     numbers. The high two bits of the others are those of bytes 0-3 and 4-7.
     """
     units = blocks[..., :4].contiguous().view(torch.float16).float()
-    first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)
-    steps = torch.cat((first & 63, (rest & 15) | ((first >> 2) & 48)), dim=-1)
-    least = torch.cat((second & 63, (rest >> 4) | ((second >> 2) & 48)), dim=-1)
+    first_steps, first_least, low_bits = torch.split(blocks[..., 4:16], 4, dim=-1)
+    steps = torch.cat((first_steps & 63, (low_bits & 15) | ((first_steps >> 2) & 48)), dim=-1)
+    least = torch.cat((first_least & 63, (low_bits >> 4) | ((first_least >> 2) & 48)), dim=-1)
     # Each 32 bytes hold 32 columns in their low bits, and the next 32 in their high ones.
     packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, GROUP)
     values = torch.stack((packed & 15, packed >> 4), dim=-2).flatten(1)

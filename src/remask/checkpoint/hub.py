@@ -31,8 +31,9 @@ _WEIGHTS = ["*.safetensors"]
 _TEXTS = ["*.json", "merges.txt", "tokenizer.model", "*.jinja"]
 _THREADS = 8  # files that are downloaded at a time, as many as by the client
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_REFUSALS = (401, 403, 410, 451)
+# The client's transfer library, in Rust, raises a `RuntimeError` with the text of the system's error.
 _FULL_TEXTS = tuple(f"(os error {number})" for number in _FULL)
+_REFUSALS = (401, 403, 410, 451)  # HTTP statuses
 
 
 def on_disk(repo: str, revision: str | None = None) -> Path | None:
@@ -72,8 +73,8 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str], progress
         info = HfApi().model_info(repo, revision=revision or constants.DEFAULT_REVISION, files_metadata=True)
     except Exception:
         return
-    files = [file for file in info.siblings or () if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
-    files = [file for file in files if try_to_load_from_cache(repo, file.rfilename, revision=info.sha) is None]
+    matching = [file for file in info.siblings or () if any(fnmatch(file.rfilename, pattern) for pattern in patterns)]
+    files = [file for file in matching if try_to_load_from_cache(repo, file.rfilename, revision=info.sha) is None]
     pending = SimpleQueue[str]()
     for file in files:
         pending.put(file.rfilename)
@@ -83,6 +84,7 @@ def _download(repo: str, revision: str | None, patterns: Sequence[str], progress
     bar_class = _progress_bar_class(bar)
 
     def download_pending() -> None:
+        """Download files until none is pending or `stop` is set; put an error or None into `results` for each."""
         while not stop.is_set():
             try:
                 name = pending.get_nowait()
@@ -182,11 +184,11 @@ def _explain(error: Exception, subject: str, revision: str | None) -> str:
         return f"The hub has no revision {revision!r} of {subject}: give its hub id, which loads the newest."
     if isinstance(error, RepositoryNotFoundError):
         return f"The hub does not have {subject}, or not for everybody: check the name, or {log_in}."
-    # The client's transfer library, in Rust, raises a `RuntimeError` with the text of the system's error.
-    if error.errno in _FULL if isinstance(error, OSError) else str(error).endswith(_FULL_TEXTS):
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+    is_full = error.errno in _FULL if isinstance(error, OSError) else str(error).endswith(_FULL_TEXTS)
+    if is_full:
+        system_error = error.strerror if isinstance(error, OSError) else str(error)
         return (
-            f"The disk of {constants.HF_HUB_CACHE} has no room for {subject} ({reason}): free some, or "
+            f"The disk of {constants.HF_HUB_CACHE} has no room for {subject} ({system_error}): free some, or "
             "set HF_HOME to a folder on another disk; whole files are kept, and the same command goes on."
         )
     cause = error.__cause__ or error

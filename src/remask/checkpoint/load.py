@@ -148,6 +148,7 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
+    *,
     progress: bool = True,
     check: bool = True,
     shard: Shard = WHOLE,
@@ -166,17 +167,17 @@ def load_weights(
     """
     slots, locations = check_tensors(folder, family, config, dtype)
     check_stored_quantization(folder, quantization)
-    merges = (
-        {} if adapter is None else {slot.name: partial(adapter.read, slot) for slot in slots if adapter.changes(slot)}
-    )
+    changes: dict[str, Callable[[], LowRank]] = {}
+    if adapter is not None:
+        changes = {slot.name: partial(adapter.read, slot) for slot in slots if adapter.changes(slot)}
     weights = empty_weights(config, dtype, device, shard, quantization)
-    slots = [part for slot in slots for part in slot.parts(config, shard)]
-    slots = [part for slot in slots for part in _unpacked_parts(slot, locations[slot.name])]
-    slots.sort(key=lambda slot: locations[slot.name].file)
-    total = sum(_size(slot, locations) for slot in slots)
+    local_slots = [part for slot in slots for part in slot.parts(config, shard)]
+    parts = [part for slot in local_slots for part in _unpacked_parts(slot, locations[slot.name])]
+    parts.sort(key=lambda part: locations[part.name].file)
+    total = sum(_size(part, locations) for part in parts)
     with Progress("loading weights", total, "B", enabled=progress, scale=True) as bar:
-        for file, batch in _batch_by_file(slots, locations):
-            _read_slots(file, batch, locations, weights, check, quantization, merges)
+        for file, batch in _batch_by_file(parts, locations):
+            _read_slots(file, batch, locations, weights, check=check, quantization=quantization, changes=changes)
             bar.update(sum(_size(slot, locations) for slot in batch))
     return weights
 
@@ -196,6 +197,7 @@ def check_tensors(
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
+    """The tensors of a folder or a GGUF file by name; only headers are read."""
     if not is_gguf(checkpoint):
         return tensor_locations(checkpoint)
     from remask.checkpoint.gguf_tensors import locate
@@ -204,6 +206,7 @@ def _tensors(checkpoint: Path) -> dict[str, TensorLocation]:
 
 
 def _open_weights(path: Path) -> AbstractContextManager[Any]:
+    """An open safetensors or GGUF file, as of `open_weight_file`."""
     if not is_gguf(path):
         return open_weight_file(path)
     from remask.checkpoint.gguf_tensors import OpenGGUF
@@ -254,14 +257,18 @@ def _read_slots(
     slots: Sequence[Slot],
     locations: Mapping[str, TensorLocation],
     weights: Weights,
+    *,
     check: bool,
     quantization: Quantization | None,
-    merges: Mapping[str, Callable[[], LowRank]],
+    changes: Mapping[str, Callable[[], LowRank]],
 ) -> None:
-    """Copy tensors of one file into `weights`, one after the other, plus the products in `merges` by name."""
+    """Copy tensors of one file into `weights`, one after the other, plus the low-rank `changes` by the tensor's name.
+
+    Raises `CheckpointError` if a tensor cannot be read, or with `check` if its numbers are not finite.
+    """
     with _open_weights(path) as file:
         for slot in slots:
-            read_change = merges.get(slot.name)
+            read_change = changes.get(slot.name)
             tensor = _read_tensor(file, slot, locations[slot.name], quantization if read_change is None else None)
             if read_change is not None:
                 assert isinstance(tensor, Tensor)
@@ -331,6 +338,7 @@ def _sizes_sentence(config: ModelConfig, locations: Mapping[str, TensorLocation]
 
 
 def _size_text(size: int) -> str:
+    """A number of bytes with four digits and a decimal unit."""
     power = min(4, (len(str(size)) - 1) // 3)
     return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 

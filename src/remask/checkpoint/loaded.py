@@ -18,7 +18,7 @@ from remask.checkpoint.gguf_header import is_gguf
 from remask.checkpoint.load import load_weights, read_config
 from remask.checkpoint.quantized_files import stored_quantization
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import find_source
+from remask.checkpoint.source import Source, find_source
 from remask.checkpoint.tokenizer import read_tokenizer
 from remask.checkpoint.weight_cache import WeightCache
 from remask.checks import Quantization
@@ -34,7 +34,7 @@ from remask.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 DUMMY_SEED = 0
-_STD = 0.02
+_STD = 0.02  # of random weights
 _ONES = (
     *("norm", "embed_norm", "head_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "attn_post", "ffn_post"),
     *(f"mixture.{name}" for name in ("router_norm", "expert_norm", "expert_post", "shared_post", "factors")),
@@ -70,6 +70,7 @@ def dummy_weights(
 
 
 def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill the tensor of a `field` of the weights with random numbers, or with ones."""
     if field in _ONES:
         tensor.fill_(1)
     else:
@@ -127,7 +128,7 @@ class FoundModel:
             changes += ["hf_overrides", json.dumps(self.overrides, sort_keys=True)] if self.overrides else []
             # Quantized files have a hash of their own.
             identity = fingerprint(self.config, self.folder, None if self.quantization else quantization, changes)
-            weights = self._weights(self.folder, self.family, dtype, device, shard, quantization, identity)
+            weights = self._weights(self.folder, self.family, dtype, device, shard, quantization, identity=identity)
         adapters = dict(self.adapters)
         if self._drafter_folder is not None:
             adapters[self._drafter_folder.name] = read_adapter(str(self._drafter_folder), self.config, merge=False)
@@ -150,9 +151,13 @@ class FoundModel:
         device: torch.device,
         shard: Shard,
         quantization: Quantization | None,
+        *,
         identity: str,
     ) -> Weights:
-        """The weights of the checkpoint, or of the cache, which has those that are merged or quantized for a CPU."""
+        """The weights of the checkpoint, of fingerprint `identity`: from its files, or from the weight cache.
+
+        The cache holds weights of whole models on a CPU that are merged or quantized; missing ones are written to it.
+        """
         is_converted = self.adapter is not None or quantization != self.quantization
         cache = None
         if is_converted and device.type == "cpu" and shard.size == 1 and self.settings.check_weights:
@@ -161,8 +166,18 @@ class FoundModel:
             weights = cache.read(partial(empty_weights, self.config, dtype, device, shard, quantization))
             if weights is not None:
                 return weights
-        options = self.settings.progress, self.settings.check_weights, shard, quantization, self.adapter
-        weights = load_weights(folder, family, self.config, dtype, device, *options)
+        weights = load_weights(
+            folder,
+            family,
+            self.config,
+            dtype,
+            device,
+            progress=self.settings.progress,
+            check=self.settings.check_weights,
+            shard=shard,
+            quantization=quantization,
+            adapter=self.adapter,
+        )
         if cache is not None:
             cache.write(weights)
         return weights
@@ -183,42 +198,12 @@ def find_model(settings: ModelSettings) -> FoundModel:
     cannot be used, `UnknownNameError` if the preset or architecture is unknown, `PluginError` if the package that
     provides it is broken, and `ConfigError` if texts cannot be read or an adapter cannot be merged.
     """
-    adapter = settings.adapter
     if settings.load_format == "dummy":
-        for name, value in (("adapter", adapter), ("hf_overrides", settings.hf_overrides)):
-            if value:
-                raise ConfigError(f"{name}={value!r} changes a checkpoint; leave load_format='dummy' out")
-        config = preset(settings.model)
-        model = FoundModel(settings, config, tokenizer=read_tokenizer(settings, config, None))
+        model, adapter = _find_preset(settings), None
     else:
         source = find_source(settings.model, settings.hf_overrides, progress=settings.progress)
-        family, config = read_config(source.weights, source.overrides, settings.tokenizer, force=settings.force)
-        remark = family.remark(Path(settings.model).name, config)
-        ignored = source.ignored_keys(family.read_generation)
-        if settings.reads is not None:  # it is None on ranks other than the first
-            if remark is not None:
-                log.warning("%s", remark)
-            if ignored:
-                log.warning(
-                    "%s of %s also says %s, which is not followed: give sampling parameters in its place, with "
-                    "--sampling, in a request, or in the folder's remask.json",
-                    *(GENERATION, settings.model, ", ".join(ignored)),
-                )
-        tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
-        template = None if tokenizer is None else tokenizer.chat_template
-        stops = [text for text in family.stop if text in (template or "")]
-        model = FoundModel(
-            settings,
-            config,
-            source.weights,
-            family,
-            sampling=({"stop": stops} if stops else {}) | source.sampling(family.read_generation),
-            quantization=stored_quantization(source.weights),
-            tokenizer=tokenizer,
-            overrides=source.overrides,
-            default_names=source.default_names,
-        )
-        adapter = source.merged_adapter(settings.model, adapter)
+        model = _find_checkpoint(settings, source)
+        adapter = source.merged_adapter(settings.model, settings.adapter)
     if adapter is not None and model.quantization is not None:
         raise ConfigError(
             f"adapter={adapter!r} is merged before weights are quantized, and the model {settings.model!r} is "
@@ -242,5 +227,44 @@ def find_model(settings: ModelSettings) -> FoundModel:
                 raise
             refusals[name] = str(error)
     usable = {name: path for name, path in (settings.adapters or {}).items() if name in adapters}
-    settings = replace(settings, adapters=usable)
-    return replace(model, settings=settings, adapter=merged_adapter, adapters=adapters, refusals=refusals)
+    usable_settings = replace(settings, adapters=usable)
+    return replace(model, settings=usable_settings, adapter=merged_adapter, adapters=adapters, refusals=refusals)
+
+
+def _find_preset(settings: ModelSettings) -> FoundModel:
+    """A model of random weights. Raises `ConfigError` if `settings` change a checkpoint, which it has not."""
+    for name, value in (("adapter", settings.adapter), ("hf_overrides", settings.hf_overrides)):
+        if value:
+            raise ConfigError(f"{name}={value!r} changes a checkpoint; leave load_format='dummy' out")
+    config = preset(settings.model)
+    return FoundModel(settings, config, tokenizer=read_tokenizer(settings, config, None))
+
+
+def _find_checkpoint(settings: ModelSettings, source: Source) -> FoundModel:
+    """The model in the files of `source`, without adapters. Logs warnings about the files on the first rank."""
+    family, config = read_config(source.weights, source.overrides, settings.tokenizer, force=settings.force)
+    remark = family.remark(Path(settings.model).name, config)
+    ignored = source.ignored_keys(family.read_generation)
+    if settings.reads is not None:  # it is None on ranks other than the first
+        if remark is not None:
+            log.warning("%s", remark)
+        if ignored:
+            log.warning(
+                "%s of %s also says %s, which is not followed: give sampling parameters in its place, with "
+                "--sampling, in a request, or in the folder's remask.json",
+                *(GENERATION, settings.model, ", ".join(ignored)),
+            )
+    tokenizer = read_tokenizer(settings, config, source.weights, family.chat_template)
+    template = None if tokenizer is None else tokenizer.chat_template
+    stops = [text for text in family.stop if text in (template or "")]
+    return FoundModel(
+        settings,
+        config,
+        source.weights,
+        family,
+        sampling=({"stop": stops} if stops else {}) | source.sampling(family.read_generation),
+        quantization=stored_quantization(source.weights),
+        tokenizer=tokenizer,
+        overrides=source.overrides,
+        default_names=source.default_names,
+    )

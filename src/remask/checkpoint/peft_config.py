@@ -11,7 +11,7 @@ from remask.checks.values import is_real, is_whole
 from remask.errors import CheckpointError
 from remask.families.fields import Fields
 
-_MAX_R = 2**12
+_MAX_R = 2**12  # rank
 _MAX_NAMES = 3  # that an error lists
 ALL = "all-linear"
 # Keys that only training reads. PEFT sets `fan_in_fan_out` to false on linear layers, which all of ours are.
@@ -57,20 +57,14 @@ class PeftConfig:
                 "true, false, gaussian, eva or orthogonal: others change the base too, so save the adapter with "
                 "path_initial_model_for_weight_conversion",
             )
-        layers = raw.get("layers_to_transform")
         targets = _names_or_pattern(fields, "target_modules")
         if not targets:
             raise fields.unfit("target_modules", 'a list of names, a regular expression or "all-linear"')
-        if layers not in (None, []) and isinstance(targets, str):
+        layers = _layers(fields)
+        if layers and isinstance(targets, str):
             raise fields.unfit("layers_to_transform", "null beside a 'target_modules' that is one text")
-        if layers is None:
-            layers = []
-        elif not isinstance(layers, list):
-            layers = [layers]
-        if not all(is_whole(layer, 0) for layer in layers):
-            raise fields.unfit("layers_to_transform", "a layer's number >= 0, or a list of them")
-        layer_patterns = _names_or_pattern(fields, "layers_pattern")
-        layer_patterns = [layer_patterns] if isinstance(layer_patterns, str) else layer_patterns
+        names = _names_or_pattern(fields, "layers_pattern")
+        layer_patterns = [names] if isinstance(names, str) else names
         for pattern in layer_patterns:
             _check_pattern(fields, "layers_pattern", _layer_pattern(pattern))
         return cls(
@@ -146,7 +140,19 @@ def _names_or_pattern(fields: Fields, key: str) -> str | list[str]:
     return value
 
 
+def _layers(fields: Fields) -> list[int]:
+    """The numbers of the layers that the adapter changes; an empty list for all of them."""
+    value = fields.get("layers_to_transform")
+    if value is None:
+        return []
+    layers = value if isinstance(value, list) else [value]
+    if not all(is_whole(layer, 0) for layer in layers):
+        raise fields.unfit("layers_to_transform", "a layer's number >= 0, or a list of them")
+    return layers
+
+
 def _check_pattern(fields: Fields, key: str, pattern: str) -> None:
+    """Raise `CheckpointError` if the `pattern` of a key is not a regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -156,7 +162,10 @@ def _check_pattern(fields: Fields, key: str, pattern: str) -> None:
 def _pattern_values(fields: Fields, key: str, supported: str) -> dict[str, Any]:
     """The value of `key`: an object of patterns with numbers, which are whole for ranks."""
     value = fields.get(key) or {}
-    fits = (lambda item: is_whole(item, 1, _MAX_R)) if key == "rank_pattern" else (lambda x: is_real(x, -math.inf))
+
+    def fits(number: object) -> bool:
+        return is_whole(number, 1, _MAX_R) if key == "rank_pattern" else is_real(number, -math.inf)
+
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise fields.unfit(key, f"an object of {supported}")
     for pattern in value:
@@ -173,10 +182,12 @@ def _suffix_pattern(pattern: str) -> str:
 
 
 def _matches_names(names: str | Sequence[str], module: str) -> bool:
+    """Whether `names`, a regular expression or a list of last parts of names, select `module`."""
     if isinstance(names, str):
         return re.fullmatch(names, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _value_for(values: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first pattern in `values` that fits `module`, or `default`."""
     return next((value for key, value in values.items() if re.match(_suffix_pattern(key), module)), default)

@@ -13,7 +13,7 @@ activations and of K/V are not read: both have the model's dtype.
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -52,8 +52,8 @@ from remask.model.quantized import Codes, encode
 from remask.model.sizes import GROUP
 
 KEY = "quantization_config"
-_CODES = "F8_E4M3"
-_SCALES = (*FLOATS, "F8_E8M0")
+_CODES = "F8_E4M3"  # dtype of codes of other programs
+_SCALES = (*FLOATS, "F8_E8M0")  # dtypes of their scales
 _OTHER_SCALES = re.compile(r".*\.(input|output|activation|[qkv]|kv_cache)_scale(_inv)?")
 # Other programs by their `quant_method`, and by endings of names of tensors that only their files have.
 _TOOLS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "gptqmodel": "GPTQ", "auto-round": "AutoRound"}
@@ -76,11 +76,11 @@ def stored_quantization(folder: Path) -> Quantization | None:
         return None
     if not isinstance(settings, dict):
         raise CheckpointError(f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported: an object.")
-    quantization = settings.get("kind")
     if settings.get("quant_method") != METHOD:
         _scale_convention(folder, settings)
         return None
     check_version(settings.get(VERSION, 1), f"{KEY!r} in {folder / CONFIG}")
+    quantization = settings.get("kind")
     if quantization not in QUANTIZATIONS:
         raise CheckpointError(
             f"{folder / CONFIG}: {KEY!r} is {json.dumps(settings)[:200]}; supported as 'kind': "
@@ -114,6 +114,16 @@ def join_codes(folder: Path, locations: Mapping[str, TensorLocation]) -> dict[st
             return dict(locations)
         endings, block = _scale_convention(folder, settings)
         return _join_scales(folder, endings, block, locations)
+    return _join_own_codes(folder, quantization, locations)
+
+
+def _join_own_codes(
+    folder: Path, quantization: Quantization, locations: Mapping[str, TensorLocation]
+) -> dict[str, TensorLocation]:
+    """The tensors of our own checkpoint, each quantized matrix as one tensor of the shape of its numbers.
+
+    Raises `CheckpointError` with all matrices whose codes, scales or zeros are missing or wrong.
+    """
     matrices = {name.removesuffix(SCALE) for name in locations if name.endswith(SCALE)} & locations.keys()
     constants = {name + end for name in matrices for end in (SCALE, ZERO)}
     tensors = {name: location for name, location in locations.items() if name not in constants}
@@ -200,33 +210,38 @@ def _compressed_block(fields: Fields) -> Block:
         if fields.get(key):
             raise fields.unfit(key, "null or {}")
     groups = fields.get("config_groups")
-    if not (isinstance(groups, Mapping) and groups and all(isinstance(g, Mapping) for g in groups.values())):
+    if not (isinstance(groups, Mapping) and groups and all(isinstance(group, Mapping) for group in groups.values())):
         raise fields.unfit("config_groups", "an object of groups of layers")
     blocks = set[Block]()
     for name, group in groups.items():
         if (group.get("format") or fields.get("format")) not in ("float-quantized", "naive-quantized"):
             raise fields.unfit("format", '"float-quantized", which is fp8')
-        raw = group.get("weights")
-        weights = Fields(f"{name}, 'weights'", raw if isinstance(raw, Mapping) else {})
-        for key, value in {"num_bits": 8, "type": "float"}.items():
-            weights.only(key, value)
-        weights.only("symmetric", True, optional=True)
-        weights.only("dynamic", False, optional=True)
-        match weights.get("strategy"):
-            case "tensor":
-                blocks.add((None, None))
-            case "channel":
-                blocks.add((1, None))
-            case "block":
-                blocks.add(_block_shape(weights, "block_structure"))
-            case _:
-                raise weights.unfit("strategy", '"tensor", "channel" or "block"')
+        weights = group.get("weights")
+        blocks.add(_group_block(Fields(f"{name}, 'weights'", weights if isinstance(weights, Mapping) else {})))
     if len(blocks) > 1:
         raise fields.unfit("config_groups", "groups of layers whose weights have one strategy")
     return blocks.pop()
 
 
+def _group_block(weights: Fields) -> Block:
+    """The block of scales of one group of layers. Raises `CheckpointError` if its weights are not fp8."""
+    weights.only("num_bits", 8)
+    weights.only("type", "float")
+    weights.only("symmetric", True, optional=True)
+    weights.only("dynamic", False, optional=True)
+    match weights.get("strategy"):
+        case "tensor":
+            return None, None
+        case "channel":
+            return 1, None
+        case "block":
+            return _block_shape(weights, "block_structure")
+        case _:
+            raise weights.unfit("strategy", '"tensor", "channel" or "block"')
+
+
 def _block_shape(fields: Fields, key: str) -> tuple[int, int]:
+    """The rows and columns of a block. Raises `CheckpointError` if `key` does not hold them."""
     block = fields.get(key)
     if not isinstance(block, list) or len(block) != 2 or not all(is_whole(size, 1) for size in block):
         raise fields.unfit(key, "two positive integers, rows and columns of a block")
@@ -272,6 +287,7 @@ def _join_scales(
 
 
 def _grid(shape: tuple[int, ...], block_shape: tuple[int, int]) -> tuple[int, int]:
+    """The number of blocks along the rows and along the columns of a matrix; the last ones may be smaller."""
     return -(-shape[0] // block_shape[0]), -(-shape[1] // block_shape[1])
 
 
@@ -281,12 +297,12 @@ def read_numbers(file: Any, name: str, location: TensorLocation, part: tuple[sli
     if location.scales is None:
         return codes
     if location.scales.file == location.file:
-        scales = file.get_tensor(location.scales.name)
+        stored_scales = file.get_tensor(location.scales.name)
     else:
         with open_weight_file(location.scales.file) as scales_file:
-            scales = scales_file.get_tensor(location.scales.name)
+            stored_scales = scales_file.get_tensor(location.scales.name)
     height, width = location.scales.block_shape
-    scales = scales.float().reshape(_grid(location.shape, location.scales.block_shape))
+    scales = stored_scales.float().reshape(_grid(location.shape, location.scales.block_shape))
     cuts = (*(part or ()), slice(None), slice(None))
     rows, columns = (range(size)[cut] for size, cut in zip(location.shape, cuts, strict=False))
     if scales.shape[1] > 1:
@@ -329,6 +345,25 @@ def save_quantized(
         raise ConfigError(f"--output: {str(target)!r} exists and is not an empty folder; name another one")
     target.mkdir(parents=True, exist_ok=True)
     matrices = {slot.name for slot in family.tensors(config) if slot.field in MATRICES}
+    weight_bytes = _write_weights(folder, target, quantization, matrices, progress=progress)
+    settings = {"quant_method": METHOD, VERSION: 1, "kind": quantization}
+    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: settings}
+    (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    new_names = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in new_names and file.suffix in (".json", ".jinja", ".txt", ".model"):
+            shutil.copyfile(file, target / file.name)
+    if config.drafter is not None and (folder / config.drafter).is_dir():
+        shutil.copytree(folder / config.drafter, target / config.drafter)
+    if defaults is not None:
+        (target / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
+    return weight_bytes
+
+
+def _write_weights(
+    folder: Path, target: Path, quantization: Quantization, matrices: Collection[str], *, progress: bool
+) -> int:
+    """Write the tensors of `folder`, those named in `matrices` quantized, and their index. Returns their bytes."""
     locations = join_codes(folder, tensor_locations(folder))
     total = sum(prod(location.shape) for location in locations.values())
     index = dict[str, str]()
@@ -345,21 +380,11 @@ def save_quantized(
     weight_bytes += _write_shard(target, shard, index, shard_number)
     metadata = {"total_size": weight_bytes}
     (target / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": index}), encoding="utf-8")
-    settings = {"quant_method": METHOD, VERSION: 1, "kind": quantization}
-    raw = read_json(folder / CONFIG) | dict(overrides or {}) | {KEY: settings}
-    (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    new_names = {*(file.name for file in weight_files(folder)), INDEX, CONFIG}
-    for file in folder.iterdir():
-        if file.is_file() and file.name not in new_names and file.suffix in (".json", ".jinja", ".txt", ".model"):
-            shutil.copyfile(file, target / file.name)
-    if config.drafter is not None and (folder / config.drafter).is_dir():
-        shutil.copytree(folder / config.drafter, target / config.drafter)
-    if defaults is not None:
-        (target / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
     return weight_bytes
 
 
 def _read_tensors(folder: Path, locations: Mapping[str, TensorLocation]) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and numbers of all tensors, file by file. Raises `CheckpointError` while it is iterated."""
     for path in weight_files(folder):
         with open_weight_file(path) as file:
             for name, location in locations.items():
@@ -391,8 +416,9 @@ def _write_shard(target: Path, shard: dict[str, Tensor], index: dict[str, str], 
 
 
 def _unpack_int4(packed: Tensor) -> Tensor:
+    """Codes of int4 from bytes [..., K / 2]: [..., K], the lower half of each byte first."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
-def _divide_slice(part: slice, divisor: int) -> slice:
-    return slice(*(None if bound is None else bound // divisor for bound in (part.start, part.stop)))
+def _divide_slice(columns: slice, divisor: int) -> slice:
+    return slice(*(None if bound is None else bound // divisor for bound in (columns.start, columns.stop)))

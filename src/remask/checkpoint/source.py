@@ -64,7 +64,7 @@ def local_model(model: str) -> Path | None:
     packaged = _PACKAGED.fullmatch(model)
     if packaged is not None:
         return _in_package(packaged[1], packaged[2])
-    # `os.path` returns False for names that cannot be paths, where `Path` raises.
+    # Not `Path`, whose methods raise on names that cannot be paths.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
         return Path(path)
@@ -215,6 +215,7 @@ def _in_package(name: str, file: str) -> Path:
 
 
 def _bundled(model: str) -> Path:
+    """The folder of a bundled model. Raises `CheckpointError` if the installation lacks it."""
     folder = Path(str(files("remask"))) / model.replace("-", "_")
     if not any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         raise CheckpointError(

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
     if not names:
         return None
     # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
-    # Imported here, as it takes most of a second, and neither GGUF files nor bytes need it.
+    # The import takes most of a second, and neither GGUF files nor bytes need it.
     if _TOKENIZER in names:
         from transformers import PreTrainedTokenizerFast
 
@@ -101,6 +101,10 @@ def read_tokenizer(
 
 
 def _find_tokenizer(settings: ModelSettings, config: ModelConfig, folder: Path | None) -> Tokenizer | None:
+    """The tokenizer that `settings` name, else that of `folder`, else for texts one of bytes, else None.
+
+    Raises `ConfigError` if the named place has none, or one with more tokens than the model.
+    """
     if settings.tokenizer is not None:
         tokenizer = load_tokenizer(resolve_model(settings.tokenizer, weights=False))
         if tokenizer is None:
@@ -117,6 +121,7 @@ def _find_tokenizer(settings: ModelSettings, config: ModelConfig, folder: Path |
 
 
 def _gguf_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a GGUF file. Returns None if it has none; raises `CheckpointError` if it cannot be used."""
     try:
         backend = read_backend(read_header(path))
         return None if backend is None else Tokenizer(backend)
@@ -176,28 +181,9 @@ def read_backend(header: Header) -> NativeTokenizer | None:
     backend = Backend(models.BPE(vocab=vocab, merges=_merges(header, vocab), ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
-    pattern = PATTERNS[pre]
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pattern is not None:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+    backend.pre_tokenizer = _pre_tokenizer(PATTERNS[pre])
     backend.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(tokens[number], special=token_type == _CONTROL, normalized=False)
-        for number, token_type in enumerate(token_types)
-        if token_type in (_CONTROL, _USER_DEFINED) and tokens[number]
-    ]
-    if len(added) > _MAX_ADDED or any(len(token.content) > _MAX_ADDED_TEXT for token in added):
-        raise CheckpointError(
-            f"{header.file}: '{_KEY}token_type' calls {len(added)} tokens control or user-defined ones, of up to "
-            f"{max(len(token.content) for token in added)} characters; supported: at most {_MAX_ADDED} of up to "
-            f"{_MAX_ADDED_TEXT} characters."
-        )
-    backend.add_tokens(added)
+    backend.add_tokens(_added_tokens(header, tokens, token_types))
     ids = {role: fields.token(f"{_KEY}{role}_token_id", len(tokens), 0) for role in _ROLES}
     # Only control tokens are special: the text of a normal token in a prompt must have no effect.
     special = {
@@ -216,6 +202,30 @@ def read_backend(header: Header) -> NativeTokenizer | None:
     if template is not None and not isinstance(template, str):
         raise fields.unfit("tokenizer.chat_template", "a text")
     return NativeTokenizer(backend, special, template)
+
+
+def _pre_tokenizer(pattern: str | None) -> pre_tokenizers.PreTokenizer:
+    """Cuts texts by the regular expression `pattern`; None: by that of GPT-2."""
+    if pattern is None:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _added_tokens(header: Header, tokens: Sequence[str], token_types: Sequence[int]) -> list[AddedToken]:
+    """The control and user-defined tokens. Raises `CheckpointError` if there are too many, or one is too long."""
+    added = [
+        AddedToken(token, special=token_type == _CONTROL, normalized=False)
+        for token, token_type in zip(tokens, token_types, strict=True)
+        if token and token_type in (_CONTROL, _USER_DEFINED)
+    ]
+    if len(added) > _MAX_ADDED or any(len(token.content) > _MAX_ADDED_TEXT for token in added):
+        raise CheckpointError(
+            f"{header.file}: '{_KEY}token_type' calls {len(added)} tokens control or user-defined ones, of up to "
+            f"{max(len(token.content) for token in added)} characters; supported: at most {_MAX_ADDED} of up to "
+            f"{_MAX_ADDED_TEXT} characters."
+        )
+    return added
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
@@ -239,6 +249,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
 
 
 def _merges(header: Header, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges whose parts and results are tokens of `vocab`. Raises `CheckpointError` if one is not two tokens."""
     merges = []
     for merge in _texts(header, "merges"):
         first, _, second = merge.partition(" ")
@@ -252,6 +263,7 @@ def _merges(header: Header, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _texts(header: Header, key: str) -> list[str]:
+    """The texts of an array of the tokenizer. Raises `CheckpointError` if it is missing or holds anything else."""
     items = header.items(_KEY + key)
     if items is None or not all(isinstance(item, str) for item in items):
         raise CheckpointError(

@@ -115,6 +115,7 @@ def _tensors_by_name(weights: Weights) -> dict[str, Tensor]:
 
 
 def _weights_by_name(weights: Weights) -> dict[str, Tensor]:
+    """Every tensor, quantized matrices as one, by `LAYER.FIELD`, or by field if it is of no layer."""
     return {name if layer is None else f"{layer}.{name}": tensor for name, layer, tensor in weights.named_tensors()}
 
 

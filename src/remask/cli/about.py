@@ -38,6 +38,7 @@ def print_about() -> None:
 
 
 def _version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

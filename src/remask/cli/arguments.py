@@ -169,10 +169,7 @@ def deploy(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(fleet, Scaling, declared(Scaling).keys() - {"max_replicas"})
     fleet.add_argument(
-        "--max-replicas",
-        type=int,
-        metavar="N",
-        help="maximum number of replicas (default --min-replicas)",
+        "--max-replicas", type=int, metavar="N", help="maximum number of replicas (default --min-replicas)"
     )
 
 

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(args: argparse.Namespace, answerer: Answerer, card: Card | None) -> None:
+    """Answer lines until the end of input. Without `--system`, the system prompt is that of the `card`."""
     system = args.system
     shortcuts: dict[str, str] = {}  # questions of the card, by what is typed for them
     if card is not None and system is None:
@@ -83,8 +84,7 @@ def _converse(args: argparse.Namespace, answerer: Answerer, card: Card | None) -
         elif line.split(" ")[0] == PAGE:
             page = _page_prompt(line.partition(" ")[2].strip())
             if page is not None:
-                system = page
-                shortcuts = {}
+                system, shortcuts = page, {}
                 opening = [{"role": "system", "content": page}]
                 turns = list(opening)
         elif line == HELP:
@@ -287,6 +287,7 @@ class ChatClient:
 
     @contextmanager
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Iterator[http.client.HTTPResponse]:
+        """Yield the response to a POST of `body` or a GET. Errors, also of the block, become `RemaskError`s."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.base_url.rstrip("/") + path, data, self._headers)
@@ -304,6 +305,7 @@ class ChatClient:
 
 
 def _parse_object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object in `text`. Raises `RemaskError` if there is none."""
     try:
         value = json.loads(text)
     except ValueError as error:

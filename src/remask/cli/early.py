@@ -86,6 +86,7 @@ def check_serve(args: argparse.Namespace) -> None:
 
 
 def _check_server_settings(args: argparse.Namespace) -> None:
+    """Check the options that `serve` and `deploy` share. The model may have no name yet, so a placeholder stands in."""
     check(args)
     ServerConfig(**options.server_settings(args) | {"model_names": args.served_model_name or ["model"]})
 

@@ -22,6 +22,7 @@ def add_flags(
 
 
 def _add_flag(group: argparse._ActionsContainer, name: str, declaration: Declared) -> None:
+    """Add the flag of the field `name`. Flags of a boolean that is true by default set it to false."""
     values = declaration.values
     default = declaration.default
     flags = declaration.flags or ("--" + name.replace("_", "-"),)

@@ -128,12 +128,13 @@ def _answer_lines(
         try:
             fields = json_object("a line", text)
             line_id = fields.get("id")
-            if line_id is not None:
-                first_number = numbers.setdefault(json.dumps(line_id, sort_keys=True), number)
-                if first_number != number:
-                    raise ConfigError(
-                        f"id {shown(line_id)} is used by line {first_number} too; ids must differ, or be left out"
-                    )
+            first_number = (
+                number if line_id is None else numbers.setdefault(json.dumps(line_id, sort_keys=True), number)
+            )
+            if first_number != number:
+                raise ConfigError(
+                    f"id {shown(line_id)} is used by line {first_number} too; ids must differ, or be left out"
+                )
             request = build_request(llm, fields, request_id, sampling)
             llm.engine.check(request)
         # All exceptions, so that a defect which one line reveals does not lose the answers of the others.
@@ -161,6 +162,7 @@ def _answer_lines(
 
 
 def _answer_fields(output: Output, line_id: object) -> dict[str, Any]:
+    """Return the fields that every answer has, and `holes` if its canvas has some."""
     return {
         "id": line_id,
         "token_ids": output.token_ids,

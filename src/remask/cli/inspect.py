@@ -110,12 +110,12 @@ def _stored_lines(parts: Sequence[StoredPart], parent: str | None = None, indent
 
 def _table_text(table: PageTable) -> str:
     """Return a page table as a line: runs of consecutive pages with the same number of references."""
-    runs: list[list[int]] = []  # first page, last page, references
+    runs: list[tuple[int, int, int]] = []  # first page, last page, references
     for page, count in zip(table.pages, table.references, strict=True):
-        if runs and runs[-1][1:] == [page - 1, count]:
-            runs[-1][1] = page
+        if runs and runs[-1][1:] == (page - 1, count):
+            runs[-1] = (runs[-1][0], page, count)
         else:
-            runs.append([page, page, count])
+            runs.append((page, page, count))
     texts = [f"{first}{f'-{last}' if last > first else ''} (held by {count})" for first, last, count in runs]
     return f"layers {table.layers[0]}-{table.layers[1] - 1}: pages {', '.join(texts) or 'none'}"
 
@@ -177,9 +177,9 @@ class ModelReport:
         if self.adapter is not None:
             lines.append(f"  adapter {self.adapter}")
         lines += [
-            f"  as {dtype}: weights {size / 1e9:.2f} GB, K/V {self.kv_bytes[dtype] / 1e3:.1f} kB a token"
-            + (f"; {self._fit(dtype)}" if self.memory_bytes is not None else "")
-            for dtype, size in self.weight_bytes.items()
+            f"  as {form}: weights {size / 1e9:.2f} GB, K/V {self.kv_bytes[form] / 1e3:.1f} kB a token"
+            + (f"; {self._fit(form)}" if self.memory_bytes is not None else "")
+            for form, size in self.weight_bytes.items()
         ]
         if self.memory_bytes is not None:
             devices = "one device" if self.ranks == 1 else f"each of {self.ranks} devices"
@@ -189,23 +189,25 @@ class ModelReport:
             )
         return "\n".join([*lines, f"  cache policies: {', '.join(self.policies)}"])
 
-    def _fit(self, dtype: str) -> str:
-        tokens = self.kv_tokens[dtype]
+    def _fit(self, form: str) -> str:
+        """Return how many tokens have room beside weights of this form."""
+        tokens = self.kv_tokens[form]
         return "does not fit" if tokens is None else f"room for {tokens:,} tokens"
 
     def _feed_forward(self) -> str:
+        """Return what follows attention in words: the width, or the experts, their router and the dense layers."""
         config = self.config
         mixture = config.mixture
         if mixture is None:
             return f"{config.intermediate} wide"
         shared = f", a shared one of {mixture.shared}" if mixture.shared else ""
-        dense = mixture.dense_layers
-        dense_text = f"; {len(dense)} of {config.layers} layers dense, {config.intermediate} wide" if dense else ""
+        dense_layers = mixture.dense_layers
+        dense = f"; {len(dense_layers)} of {config.layers} layers dense, {config.intermediate} wide"
         router = f"{mixture.router.score} router"
         if mixture.router.kept_groups < mixture.router.groups:
             router += f" over {mixture.router.kept_groups} of {mixture.router.groups} groups"
         experts = f"{mixture.active} of {mixture.experts} experts of {mixture.intermediate}"
-        return f"{experts}{shared}, {router}{dense_text}"
+        return f"{experts}{shared}, {router}{dense if dense_layers else ''}"
 
 
 def inspect_model(
@@ -243,17 +245,15 @@ _SHAPE = (
 def _model_report(
     name: str, config: ModelConfig, stored: Mapping[str, int], memory_bytes: int | None, ranks: int, adapter: str | None
 ) -> ModelReport:
-    """The report of a shape; `adapter` is read to check it. Raises `ConfigError` and `CheckpointError`."""
+    """The report of the shape `config`; `stored` counts weights by type. Raises `ConfigError` and `CheckpointError`."""
     check_whole("--tensor-parallel", ranks, low=1)
     Shard(0, ranks).check(config)
     total, free = _machine_memory() if memory_bytes is None else (memory_bytes, memory_bytes)
     has_cuda = torch.cuda.is_available()
-    on_cpu = memory_bytes is None and not has_cuda  # whose memory all ranks share
-    attention = (
-        resolve_executor("auto", config, torch.device("cuda")).attention(config)
-        if memory_bytes is None and has_cuda
-        else None
-    )
+    on_cpu = memory_bytes is None and not has_cuda
+    attention = None
+    if memory_bytes is None and has_cuda:
+        attention = resolve_executor("auto", config, torch.device("cuda")).attention(config)
     forms: dict[str, tuple[torch.dtype, Quantization | None]] = {form: (dtype, None) for form, dtype in DTYPES.items()}
     forms |= {quantization: (torch.bfloat16, quantization) for quantization in cpu_quantizations(config, ranks)}
     form_bytes = {
@@ -263,9 +263,8 @@ def _model_report(
     kv_tokens: dict[str, int | None] = {}
     for form, (dtype, quantization) in forms.items():
         if on_cpu or quantization is not None:
-            kv_tokens[form] = CpuMemory.before_loading(
-                config, dtype, quantization, (free or 0) * (1 if on_cpu else ranks), ranks
-            ).kv_tokens()
+            cpu_free = (free or 0) * (1 if on_cpu else ranks)  # on this CPU all ranks share the memory
+            kv_tokens[form] = CpuMemory.before_loading(config, dtype, quantization, cpu_free, ranks).kv_tokens()
         else:
             device = DeviceMemory(total or 0, total or 0, DEFAULT_UTILIZATION)
             kv_tokens[form] = gpu_tokens(config, dtype, None, device, ranks, attention)

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _MAX_REASON = 200  # characters that are shown of a message of the system
+_BROKEN_PIPE_STATUS, _INTERRUPT_STATUS = 141, 130  # of a process that SIGPIPE or SIGINT ended: 128 and its number
 _EXAMPLES = ("remask demo", "remask generate --model bundled --input requests.jsonl --cache bicache")
 
 
@@ -52,6 +53,7 @@ def _skip_final_collection() -> None:
 
 
 def _main(words: Sequence[str], stderr: StderrLog) -> int:
+    """Parse and run the command line. Returns the exit status. Raises errors as `_report_unexpected` does."""
     program = "remask"
     try:
         try:
@@ -75,7 +77,7 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
     except BrokenPipeError:
         # The reader of the output has closed the pipe.
         _discard_output()
-        return 141  # the status of a process that SIGPIPE ended
+        return _BROKEN_PIPE_STATUS
     except OSError as error:
         # An error of any other file names that file, so one without a name is standard output's.
         if error.filename is None and error.errno in FULL_DISK_ERRORS:
@@ -85,7 +87,7 @@ def _main(words: Sequence[str], stderr: StderrLog) -> int:
         return _report_unexpected(program, error)
     except KeyboardInterrupt:
         print_error(f"{program}: interrupted")
-        return 130
+        return _INTERRUPT_STATUS
     except Exception as error:
         return _report_unexpected(program, error)
 
@@ -161,8 +163,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _find_command(words: list[str]) -> int:
     """Return the index of the command in `words`, or `len(words)` if there is none."""
     option_values = {index + 1 for index, word in enumerate(words) if word in VALUE_OPTIONS}
-    candidates = (i for i, word in enumerate(words) if not word.startswith("-") and i not in option_values)
-    return next(candidates, len(words))
+    for index, word in enumerate(words):
+        if not word.startswith("-") and index not in option_values:
+            return index
+    return len(words)
 
 
 def _normalize_command(words: list[str], commands: Collection[str]) -> list[str]:

@@ -84,7 +84,9 @@ def shelf_line(entry: ShelfEntry, dtype: str, fit: Fit | None, device: str | int
         fits=_fit_text(dtype, fit),
         on_disk=_on_disk(entry),
     )
-    if device is None or (isinstance(device, int) and "int8" not in form_bytes) or (fit is not None and not fit.length):
+    # Speeds on CPUs, whose number of cores is the device, are those as int8.
+    is_computable = device is not None and ("int8" in form_bytes or not isinstance(device, int))
+    if device is None or not is_computable or (fit is not None and not fit.length):
         return line
     return replace(line, tokens_per_second=tokens_per_second(entry.config, entry.cache, device), speed="computed")
 
@@ -128,6 +130,7 @@ def _form_bytes(config: ModelConfig) -> dict[str, int]:
 
 
 def _fit_text(dtype: str, fit: Fit | None) -> str:
+    """Return `ModelLine.fits`, in which the form is the fit's quantization, or else `dtype`."""
     if fit is None:
         return "-"
     word = "fits as" if fit.is_full else "tight as"

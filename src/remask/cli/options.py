@@ -165,6 +165,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kv_events_option(text: str | None) -> KvEventsConfig | None:
+    """Parse `--kv-events-config`; None without it. Raises `ConfigError` on a field that is not allowed."""
     option = "--kv-events-config"
     return None if text is None else parse(KvEventsConfig, json_object(option, text), option, f"field of {option}")
 
@@ -192,7 +193,7 @@ def model_summary(args: argparse.Namespace, llm: LLM) -> str:
         str(llm.model.dtype).removeprefix("torch."),
     ]
     if llm.loaded.quantization is not None:
-        facts.append(f"matrices {llm.loaded.quantization}")
+        facts.append(f"{llm.loaded.quantization} weights")
     if "cache" in args:
         facts.append(f"cache {llm.session.cache_name if args.cache in (None, AUTO) else args.cache}")
     return ", ".join(facts)

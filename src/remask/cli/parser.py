@@ -120,6 +120,7 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise `ArgumentError`, which names the nearest choice, if `value` is not one of the option's choices."""
         if action.choices is not None and value not in action.choices:
             kind = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
             raise argparse.ArgumentError(None, str(UnknownNameError(kind, str(value), map(str, action.choices))))
@@ -127,17 +128,20 @@ class Parser(argparse.ArgumentParser):
     def _brief_usage(self) -> str:
         """Return the usage without optional options."""
         groups = [group for group in self._mutually_exclusive_groups if group.required]
-        alternatives = {id(action) for group in groups for action in group._group_actions}
-        actions = [a for a in self._actions if a.required or not a.option_strings or id(a) in alternatives]
+        alternatives = [action for group in groups for action in group._group_actions]
+        actions = [
+            action for action in self._actions if action.required or not action.option_strings or action in alternatives
+        ]
         formatter = self._get_formatter()
         formatter.add_usage(None, actions, groups)
         return f"{formatter.format_help().rstrip()} [options]\n"
 
 
-def _option_hint(name: str, options: Sequence[str] | dict[str, Any]) -> str:
+def _option_hint(name: str, options: Collection[str]) -> str:
+    """Return an error about the unknown option `name`, with the nearest of `options` if one is similar."""
     if name in _GLOBAL_OPTIONS:
         return f"{name} comes before the command: remask {name} COMMAND"
-    matches = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, options, n=1)
     return f"there is no option {name}" + (f"; did you mean {matches[0]}?" if matches else "")
 
 

@@ -134,6 +134,7 @@ def fields_text() -> str:
 
 
 def _field_entries(cls: type[Any], prefix: str = "") -> Iterator[str]:
+    """Yield an entry for each field of a declared class, and behind that of a group those of its fields."""
     for name, field in declared(cls).items():
         if isinstance(field.values, Group):
             yield _entry(prefix + name, f"{field.values.words}. {field.meaning} Its fields:")
@@ -144,6 +145,7 @@ def _field_entries(cls: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def _entry(name: str, text: str) -> str:
+    """Return `name` as a line, and `text` indented below it."""
     margin = " " * 6
     filled = textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
     return f"  {name}\n{filled}"

@@ -45,8 +45,8 @@ class TokenCandidates:
     Attributes:
         tokens: the k most probable tokens of each but the mask, descending, int64 [n, k].
         probabilities: their probabilities, float32 [n, k].
-        drawn: a drawn token of each position, its probability, and a drawn token that is neither DELETE nor INSERT, [n]
-            each; None if the most probable tokens are written.
+        drawn: for each position a drawn token, its probability, and another drawn token that is neither DELETE nor
+            INSERT, [n] each; None if the most probable tokens are written.
     """
 
     tokens: Tokens
@@ -61,13 +61,11 @@ class TokenCandidates:
         probabilities = np.exp(numbers[count : 2 * count].T)
         if not drawn:
             return cls(tokens, probabilities)
-        drawn_tokens, drawn_probabilities, plain_tokens = numbers[2 * count :]
-        return cls(
-            tokens, probabilities, (drawn_tokens.astype(np.int64), drawn_probabilities, plain_tokens.astype(np.int64))
-        )
+        drawn_tokens, plain_tokens = numbers[[2 * count, -1]].astype(np.int64)
+        return cls(tokens, probabilities, (drawn_tokens, numbers[2 * count + 1], plain_tokens))
 
     def best(self, position: int, *excluded: int) -> int | None:
-        """The most probable token of a position that is not `excluded`; None if all known ones are."""
+        """The most probable token of `position` that is not `excluded`; None if all k tokens are."""
         return next((token for token in self.tokens[position].tolist() if token not in excluded), None)
 
 
@@ -76,7 +74,8 @@ class Limits:
     """Parameters of a block.
 
     Attributes:
-        threshold, edit_threshold: masks are filled, and tokens replaced, by tokens more probable than these.
+        threshold: a mask is filled by a token that is more probable than this.
+        edit_threshold: a token is replaced by one that is more probable than this.
         max_post_steps: passes without masks to fill after which the block ends.
         steps: passes among which the masks of the block are shared; `Levenshtein` only.
         max_steps: passes of the block at most, the last of which leaves no mask; `Levenshtein` only.
@@ -94,11 +93,11 @@ class Round:
     """What a pass did to a block.
 
     Attributes:
-        fills, edits: position and token of the filled masks, and of the replaced tokens, before DELETE and INSERT.
+        fills, edits: the filled masks and the replaced tokens, before DELETE and INSERT are applied.
         original_count, inserted_count: masks before the pass: those that the block began with, and inserted ones.
         post_steps: passes that count towards `Limits.max_post_steps`.
         is_last: the pass left no mask, and wrote neither DELETE nor INSERT.
-        escapes: position and token of each attempt to leave a repeated state.
+        escapes: the changes that were made to leave a repeated state.
     """
 
     fills: Writes
@@ -149,12 +148,14 @@ class IndelBlock(ABC):
         return result
 
     def choose(self, candidates: TokenCandidates, pick: Pick) -> Round:
-        """Apply the predictions of a pass, with `pick` for escapes. Writes all attributes."""
-        old_tokens = self.tokens
-        masks = self.masks
+        """Apply the predictions of a pass, and return what was done. Updates all attributes.
+
+        The pass fills masks and replaces tokens, escapes from a repeated state at positions that `pick` chooses, and
+        then applies the DELETE and INSERT that it wrote. If it is the last one it fills all masks, and writes neither.
+        """
+        old_tokens, masks = self.tokens, self.masks
         original_count = int((masks & self.original).sum())
-        best = candidates.tokens[:, 0]
-        best_probabilities = candidates.probabilities[:, 0]
+        best, best_probabilities = candidates.tokens[:, 0], candidates.probabilities[:, 0]
         fill_tokens, fill_probabilities, plain_tokens = best, best_probabilities, None
         if candidates.drawn is not None:
             fill_tokens, fill_probabilities, plain_tokens = candidates.drawn
@@ -164,23 +165,26 @@ class IndelBlock(ABC):
         if is_last:
             filled = masks
         new_tokens = np.where(filled, fill_tokens, np.where(edited, best, old_tokens))
-        write_mask = filled | edited
+        written = filled | edited
         escapes: Writes = ()
         if is_last:
-            self._replace_edit_tokens(new_tokens, write_mask, filled, candidates, plain_tokens)
-        elif write_mask.any():
+            self._replace_edit_tokens(new_tokens, written, filled, candidates, plain_tokens)
+        elif written.any():
             probabilities = np.where(filled, fill_probabilities, best_probabilities)
             escapes = self._escape(new_tokens, probabilities, candidates, pick)
-        self._record(new_tokens, write_mask)
-        fills, edits = (
-            tuple((position, int(new_tokens[position])) for position in np.flatnonzero(changed).tolist())
-            for changed in (filled, edited)
+        self._record(new_tokens, written)
+        result = Round(
+            fills=_writes(new_tokens, filled),
+            edits=_writes(new_tokens, edited),
+            original_count=original_count,
+            inserted_count=int(masks.sum()) - original_count,
+            post_steps=self.post_steps,
+            is_last=is_last,
+            escapes=escapes,
         )
-        inserted_count = int(masks.sum()) - original_count
-        result = Round(fills, edits, original_count, inserted_count, self.post_steps, is_last, escapes)
         self._apply_edits(new_tokens)
         self.step += 1
-        if self._is_stable(old_tokens, write_mask):
+        if self._is_stable(old_tokens, written):
             self.end_reason = "stable"
         elif is_last and self._ends_with_last:
             self.end_reason = "budget"
@@ -189,15 +193,10 @@ class IndelBlock(ABC):
         return result
 
     def _replace_edit_tokens(
-        self,
-        new_tokens: Tokens,
-        write_mask: Mask,
-        filled: Mask,
-        candidates: TokenCandidates,
-        plain_tokens: Tokens | None,
+        self, new_tokens: Tokens, written: Mask, filled: Mask, candidates: TokenCandidates, plain_tokens: Tokens | None
     ) -> None:
-        """Replace DELETE and INSERT among the `write_mask` tokens of `new_tokens` by other tokens, in place."""
-        for position in np.flatnonzero(write_mask & self._edit_tokens.matches(new_tokens)).tolist():
+        """Replace DELETE and INSERT among the `written` ones of `new_tokens` by other tokens, in place."""
+        for position in np.flatnonzero(written & self._edit_tokens.matches(new_tokens)).tolist():
             if filled[position] and plain_tokens is not None:
                 new_tokens[position] = plain_tokens[position]
             else:
@@ -216,26 +215,31 @@ class IndelBlock(ABC):
 
     @abstractmethod
     def _choose_fills(self, masks: Mask, probabilities: Probabilities, original_count: int) -> Mask:
-        """Which masks are filled, bool [n]. `original_count` of them are from the block's beginning."""
+        """Which masks are filled, bool [n]. `original_count` of `masks` are those that the block began with."""
 
     @abstractmethod
     def _is_last_pass(self, unfilled: bool, original_count: int) -> bool:
-        """Whether the pass fills all masks and deletes and inserts nothing.
+        """Whether the pass must fill all masks, and delete and insert nothing.
 
-        `unfilled`: without that, it would leave some of the `original_count` masks of the block.
+        `unfilled`: the positions of `_choose_fills` leave some of the `original_count` masks that the block began with.
         """
 
     @abstractmethod
     def _escape(
         self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
     ) -> Writes:
-        """Change `new_tokens`, in place, if it repeats a state of the block. Returns what it changed."""
+        """Change `new_tokens`, in place, if the block would repeat an earlier state. Returns what was changed.
+
+        `probabilities` are those of `new_tokens`, float32 [n]. `pick` chooses among the positions that the pass
+        changes.
+        """
 
     @abstractmethod
-    def _record(self, new_tokens: Tokens, write_mask: Mask) -> None:
-        """Record the tokens of a pass before DELETE and INSERT are applied."""
+    def _record(self, new_tokens: Tokens, written: Mask) -> None:
+        """Record the tokens of a pass, of which it wrote those at `written`, before DELETE and INSERT are applied."""
 
-    def _is_stable(self, old_tokens: Tokens, write_mask: Mask) -> bool:  # noqa: ARG002
+    def _is_stable(self, old_tokens: Tokens, written: Mask) -> bool:  # noqa: ARG002
+        """Whether the block is done: the pass changed no token, and no mask is left."""
         return np.array_equal(self.tokens, old_tokens) and not self.masks.any()
 
     def _choose_by_threshold(self, masks: Mask, probabilities: Probabilities, least: int) -> Mask:
@@ -276,6 +280,7 @@ class Levenshtein(IndelBlock):
         return limits.max_steps
 
     def _count_pass(self) -> None:
+        """See the base class. Masks that the block began with reset the count."""
         masks = self.masks
         self.post_steps = 0 if (masks & self.original).any() else self.post_steps + 1
         if not masks.any() and self.post_steps > self._limits.max_post_steps:
@@ -301,6 +306,7 @@ class Levenshtein(IndelBlock):
     def _escape(
         self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
     ) -> Writes:
+        """See the base class: what repeats is the block after a pass. Makes up to `MAX_ESCAPES` changes."""
         escapes: list[tuple[int, int]] = []
         while new_tokens.tobytes() in self._past_states and len(escapes) < MAX_ESCAPES:
             positions = np.flatnonzero(new_tokens != self.tokens)
@@ -313,7 +319,7 @@ class Levenshtein(IndelBlock):
             escapes.append((position, token))
         return tuple(escapes)
 
-    def _record(self, new_tokens: Tokens, write_mask: Mask) -> None:  # noqa: ARG002
+    def _record(self, new_tokens: Tokens, written: Mask) -> None:  # noqa: ARG002
         self._past_states.add(new_tokens.tobytes())
 
 
@@ -325,7 +331,7 @@ class JointThresholdIndel(IndelBlock):
 
     @staticmethod
     def max_passes(length: int, limits: Limits) -> int:
-        """A pass for each position, those without masks to fill, and a last one."""
+        """A pass for each position, `Limits.max_post_steps` passes without masks to fill, and a last one."""
         return length + limits.max_post_steps + 2
 
     def __init__(self, length: int, mask_id: int, edit_tokens: EditTokens, limits: Limits) -> None:
@@ -334,7 +340,7 @@ class JointThresholdIndel(IndelBlock):
 
     @property
     def candidate_count(self) -> int:
-        """At least one more than the tokens that were written at any position, for an escape."""
+        """More than were ever written at one position, so that an escape finds a new one."""
         return max(3, 2 + max(map(len, self._past_tokens), default=0))
 
     def _count_pass(self) -> None:
@@ -353,6 +359,10 @@ class JointThresholdIndel(IndelBlock):
     def _escape(
         self, new_tokens: Tokens, probabilities: Probabilities, candidates: TokenCandidates, pick: Pick
     ) -> Writes:
+        """See the base class: what repeats is the block before a pass.
+
+        Changes one token at most, to one that was never written at its position.
+        """
         state = self.tokens.tobytes()
         if state not in self._past_states:
             self._past_states.add(state)
@@ -367,9 +377,14 @@ class JointThresholdIndel(IndelBlock):
         new_tokens[position] = token
         return ((position, token),)
 
-    def _record(self, new_tokens: Tokens, write_mask: Mask) -> None:
-        for position in np.flatnonzero(write_mask).tolist():
-            self._past_tokens[position].add(int(new_tokens[position]))
+    def _record(self, new_tokens: Tokens, written: Mask) -> None:
+        for position, token in _writes(new_tokens, written):
+            self._past_tokens[position].add(token)
 
-    def _is_stable(self, old_tokens: Tokens, write_mask: Mask) -> bool:
-        return not write_mask.any() or super()._is_stable(old_tokens, write_mask)
+    def _is_stable(self, old_tokens: Tokens, written: Mask) -> bool:
+        return not written.any() or super()._is_stable(old_tokens, written)
+
+
+def _writes(tokens: Tokens, written: Mask) -> Writes:
+    """The positions in `written`, bool [n], with their `tokens` [n]."""
+    return tuple((position, int(tokens[position])) for position in np.flatnonzero(written).tolist())

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_LARGEST_EXPONENT = 700  # exp of more than 709 overflows float64
+# Of Sumi's code: distances from 0 and 1 of the clean probability at the ends of the linear schedule, of the time at the
+# ends of the cosine schedule, and of every clean probability at least.
+_LINEAR_END, _COSINE_END, _CLEAN_MARGIN = 1e-4, 1e-3, 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -56,14 +61,14 @@ class Noise:
         tokens = rng.integers(0, self.uniform_tokens, count)
         if self.mask_id < 0:
             return tokens
-        tokens += tokens >= self.mask_id  # skips the mask, so that uniform noise never is it
-        masked = rng.random(count) >= self.uniform_probability(self.min_log_snr)
-        return np.where(masked, self.mask_id, tokens)
+        tokens += tokens >= self.mask_id  # skips the mask, which uniform noise never is
+        is_mask = rng.random(count) >= self.uniform_probability(self.min_log_snr)
+        return np.where(is_mask, self.mask_id, tokens)
 
 
 def sigmoid(x: float) -> float:
-    """Return 1 / (1 + exp(-x)), rounded to float32."""
-    return float(np.float32(1 / (1 + math.exp(-x)))) if x > -700 else 0.0
+    """Return 1 / (1 + exp(-x)), rounded to float32. Returns 0 where `exp` would overflow."""
+    return float(np.float32(1 / (1 + math.exp(-x)))) if x > -_LARGEST_EXPONENT else 0.0
 
 
 def log_snrs(schedule: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
@@ -81,11 +86,11 @@ def log_snrs(schedule: str, steps: int, lowest: float, highest: float) -> NDArra
 def canvas_log_snrs(schedule: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
     """Return Sumi's grid of log-SNRs over a canvas, float64 [steps + 1], in the order of `log_snrs`.
 
-    Its ends are fixed, and log-SNRs are clamped to `lowest` and `highest`.
+    The ends of the schedule are constants. `lowest` and `highest` only clamp the log-SNRs.
     """
     if schedule == "linear":
-        clean = np.linspace(1 - 1e-4, 1e-4, steps + 1)
+        clean = np.linspace(1 - _LINEAR_END, _LINEAR_END, steps + 1)
     else:
-        clean = (1 + np.cos(np.pi * np.linspace(1e-3, 1 - 1e-3, steps + 1))) / 2
-    clean = np.clip(clean, 1e-6, 1 - 1e-6)
+        clean = (1 + np.cos(np.pi * np.linspace(_COSINE_END, 1 - _COSINE_END, steps + 1))) / 2
+    clean = np.clip(clean, _CLEAN_MARGIN, 1 - _CLEAN_MARGIN)
     return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))

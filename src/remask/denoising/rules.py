@@ -74,10 +74,6 @@ class Knobs:
     config: Any = None
 
 
-def _ignore_tail(tail: int | None) -> None:
-    """The `BlockFacts.leave_out` of a decoder that never leaves out a tail."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
     """Facts about a block when it begins.
@@ -86,14 +82,14 @@ class BlockFacts:
         masks: number of its noisy positions.
         steps: number of its scheduled steps.
         knobs: the request's parameters for rules.
-        leave_out: a rule may call it when it chooses. The next step leaves out all positions from `tail` on; None:
-            it leaves out nothing.
+        leave_out: a rule may call it with a position when it chooses: the next step leaves out all positions from
+            there on. With None the next step leaves out nothing.
     """
 
     masks: int
     steps: int
     knobs: Knobs
-    leave_out: Callable[[int | None], None] = _ignore_tail
+    leave_out: Callable[[int | None], None] = lambda _tail: None
 
 
 def choose_by_schedule(step: Step) -> select.Chosen:
@@ -114,7 +110,7 @@ class Remasking:
     """A remasking rule.
 
     Attributes:
-        name: the value of the sampling parameter `remasking`.
+        name: the value of the sampling parameter `remasking.rule`.
         meaning: what the rule does, in a sentence or two, for the documentation.
         kinds: kinds of models that it is defined on.
         begin: returns the function that chooses in the steps of one block, which may keep a state. Raises
@@ -122,17 +118,17 @@ class Remasking:
         config: the class of its own parameters, which a request sends as `remasking.config`: a frozen dataclass whose
             fields are all declared (`remask.checks.fields.declare`); None if it has none.
         measure: the confidence; larger is more confident. None: the probability of the token.
-        filtered: on masked models, confidence is computed after temperature, top-k and top-p.
+        filtered: on masked models, whether confidence is computed after temperature, top-k and top-p.
         order: the origin of positions that are known before a pass: the request's `order`, or a draw.
-        timed: when Dream's time schedule decides how many positions a step transfers: never, always, or if the model
-            family or `eps` selects it.
+        timed: when Dream's time schedule decides how many positions a step transfers: "never", "always", or if the
+            model family or `eps` selects it ("by_family").
         counts: what decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
             or the "rule" itself, which then ends a block as soon as it is complete.
         uses_steps: whether the choice depends on the number of steps; if not, a request that sets `steps` or
             `steps_per_block` is refused.
-        thresholds: `threshold` and `factor` may replace the schedule, or are parameters of the rule.
-        blind: it chooses without confidences, so its positions are known before the pass.
-        edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
+        thresholds: whether `threshold` and `factor` may replace the schedule, or are parameters of the rule.
+        blind: whether it chooses without confidences, so that its positions are known before the pass.
+        edits: whether tokens of a block may be replaced until the block is done. The rule chooses among masks alone.
         indel: the class that applies a pass to a block in place of the rule, if the model deletes and inserts tokens.
         settings: fields of the parameter `remasking` that only some rules take, and this one does.
         blockwise: the rule that replaces it under cache policies that recompute a block at a time.
@@ -172,6 +168,7 @@ def _leftmost(step: Step) -> select.Chosen:
 
 
 def _begin_entropy_bounded(block: BlockFacts) -> Choose:
+    """Return a choice by entropy: the measure is the negative entropy."""
     bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
     return lambda step: select.by_entropy(-step.confidence, bound)
 
@@ -352,13 +349,12 @@ GROUP = "remask.remasking"
 
 
 def _validate(plugin: Plugin, value: object) -> Remasking:
-    """Return the rule of an entry point. Raises `PluginError` if its value is no rule that packages may add."""
+    """Return the rule of an entry point. Raises `PluginError` if its `value` is not a rule that packages may add."""
     expected = f"an object of type remask.denoising.rules.Remasking with name={plugin.entry.name!r}"
-    if not isinstance(value, Remasking) or value.name != plugin.entry.name:
-        description = (
-            f"name={value.name!r}" if isinstance(value, Remasking) else f"an object of type {type(value).__name__}"
-        )
-        raise plugin.error(f"it provides {description}", expected)
+    if not isinstance(value, Remasking):
+        raise plugin.error(f"it provides an object of type {type(value).__name__}", expected)
+    if value.name != plugin.entry.name:
+        raise plugin.error(f"it provides name={value.name!r}", expected)
     if value.edits or value.order == "given" or not value.kinds or not set(value.kinds) <= {"masked", "block_causal"}:
         raise plugin.error(
             f"it provides a rule with kinds={value.kinds!r}, order={value.order!r}, edits={value.edits!r}",

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 Confidence = NDArray[np.float32]
 Chosen = NDArray[np.int64]
 
-DRAW_WEIGHT = 4  # of a row that is not read greedily, in greedy rows: draws, filters and forms copy its logits
+DRAW_WEIGHT = 4  # memory of a row that is not read greedily, in greedy rows: draws, filters and forms copy its logits
 
 
 @dataclass(frozen=True, slots=True)
 class RankRule:
     """A choice that depends on confidences alone, so that the device can make it (`remask.sampling.choice`).
 
-    Chosen are all candidates whose confidence is at least `threshold` (float32), and at least the `least` most
-    confident. With a `factor` they are those of `by_factor`. With `changes` only the chosen ones that get another token
-    with a confidence above 0 are written, and none is final before its block is done.
+    It chooses all candidates whose confidence is at least `threshold` (float32), and at least the `least` most
+    confident; with a `factor` those of the function `by_factor`. With `changes` a chosen position is written only if it
+    gets another token with a confidence above 0, and is not final before its block is done.
     """
 
     least: int
@@ -58,8 +58,7 @@ def top(confidence: Confidence, count: int) -> Chosen:
 
 def above(confidence: Confidence, threshold: float) -> Chosen:
     """Return the most confident one, and every one of at least `threshold` (Fast-dLLM section 3.3)."""
-    ranking = _ranking(confidence)
-    return np.sort(ranking[: max(1, int((confidence >= threshold).sum()))])
+    return top(confidence, max(1, int((confidence >= threshold).sum())))
 
 
 def by_factor(confidence: Confidence, factor: float) -> Chosen:
@@ -69,15 +68,13 @@ def by_factor(confidence: Confidence, factor: float) -> Chosen:
     """
     ranking = _ranking(confidence)
     ranks = np.arange(1, len(ranking) + 1)
-    accepted = confidence[ranking] >= 1 - factor / (ranks + 1)
-    accepted[0] = True
-    accepted[-1] = True
-    lead = len(ranking) if accepted.all() else int(accepted.argmin())
-    return np.sort(ranking[:lead])
+    is_accepted = confidence[ranking] >= 1 - factor / (ranks + 1)
+    is_accepted[[0, -1]] = True
+    return _accepted_lead(ranking, is_accepted)
 
 
 def within_budget(confidence: Confidence, threshold: float, count: int) -> Chosen:
-    """Return those of the `count` most confident that have at least `threshold`, and the best (Fast-dLLM for Dream)."""
+    """Return the `count` most confident without those below `threshold`, but always the best (Fast-dLLM for Dream)."""
     ranking = _ranking(confidence)[:count]
     return np.sort(ranking[(confidence[ranking] >= threshold) | (np.arange(len(ranking)) == 0)])
 
@@ -104,11 +101,12 @@ def by_entropy(entropy: Confidence, bound: float) -> Chosen:
     return _accepted_lead(ranking, np.cumsum(entropy[ranking]) < bound)
 
 
-def _accepted_lead(ranking: Chosen, accepted: NDArray[np.bool_]) -> Chosen:
-    """Return the ranks before the first that is not `accepted`, and at least the first rank, as ascending indices."""
-    lead = len(ranking) if accepted.all() else int(accepted.argmin())
+def _accepted_lead(ranking: Chosen, is_accepted: NDArray[np.bool_]) -> Chosen:
+    """Return the candidates of the ranks before the first that is not accepted, and at least that of the first rank."""
+    lead = len(ranking) if is_accepted.all() else int(is_accepted.argmin())
     return np.sort(ranking[: max(1, lead)])
 
 
 def _ranking(confidence: Confidence) -> Chosen:
+    """Return the indices of the candidates by confidence, descending; of equal ones the leftmost first."""
     return (-confidence).argsort(kind="stable")

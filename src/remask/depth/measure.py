@@ -145,4 +145,5 @@ def _nats(record: Record) -> dict[int, Nats]:
 
 
 def _interval(estimate: Estimate) -> Nats:
+    """The mean and its interval in nats, rounded for the file. No end is negative, as no divergence is."""
     return round(estimate.mean, 6), round(max(estimate.low, 0.0), 6), round(estimate.high, 6)

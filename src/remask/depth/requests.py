@@ -15,15 +15,16 @@ from remask.tasks import relay, tariff, town, transit
 from remask.text.prompts import Message, encode
 from remask.text.tokenizer import Tokenizer
 
-MIN_WORDS: Final = 0.9  # part of a task's words that a tokenizer must encode and decode to read the task
-SPELLING: Final = 3  # tokens a word from which on a tokenizer spells a text rather than knows its words
+MIN_WORDS: Final = 0.9  # share of a task's words that a tokenizer must encode and decode to read the task
+SPELLING: Final = 3  # tokens per word from which on a tokenizer spells a text rather than knows its words
 ENGLISH: Final = "town"  # the task in English; bundled models have vocabularies for other tasks
 RANDOM_LENGTHS: Final = 192, 32, 32  # tokens of a random shared prefix, of the prompt behind it, and of the response
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    draw: Callable[[int, int, int], Sequence[Any]]  # requests from their number, that of system prompts, and a seed
+    # Draws requests; the arguments are their number, the number of system prompts, and a seed
+    draw: Callable[[int, int, int], Sequence[Any]]
     max_tokens: int  # of a response
 
 
@@ -64,10 +65,10 @@ def _spells(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def default_requests(model: LoadedModel, count: int, seed: int, system: str | None = None) -> tuple[list[Request], str]:
-    """Returns `count` requests, and their description for people.
+    """Draw `count` requests. Returns them with their description for people.
 
-    Each has its own system prompt as shared prefix, or all have `system`. If the model reads no task they are random
-    tokens. Raises `ConfigError` if there is a `system` prompt then.
+    Each has its own system prompt as shared prefix, or all have `system`. If the model can read no task, requests are
+    random tokens; with a `system` prompt this raises `ConfigError` instead.
     """
     name = readable_task(model.tokenizer)
     if name is None or model.tokenizer is None:

@@ -301,6 +301,7 @@ class AsyncEngine:
     # The methods below run on the engine's thread, except `_deliver` and `_die`.
 
     def _run(self) -> None:
+        """Run commands and steps until `stop`. If anything raises, all open requests end with `EngineDeadError`."""
         try:
             while self._run_commands():
                 if self.engine.busy or self.engine.auditor.queue:
@@ -327,6 +328,7 @@ class AsyncEngine:
         return not self._stopped
 
     def _step(self) -> None:
+        """Run one step and deliver its events. If it raises, the engine restarts, or raises if that cannot help."""
         if self._observer is not None:
             self._observer.before_step()
         self._step_start = self._clock()

@@ -16,7 +16,6 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -75,7 +74,7 @@ class Auditor:
         self._draws = random.Random(0)
 
     def on_launch(self, result: PassResult) -> None:
-        """Store the hidden states of turns that may be audited: the first step of requests, and steps by chance."""
+        """Keep the hidden states of turns that may be audited: of first steps, and of a random step of candidates."""
         row = 0
         for turn in result.batch:
             count = sum(len(plan.predicted) for _, plan in turn.items)
@@ -95,7 +94,7 @@ class Auditor:
             row += count
 
     def on_write(self, turn: Turn) -> None:
-        """Copy the input of the pass that was chosen, and of the first one, before the tokens of `turn` are written."""
+        """Copy the input of the pass of `turn` if it is audited. At the first step, choose the request's audits."""
         running = turn.member
         if not isinstance(running, RunningRequest):
             return
@@ -115,7 +114,7 @@ class Auditor:
         for running in [running for running in self.candidates if running.ended]:
             candidate = self.candidates.pop(running)
             if candidate.pass_input is not None and candidate.hidden is not None:
-                self._enqueue(partial(self._audit_step, candidate.pass_input, candidate.hidden, candidate.policy_name))
+                self._enqueue(self._audit_step(candidate.pass_input, candidate.hidden, candidate.policy_name))
         if not self.queue:
             return
         work = self.queue[0]
@@ -158,7 +157,7 @@ class Auditor:
         self.candidates.clear()
 
     def _choose_audits(self, turn: Turn, running: RunningRequest) -> None:
-        """Choose the audits of a request at its first step: queue that of its prefix, and note it for one of a step."""
+        """Choose the audits of a request at its first step: queue one of its prefix, and add it to the candidates."""
         policy, shape = running.request.policy, self.passes.model.config
         if not self.share or shape.kind == "block_causal" or shape.self_conditioning:
             return
@@ -167,17 +166,15 @@ class Auditor:
         prefix_length = running.record.prefix_length
         if prefix_length and isinstance(policy, BiCache | Reuse):
             self._choose_prefix_audit(turn, running, prefix_length)
-        if running.policy.traits.exact or isinstance(running.policy, Reuse):
-            return
         inner = running.policy.inner if isinstance(running.policy, BiCache) else running.policy
-        if inner.traits.exact:
+        if inner.traits.exact or isinstance(running.policy, Reuse):
             return
         name = name_of(running.policy)
         if self._admit_audit(name, len(running.canvases[0].canvas), 1 + self.passes.model.quantized):
             self.candidates[running] = _StepAudit(name)
 
     def _choose_prefix_audit(self, turn: Turn, running: RunningRequest, prefix_length: int) -> None:
-        """Queue an audit of the prefix at the depths that tell most, or by the share at the depth that is read."""
+        """Queue an audit of a request's prefix, at the depths that are informative or, by the share, at those read."""
         policy, length = running.request.policy, len(running.canvases[0].canvas)
         record = self.depths.record(running.request.adapter or "", prefix_length, length)
         key = self.passes.memory.store.key(running.request.prompt_token_ids[:prefix_length], running.request.salt)
@@ -187,23 +184,34 @@ class Auditor:
             read_depth = hit.boundary
             record.unaudited += 1
         name = name_of(policy).partition("+")[0]  # the depth does not depend on the inner policy
-        has_earned = _has_earned_depth(policy)
-        depths = record.audit_depths(key) if has_earned else ()
-        if not depths or record.depth(key, 0):
-            # Nothing is left to prove, or a depth is earned already: the share decides. These audits run at the depth
-            # that requests read; some also at the next one, as traffic may have changed so that it would be allowed.
-            next_depths = depths or ((record.next_depth(read_depth),) if has_earned else ())
-            tries_next = not read_depth or self._prefix_audits % DEEPER_INTERVAL == DEEPER_INTERVAL - 1
-            depths = ((read_depth,) if read_depth else ()) + (next_depths if tries_next else ())
-            depths = tuple(dict.fromkeys(depths))
+        earns = _has_earned_depth(policy)
+        depths = record.audit_depths(key) if earns else ()
+        if not depths or record.depth(key, 0):  # nothing is left to prove, or a depth is earned: the share decides
+            next_depths = depths or ((record.next_depth(read_depth),) if earns else ())
+            depths = self._due_depths(read_depth, next_depths)
             if not depths or not self._admit_audit(f"{name} prefix", length, 1 + len(depths)):
                 return
             self._prefix_audits += 1
-        pass_input = PassInput.of(turn)
-        hidden = turn.hidden if self._is_reference(running) else None
-        self._enqueue(
-            partial(self._audit_prefix, pass_input, hidden, prefix_length, key, record, depths, read_depth, name)
+        audit = self._audit_prefix(
+            PassInput.of(turn),
+            turn.hidden if self._is_reference(running) else None,
+            prefix_length=prefix_length,
+            key=key,
+            record=record,
+            depths=depths,
+            read_depth=read_depth,
+            name=name,
         )
+        self._enqueue(audit)
+
+    def _due_depths(self, read_depth: int, next_depths: tuple[int, ...]) -> tuple[int, ...]:
+        """The depths of an audit that the share makes due: `read_depth`, unless it is 0, and at times `next_depths`.
+
+        The next depths are tried because traffic may have changed so that they would be allowed.
+        """
+        tries_next = not read_depth or self._prefix_audits % DEEPER_INTERVAL == DEEPER_INTERVAL - 1
+        depths = ((read_depth,) if read_depth else ()) + (next_depths if tries_next else ())
+        return tuple(dict.fromkeys(depths))
 
     def _is_reference(self, running: RunningRequest) -> bool:
         """Whether the first pass of a request is the exact pass with which an audit of its prefix compares."""
@@ -233,16 +241,17 @@ class Auditor:
     def _row_layers(self, row_count: int, pass_count: int) -> int:
         return pass_count * row_count * self.passes.model.config.layers
 
-    def _enqueue(self, audit: Callable[[], Work]) -> None:
+    def _enqueue(self, audit: Work) -> None:
         if len(self.queue) < MAX_QUEUE:
-            self.queue.append(audit())
+            self.queue.append(audit)
         else:
             self.skipped += 1
 
     def _audit_prefix(
         self,
         pass_input: PassInput,
-        hidden: Tensor | None,
+        reference: Tensor | None,
+        *,
         prefix_length: int,
         key: int,
         record: Record,
@@ -250,10 +259,13 @@ class Auditor:
         read_depth: int,
         name: str,
     ) -> Work:
-        """Compare passes at each of `depths` with the exact pass, which is not run if `hidden` are its results."""
+        """Compare passes at each of `depths` with the exact pass, and record the audits. Yields between two passes.
+
+        `reference` are the hidden states of the exact pass if that has run; None runs it first. `key` identifies the
+        prefix, and `name` the policy. The audit ends without a result if memory has no room for a pass.
+        """
         passes = self.passes
         audits = list[Audit]()
-        reference = hidden
         if reference is None:
             reference = self._count_pass(pass_input, passes.run_exact(pass_input, rounded=False))
             if reference is None:
@@ -281,9 +293,10 @@ class Auditor:
                 self._record(name, audit.nats)
 
     def _audit_step(self, pass_input: PassInput, hidden: Tensor, name: str) -> Work:
-        """Compare `hidden` with the exact pass.
+        """Compare the hidden states of a pass with those of the exact pass, and record the divergence.
 
-        With quantized weights both are compared with an exact pass without rounding, and the difference is recorded.
+        With quantized weights both are compared with an exact pass without rounding, and the difference of the two
+        divergences is recorded. Yields between its two passes.
         """
         passes = self.passes
         exact = self._count_pass(pass_input, passes.run_exact(pass_input))

@@ -48,7 +48,7 @@ class PassInput:
         """The input of the first pass of a request to a masked model, whose rows attend to the whole canvas."""
         canvas, block = decoding.canvas(), decoding.block_ranges[0]
         positions = np.arange(block.start, min(block.stop, len(canvas)))
-        return cls(canvas, positions[canvas.noisy[positions]], None, shift, adapter)
+        return cls(canvas, positions[canvas.noisy[positions]], sees=None, shift=shift, adapter=adapter)
 
 
 class AuditPasses:
@@ -64,22 +64,22 @@ class AuditPasses:
 
         If not `rounded`, products with quantized weights do not round rows.
         """
-        return self._run(pass_input, pass_input.sees, 0, rounded)
+        return self._run(pass_input, pass_input.sees, depth=0, rounded=rounded)
 
     def run_reusing(self, pass_input: PassInput, prefix_length: int, depth: int) -> Tensor | None:
         """Run a pass without rounding that reuses the first `prefix_length` rows in `depth` layers; see `run_exact`.
 
-        In these layers the prefix rows attend to themselves alone, as in the pass that fills the store. They go on from
-        there, as under `bicache` in a step that refreshes.
+        In these layers the prefix rows attend to themselves alone, as in the pass that fills the store. Above them they
+        attend to the whole canvas, as under `bicache` in a step that refreshes.
         """
         sees = np.full(len(pass_input.canvas), len(pass_input.canvas))
         sees[:prefix_length] = prefix_length
-        return self._run(pass_input, sees, depth, rounded=False)
+        return self._run(pass_input, sees, depth=depth, rounded=False)
 
     def max_divergence(self, reference: Tensor, predicted: Tensor) -> float:
-        """The largest divergence, in nats, of a row of hidden states [predicted, D]. Waits for the device.
+        """The largest divergence, in nats, of predictions from two hidden states of a row, [predicted, D] each.
 
-        Raises `ArithmeticError` if it is not a number.
+        Waits for the device. Raises `ArithmeticError` if the divergence is not a number.
         """
         step = logit_rows(self.model.config)
         divergences = list[Tensor]()
@@ -91,8 +91,11 @@ class AuditPasses:
             raise ArithmeticError("predictions of an audit are not numbers")
         return result
 
-    def _run(self, pass_input: PassInput, sees: Reach | None, depth: int, rounded: bool) -> Tensor | None:
-        """A pass in which rows attend by `sees` in the first `depth` layers, and by `pass_input.sees` in the others."""
+    def _run(self, pass_input: PassInput, sees: Reach | None, *, depth: int, rounded: bool) -> Tensor | None:
+        """Run a pass whose rows attend by `sees` in the first `depth` layers, and by `pass_input.sees` above.
+
+        Returns hidden states [predicted, D], or None if memory has no room for its pages, which are free afterwards.
+        """
         layers, allocator = self.model.config.layers, self.memory.allocator
         extent = allocator.allocate(len(pass_input.canvas), range(layers))
         if extent is None:
@@ -113,7 +116,7 @@ class AuditPasses:
             allocator.release(extent)
 
     def _pack(self, pass_input: PassInput, state: CanvasState, sees: Reach | None) -> StepBatch:
-        """A pass over all rows that a row of the audited pass may see, which attend by `sees`."""
+        """The batch of a pass over all rows that a row of the audited pass may see. They attend by `sees`."""
         length = len(pass_input.canvas)
         stop = length if pass_input.sees is None else int(pass_input.sees.max())
         predict: Mask = np.zeros(length, dtype=np.bool_)

@@ -133,15 +133,14 @@ class CanvasState:
     def _check_routing_blocks(self, plan: Plan) -> None:
         """Raise `PlanError` if some rows of a routing block are computed and others are not."""
         for span in plan.spans:
-            is_whole = span.pick is None and not len(span.rows) % self.routing_block
-            if is_whole:
+            if span.pick is None and not len(span.rows) % self.routing_block:
                 blocks = span.computed.reshape(-1, self.routing_block)
-                is_whole = bool((blocks.all(axis=1) == blocks.any(axis=1)).all())
-            if not is_whole:
-                raise PlanError(
-                    f"rows of this model choose experts in blocks of {self.routing_block}, so a pass computes all rows "
-                    "of such a block or none of them"
-                )
+                if (blocks.all(axis=1) == blocks.any(axis=1)).all():
+                    continue
+            raise PlanError(
+                f"rows of this model choose experts in blocks of {self.routing_block}, so a pass computes all rows of "
+                "such a block or none of them"
+            )
 
 
 def predicting_rows(predicted: Positions, shift: int) -> Positions:
@@ -160,15 +159,15 @@ def leased_tables(lease: Lease, extents: Sequence[PageRange]) -> tuple[SlotTable
 
 def shared_table(pages: Sequence[PageRange], extent: PageRange) -> SlotTable:
     """The table of a canvas that begins with shared pages; `extent` holds the other positions."""
-    shared = np.concatenate([page.slots() for page in pages])
-    private_slots = extent.slots()
-    return SlotTable(extent.layers, np.concatenate([shared, private_slots]), tuple(runs(shared)), private_slots)
+    shared, private = np.concatenate([page.slots() for page in pages]), extent.slots()
+    slots = np.concatenate([shared, private])
+    return SlotTable(extent.layers, slots, prefix_runs=tuple(runs(shared)), private_slots=private)
 
 
 def plain_table(extent: PageRange) -> SlotTable:
     """The table of an extent that holds a whole canvas."""
     slots = extent.slots()
-    return SlotTable(extent.layers, slots, (), slots)
+    return SlotTable(extent.layers, slots, prefix_runs=(), private_slots=slots)
 
 
 def prefix_canvas(entry: PrefixEntry, layers: int, adapter: str | None = None) -> tuple[CanvasState, Plan]:
@@ -230,9 +229,9 @@ class TokenBuffer:
     def transfer(self, scores: Tensor, requests: Sequence[Candidates], *, kernels: bool = False) -> Tensor:
         """Choose the predicted positions that are transferred, and write their tokens to the buffer.
 
-        They become final, unless a rule may change them again; then the host decides when they are final. With
-        `kernels` a Triton kernel does it. `scores` [2 + n, R] are those of `runner.score_rows`. Returns them with one
-        more row, which is 1 where a position was chosen and 0 elsewhere.
+        Transferred positions become final, unless a rule may change them again; then the host decides when they are
+        final. `kernels` says whether a Triton kernel chooses. `scores` [2 + n, R] are those of `runner.score_rows`.
+        Returns them with one more row, which is 1 where a position was chosen and 0 elsewhere.
         """
         if not scores.shape[1] or all(request.choice is None for request in requests):
             return torch.cat((scores, torch.zeros_like(scores[:1])))

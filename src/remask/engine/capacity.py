@@ -21,7 +21,7 @@ from remask.model.sizes import FORMATS, GPU_SCORES, PRODUCT_ROWS, TILE_BYTES, Nu
 from remask.model.work_list import WorkList, WorkListBuilder
 
 if TYPE_CHECKING:
-    from remask.model.attention import Attention
+    from remask.model.attention import Attention, SizedAttention
 
 MAX_LOGITS = 2**26  # that exist at a time, in whole rows: 0.25 GiB in float32
 LOGIT_COPIES = 4  # tensors of their size that exist at a time: the logits, and what is computed from them
@@ -30,6 +30,7 @@ UNIT_ROWS = 64  # rows of a unit of attention in the list with the longest unit
 MAX_DEFAULT_LENGTH = 4096
 DEFAULT_PAGE_SIZE = 16
 MAX_LISTS = 8  # work lists of the last two passes that are on the device at a time
+_MORE_DEVICES, _LARGER_DEVICE = "--tensor-parallel with more devices", "a device with more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ def layer_bytes(
 ) -> int:
     """Upper estimate of the bytes that `row_count` rows of canvases of up to `max_canvas` tokens take in a layer.
 
-    What a layer computes exists for one layer at a time. `part` is the shape that a rank computes. `attention` is that
-    of the model; None is PyTorch's.
+    What a layer computes exists for one layer at a time. Whole factors count the tensors of a width that exist
+    together. `part` is the shape that a rank computes. `attention` is that of the model; None is PyTorch's.
     """
     queries, keys = _max_widths(part)
     hidden = part.hidden
@@ -129,14 +130,7 @@ def attention_bytes(
         from remask.model.attention import SizedAttention  # imports PyTorch, as `attention` already has
 
         if isinstance(attention, SizedAttention):
-            lists = _largest_lists(row_count, max_canvas)
-            sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
-            if pad:
-                sizes = [size.round_up(size.row_count) for size in sizes]
-            list_bytes = max(sum(size.lengths) for size in sizes) * 4
-            return (
-                MAX_LISTS * list_bytes + max(size.output_count for size in sizes) * part.heads * (part.head_dim + 1) * 4
-            )
+            return _sized_attention_bytes(attention, part, _largest_lists(row_count, max_canvas), pad=pad)
     # Queries and results in float32, those of a unit, its gathered K and V, and a tile of scores.
     float_itemsize = 4 * max(1, itemsize // 4)
     queries, keys = _max_widths(part)
@@ -146,6 +140,18 @@ def attention_bytes(
         + 2 * max_canvas * keys * (itemsize + float_itemsize)
         + scores
     )
+
+
+def _sized_attention_bytes(
+    attention: SizedAttention, part: ModelConfig, lists: Iterator[WorkList], *, pad: bool
+) -> int:
+    """The largest bytes of any of the work `lists` on the device, and of its partial results in float32."""
+    sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink is not None) for work in lists]
+    if pad:
+        sizes = [size.round_up(size.row_count) for size in sizes]
+    list_bytes = max(sum(size.lengths) for size in sizes) * 4
+    output_bytes = max(size.output_count for size in sizes) * part.heads * (part.head_dim + 1) * 4
+    return MAX_LISTS * list_bytes + output_bytes
 
 
 def _largest_lists(row_count: int, max_canvas: int) -> Iterator[WorkList]:
@@ -165,16 +171,16 @@ def _largest_lists(row_count: int, max_canvas: int) -> Iterator[WorkList]:
     for canvas_count in sorted(counts):
         builder, first_slot = _list_builder(max_canvas)
         if max_canvas > 1:
-            builder.add(0, canvas_count * max_canvas, first_slot, 1, None)
+            builder.add(0, canvas_count * max_canvas, first_slot, slots=1)
         for canvas in range(canvas_count):
-            builder.add(canvas * max_canvas, max_canvas, first_slot, max(1, max_canvas - 1), None)
+            builder.add(canvas * max_canvas, max_canvas, first_slot, slots=max(1, max_canvas - 1))
         yield builder.build()
     unit_rows = min(row_count, UNIT_ROWS)
     builder, first_slot = _list_builder(max_canvas)
-    builder.add(0, row_count, first_slot, 1, None)
-    builder.add(0, unit_rows, first_slot, max_canvas, None)
+    builder.add(0, row_count, first_slot, slots=1)
+    builder.add(0, unit_rows, first_slot, slots=max_canvas)
     if row_count > unit_rows:
-        builder.add(unit_rows, row_count - unit_rows, first_slot, 1, None)
+        builder.add(unit_rows, row_count - unit_rows, first_slot, slots=1)
     yield builder.build()
 
 
@@ -243,7 +249,7 @@ def store_tokens(
         raise ConfigError(
             f"K/V do not fit: {canvas_count} canvases of {max_canvas} tokens need {gigabytes(required)}, and beside "
             f"the weights and {gigabytes(workspace)} for a pass there are {gigabytes(max(0, room))}; everything may "
-            f"take {memory}. Use {' or '.join([*ways, *_MORE])}"
+            f"take {memory}. Use {' or '.join([*ways, _MORE_DEVICES, _LARGER_DEVICE])}"
         )
     return (room - required) // (token.kv + token.state)
 
@@ -272,8 +278,8 @@ def check_weights_fit(
     name = str(dtype).removeprefix("torch.")
     ways = []
     if apart:
-        counts = [count for count in _rank_counts(config) if count > ranks and required_bytes(count) <= memory.room]
-        ways = [f"--tensor-parallel {counts[0]}"] if counts else []
+        counts = [count for count in range(ranks + 1, config.heads + 1) if Shard(0, count).fits(config)]
+        ways = [f"--tensor-parallel {count}" for count in counts if required_bytes(count) <= memory.room][:1]
     if dtype.itemsize > 2 and bfloat16 and required_bytes(ranks, number=FORMATS["bfloat16"]) <= memory.room:
         ways.append("--dtype bfloat16")
     if quantization is None:
@@ -283,7 +289,7 @@ def check_weights_fit(
         f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need "
         f"{gigabytes(required_bytes(ranks))} as {quantization or name}"
         f"{' on each device' if apart and ranks > 1 else ''}, and everything may take {memory}. "
-        f"Use {' or '.join([*ways, 'a smaller model', *_MORE[1:]])}"
+        f"Use {' or '.join([*ways, 'a smaller model', _LARGER_DEVICE])}"
     )
 
 
@@ -309,11 +315,3 @@ def default_length(shape: ModelConfig) -> int:
 def gigabytes(size: float) -> str:
     """A number of bytes as text, in GB or MB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
-
-
-def _rank_counts(config: ModelConfig) -> list[int]:
-    """Numbers of ranks, from 2 on, over which the model can be split."""
-    return [count for count in range(2, config.heads + 1) if Shard(0, count).fits(config)]
-
-
-_MORE = ("--tensor-parallel with more devices", "a device with more memory")

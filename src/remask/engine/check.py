@@ -83,9 +83,11 @@ def check_request(
     decode: Decode | None,
     page_keys: Callable[[Request, Decoding], tuple[int, ...]],
 ) -> PendingRequest:
-    """`request`, ready to begin. Raises `ConfigError` if it cannot run. `page_keys` is `Pages.keys`."""
-    params, policy, shape = request.params, request.policy, model.config
-    max_model_len = limits.max_canvas
+    """Check `request`, and return it ready to begin. Raises `ConfigError` if it cannot run.
+
+    `decode` returns the text of tokens; None without a tokenizer. `page_keys` is `Pages.keys`.
+    """
+    params, shape = request.params, model.config
     adapters = model.weights.adapters
     if request.adapter is not None and request.adapter not in adapters:
         raise UnknownNameError("adapter", request.adapter, adapters)
@@ -93,54 +95,22 @@ def check_request(
     _check_prompt(request, shape)
     _check_template(request, shape)
     stops = _stop_rule(request, shape, decode)
-    is_model_limit = max_model_len >= shape.max_length
-    limit = f"max_model_len is {max_model_len}{', all that the model takes' if is_model_limit else ''}"
-    way_out = "" if is_model_limit else " or raise max_model_len"
-    prompt_length, response_length = len(request.prompt_token_ids), params.max_tokens
-    length = prompt_length + response_length
-    if length > max_model_len and not shape.whole_canvas:
-        raise CanvasLengthError(
-            f"prompt of {prompt_length} tokens and max_tokens={response_length} make a canvas of {length}, but "
-            f"{limit}; shorten one of them{way_out}",
-            prompt_length,
-            response_length,
-        )
+    _check_length(request, shape, limits.max_canvas)
     limits.check_steps(params)
     seed = secrets.randbits(62) if params.seed is None else params.seed
     if seed < 0:
         seed %= LARGEST  # random generators take no negative seed
-    schedule, readers = policy.traits.schedule, request.readers
+    schedule, readers = request.policy.traits.schedule, request.readers
     view = RequestView(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
     _check_readers(readers)
     decoding = _make_decoding(view, limits, adapters)
-    if decoding.length > max_model_len:
-        block = max(map(len, decoding.block_ranges))
-        cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
-        raise ConfigError(
-            f"{cause} make a canvas of {decoding.length}, but {limit}; lower that, shorten the prompt or the "
-            f"response{way_out}"
-        )
-    if shape.kind not in policy.traits.kinds:
-        kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
-        raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    if shape.routing_block > 1 and not policy.traits.exact:
-        raise ConfigError(
-            f"this cache policy computes parts of blocks, and rows of this model ({shape.family}) choose experts from "
-            f"one pool for each block of {shape.routing_block}, so that a row depends on all of its block; use exact "
-            "or none"
-        )
-    for facts in _policy_facts(decoding, request, shape):
-        policy.check(facts)
+    _check_block_length(decoding, shape, limits.max_canvas)
+    _check_policy(request, decoding, shape)
     pending = PendingRequest(request, decoding, stops)
     for reader in readers:
         reader.check(view, decoding)
     if params.mode == SPECULATION:
-        stepwise_reader = _find_stepwise_reader(view, decoding)
-        if stepwise_reader is not None:
-            raise ConfigError(
-                f"mode {SPECULATION!r}: what {stepwise_reader.name!r} reads or writes depends on the steps before; use "
-                "mode 'ar'"
-            )
+        _check_rowwise(view, decoding)
     rows = decoding.max_length * pending.canvas_count
     pending.row_layers = decoding.max_passes(skips=schedule.idle_passes == "skipped") * rows * shape.layers
     limits.check_work(decoding.total_steps, pending.row_layers, params)
@@ -148,8 +118,57 @@ def check_request(
     return pending
 
 
+def _check_length(request: Request, shape: ModelConfig, max_canvas: int) -> None:
+    """Raise `CanvasLengthError` if prompt and response are too long, except where the model fixes the canvas."""
+    prompt_length, response_length = len(request.prompt_token_ids), request.params.max_tokens
+    length = prompt_length + response_length
+    if length > max_canvas and not shape.whole_canvas:
+        limit, way_out = _limit_in_words(shape, max_canvas)
+        raise CanvasLengthError(
+            f"prompt of {prompt_length} tokens and max_tokens={response_length} make a canvas of {length}, but "
+            f"{limit}; shorten one of them{way_out}",
+            prompt_length,
+            response_length,
+        )
+
+
+def _check_block_length(decoding: Decoding, shape: ModelConfig, max_canvas: int) -> None:
+    """Raise `ConfigError` if the canvas of `decoding`, which has whole blocks, is too long."""
+    if decoding.length > max_canvas:
+        limit, way_out = _limit_in_words(shape, max_canvas)
+        block = max(map(len, decoding.block_ranges))
+        cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={block}"
+        raise ConfigError(
+            f"{cause} make a canvas of {decoding.length}, but {limit}; lower that, shorten the prompt or the "
+            f"response{way_out}"
+        )
+
+
+def _limit_in_words(shape: ModelConfig, max_canvas: int) -> tuple[str, str]:
+    """The limit of a canvas' length, and the advice to raise it, which is empty if the model takes no more."""
+    if max_canvas >= shape.max_length:
+        return f"max_model_len is {max_canvas}, all that the model takes", ""
+    return f"max_model_len is {max_canvas}", " or raise max_model_len"
+
+
+def _check_policy(request: Request, decoding: Decoding, shape: ModelConfig) -> None:
+    """Raise `ConfigError` if the cache policy cannot work on the model, or for this request."""
+    traits = request.policy.traits
+    if shape.kind not in traits.kinds:
+        kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
+        raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
+    if shape.routing_block > 1 and not traits.exact:
+        raise ConfigError(
+            f"this cache policy computes parts of blocks, and rows of this model ({shape.family}) choose experts from "
+            f"one pool for each block of {shape.routing_block}, so that a row depends on all of its block; use exact "
+            "or none"
+        )
+    for facts in _policy_facts(decoding, request, shape):
+        request.policy.check(facts)
+
+
 def _policy_facts(decoding: Decoding, request: Request, shape: ModelConfig) -> Iterator[RequestFacts]:
-    """Yield what a policy checks: of a growing canvas for its first block and its last, which may be shorter."""
+    """Yield the facts that a policy checks. Those of a growing canvas are about its first block, then its last one."""
     facts = partial(RequestFacts, layers=shape.layers, shift=shape.shift, ordered=decoding.ordered)
     if not isinstance(decoding, GrowingDecoding):
         open_places, steps = decoding.response_template(request.response).open_places, decoding.scheduled_steps
@@ -168,7 +187,7 @@ def _check_readers(readers: Sequence[Reader]) -> None:
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
-    """What ends the response: its stops, and the model's unless they are ignored. Raises `ConfigError`."""
+    """The stops of a response, and of the model unless ignored. Raises `ConfigError` on stop texts without `decode`."""
     params = request.params
     ignores_eos = params.ignore_eos or params.uniform.trim is False
     model_stops = frozenset[int]() if ignores_eos else frozenset(shape.stop_ids)
@@ -186,6 +205,7 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
 
 
 def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
+    """Raise `ConfigError` if `logit_bias` names the mask token, or a token that the model does not have."""
     for token in params.logit_bias or ():
         if token >= shape.vocab:
             raise ConfigError(
@@ -196,7 +216,7 @@ def _check_bias(params: SamplingParams, shape: ModelConfig) -> None:
 
 
 def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collection[str]) -> Decoding:
-    """The decoding that a reader brings, or that of the model's kind. Raises `ConfigError` on bad parameters."""
+    """The decoding that a reader brings, or else that of the model's kind. Raises `ConfigError` on bad parameters."""
     prompt, params, template, shape, seed = view.prompt, view.params, view.template, view.shape, view.seed
     for reader in view.readers:
         special = reader.decoding(view)
@@ -206,8 +226,8 @@ def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collectio
     _check_bias(params, shape)
     if shape.self_conditioning:
         assert shape.block_length is not None
-        formed = any(reader.has_form for reader in view.readers)
-        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, has_form=formed)
+        has_form = any(reader.has_form for reader in view.readers)
+        return CanvasDecoding.of(prompt, params, shape.block_length, shape.vocab, seed, template, has_form=has_form)
     if params.renoising != RenoisingParams():
         raise ConfigError(f"renoising is for models that write canvases of noise; leave it out on {shape.family}")
     if shape.causal_prefix:
@@ -249,10 +269,13 @@ def _make_decoding(view: RequestView, limits: RequestLimits, adapters: Collectio
     return decoding_type.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template)
 
 
-def _find_stepwise_reader(view: RequestView, decoding: Decoding) -> Reader | None:
-    """A reader that depends on more than a row and its position, so that drafts exclude it; None if there is none."""
-    readers = (*view.readers, *logit_readers(view.params, decoding.canvas()))
-    return next((reader for reader in readers if not reader.rowwise), None)
+def _check_rowwise(view: RequestView, decoding: Decoding) -> None:
+    """Raise `ConfigError` if a reader depends on more than a row and its position, which excludes drafts."""
+    for reader in (*view.readers, *logit_readers(view.params, decoding.canvas())):
+        if not reader.rowwise:
+            raise ConfigError(
+                f"mode {SPECULATION!r}: what {reader.name!r} reads or writes depends on the steps before; use mode 'ar'"
+            )
 
 
 def _check_terms(request: Request) -> None:
@@ -261,6 +284,7 @@ def _check_terms(request: Request) -> None:
 
 
 def _check_template(request: Request, shape: ModelConfig) -> None:
+    """Raise `ConfigError` if the template has another length than the response, no hole, or an unknown token."""
     template, length = request.template, request.params.max_tokens
     if template is None:
         return
@@ -274,6 +298,7 @@ def _check_template(request: Request, shape: ModelConfig) -> None:
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:
+    """Raise `PromptError` on an empty prompt or an unknown token, and `ConfigError` on a prefix beyond the prompt."""
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")

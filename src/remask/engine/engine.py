@@ -65,8 +65,13 @@ class Engine:
         self.graphs = make_graphs(model, self.pool) if config.graphs else None
         self.stats = EngineStats()
         self._next_pass: LaunchedPass | None = None  # a pass that is queued and not read yet
-        client_budget = config.max_client_row_layers or self.max_model_len * shape.layers
-        limits = StepLimits.of(config, client_budget, self.memory.pass_rows)
+        limits = StepLimits(
+            budget=config.max_row_layers,
+            max_refreshes=config.max_refreshes,
+            max_canvases=config.max_num_seqs,
+            client_budget=config.max_client_row_layers or self.max_model_len * shape.layers,
+            max_rows=self.memory.pass_rows,
+        )
         runner = Runner(model, self.pool, overlap=self.choice.overlap, graphs=self.graphs)
         self._observers = Observers(runner, model)
         self._lifecycle = Lifecycle(self.memory, self._observers, limits, self.stats)
@@ -160,10 +165,10 @@ class Engine:
         return events
 
     def _plan(self, next_turns: NextTurns | None = None) -> Batch:
-        """Plan and begin the turns of the next pass. Members in flight have theirs in `next_turns`.
+        """Plan and begin the turns of the next pass. Members in flight have been planned: `next_turns` are their turns.
 
         Plans enter the ledgers, and copies of stored K/V are launched. Members that fail end. Sets `active_ids`.
-        Returns the turns that began, sorted by adapter and prefix.
+        Returns the turns that began, in the order of their members' `sort_key`.
         """
         lifecycle = self._lifecycle
         turns = list[Turn]()
@@ -202,9 +207,10 @@ class Engine:
         return batch
 
     def _run(self, batch: Batch, next_turns: NextTurns | None = None) -> LaunchedPass:
-        """Run a pass over `batch`, and start copying its predictions to the host.
+        """Run a pass over `batch`, and start copying its predictions to the host. Turns that cannot run end.
 
-        With `next_turns` the pass before it is not read yet, and the turns that are in them are speculative.
+        With `next_turns` the pass before is not read yet, and turns of members in `next_turns` are speculative. Errors
+        that no member causes become the `batch_error` of the result.
         """
         runner = self._observers.runner
         launched = LaunchedPass(batch)
@@ -248,7 +254,7 @@ class Engine:
         return next_pass
 
     def _read(self, launched: LaunchedPass) -> Iterator[tuple[Turn, Scores]]:
-        """Wait for a pass, count it, and yield the scores of each turn. Raises its `batch_error` at the end.
+        """Wait for a pass, count it, and yield the scores of each turn. After the last one its `batch_error` is raised.
 
         A turn must be written before the next one is requested, because turns of members that have ended are skipped.
         """

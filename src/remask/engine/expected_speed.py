@@ -54,14 +54,22 @@ def pass_seconds(config: ModelConfig, row_count: int | None, device: str | int) 
 
     `device` is as in `tokens_per_second`.
     """
-    row_count = _canvas_length(config) if row_count is None else row_count
-    if isinstance(device, int):
-        name, seconds = CPU_REFERENCE
-        flops_per_second = device * _cost(preset(name), BLOCK_LENGTH, INT8).total.flops / seconds
-        cost = _cost(config, row_count, INT8).total
-        return max(cost.flops / flops_per_second, cost.weights / CPU_BANDWIDTH)
-    flops_per_second, bandwidth = DATA_SHEETS[device]
-    costs = _cost(config, row_count, BFLOAT16).operations.values()
+    rows = _canvas_length(config) if row_count is None else row_count
+    return _cpu_seconds(config, rows, device) if isinstance(device, int) else _gpu_seconds(config, rows, device)
+
+
+def _cpu_seconds(config: ModelConfig, rows: int, cores: int) -> float:
+    """Seconds at the FLOPs a second of the measured pass on each of `cores`, or of reading the weights if longer."""
+    name, seconds = CPU_REFERENCE
+    flops_per_second = cores * _cost(preset(name), BLOCK_LENGTH, INT8).total.flops / seconds
+    cost = _cost(config, rows, INT8).total
+    return max(cost.flops / flops_per_second, cost.weights / CPU_BANDWIDTH)
+
+
+def _gpu_seconds(config: ModelConfig, rows: int, gpu: str) -> float:
+    """Seconds of all operations one after the other, each bound by the FLOPs or the bandwidth of the data sheet."""
+    flops_per_second, bandwidth = DATA_SHEETS[gpu]
+    costs = _cost(config, rows, BFLOAT16).operations.values()
     return sum(max(cost.flops / flops_per_second, cost.bytes / bandwidth) for cost in costs)
 
 

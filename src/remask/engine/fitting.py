@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CPU_SHARE = 0.9  # of the free memory, as other programs need some too
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CpuMemory:
     """The memory of a CPU beside a model's weights, and what an engine needs of it, in bytes of all ranks."""
 
@@ -68,9 +68,16 @@ class CpuMemory:
         cls, config: ModelConfig, dtype: NumberFormat, quantization: Quantization | None, free: int, ranks: int = 1
     ) -> CpuMemory:
         """For a model that will be loaded, on a machine with `free` bytes of memory before that."""
-        available = int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization)))
-        quantized, page_size = quantization is not None, resolve_page_size(None, config)
-        return cls(config, dtype, kv_itemsize(dtype, quantized), quantized, ranks, None, available, page_size)
+        return cls(
+            config=config,
+            dtype=dtype,
+            kv_itemsize=kv_itemsize(dtype, quantization is not None),
+            quantized=quantization is not None,
+            ranks=ranks,
+            attention=None,
+            available=int(CPU_SHARE * (free - ranks * weight_bytes(config, dtype, ranks, quantization))),
+            page_size=resolve_page_size(None, config),
+        )
 
     @property
     def token(self) -> TokenBytes:
@@ -92,9 +99,9 @@ class CpuMemory:
         return 2 * extent * token.kv + self.workspace(2 * extent, extent) + stored * (token.kv + token.state)
 
     def max_canvas(self, length: int, max_stored: int) -> int:
-        """The largest number of tokens, up to `length`, with which a pair fits: whole pages, or `length` itself.
+        """Tokens of the longest canvases of which a guided pair fits: `length`, or else a multiple of the page size.
 
-        The store takes as many tokens, up to `max_stored`, beside it. Returns 0 if no page fits.
+        Beside them the store holds as many tokens as one canvas, at most `max_stored`. Returns 0 if no page fits.
         """
 
         def required_bytes(canvas_length: int) -> int:
@@ -164,10 +171,11 @@ def widest_fit(
 ) -> Fit:
     """The widest number format with which an engine with these `limits` fits beside the weights.
 
-    The formats are `dtype`, and the quantizations for CPUs that support these matrix sizes, or on a CUDA device the
-    `gpu_quantizations`. If none has room for the required length, it is the widest that has room for a shorter canvas,
-    or, if `limits` name the length, the one with room for the longest. If none has room for any, it is the narrowest,
-    with a length of 0. `memory` is that of a CPU's machine, or of each of `ranks` devices.
+    The formats are `dtype` and narrower ones: on a CPU the quantizations that support these matrix sizes, on a CUDA
+    device the `gpu_quantizations`. If no format has room for the required length, the result is the widest with room
+    for a shorter canvas, or, if `limits` name the length, the one with room for the longest canvas. If no format has
+    room for any canvas, it is the narrowest, with a length of 0. `memory` is that of a CPU's machine, or of each of
+    `ranks` devices.
     """
     required = limits.max_model_len or default_length(config)
     narrower = cpu_quantizations(config, ranks) if gpu_quantizations is None else gpu_quantizations

@@ -33,8 +33,8 @@ class Lifecycle:
     """Holds the requests of an engine, and ends them.
 
     Attributes:
-        growing: requests that wait for the place of a longer canvas, by what they were before they began, in the order
-            in which they outgrew their places. They hold no memory.
+        growing: requests that wait for the place of a longer canvas, by their pending requests, in the order in which
+            they outgrew their places. They hold no memory.
         active_ids: ids of the requests that are being worked on in this step. Other threads may read it.
     """
 
@@ -294,7 +294,5 @@ class Admission:
             return
         self._lifecycle.begin(running)
         lease = running.claim.lease
-        if lease is not None:
-            prefix_pass = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, running)
-            if prefix_pass is not None:
-                self._lifecycle.add(prefix_pass)
+        if lease is not None and not lease.hit and not lease.entry.ready:
+            self._lifecycle.add(PrefixPass(lease.entry, self._memory.store, self._memory.shape.layers, running))

@@ -98,14 +98,16 @@ class Turn:
 
     @property
     def transfers(self) -> Transfers | None:
-        """The positions that it transfers, or the rule by which the device ranks them; None if the host chooses."""
+        """The positions to transfer, or the rule by which the device ranks them; None if the host chooses them."""
         if not self.member.foreseeable or self.decoder is None:
             return None
         plan = self.plan
         if plan.fills:
             return plan.predicted[:0]
         transfers = self.decoder.transfers
-        return transfers if transfers is None or plan.transfer is None else plan.transfer.nonzero()[0]
+        if transfers is None or plan.transfer is None:
+            return transfers
+        return plan.transfer.nonzero()[0]
 
     def revise(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Replace its plans, which layer hooks and repeats after a failure may change."""

@@ -30,8 +30,6 @@ from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 from remask.store.recent import RecentPrompts
 
-NO_SHARED_KV = SharedKV()
-
 log = logging.getLogger(__name__)
 
 
@@ -136,11 +134,11 @@ class Memory:
         return pages + self.store.state_bytes + self.extra_bytes
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """`Sharing.plan` of the way in which the request shares K/V."""
+        """The place of a request; see `Sharing.plan`."""
         return self._sharing_of(pending).plan(pending)
 
     def has_spare_canvas(self, pending: PendingRequest) -> bool:
-        """Whether a canvas of the largest size would fit beside a request, if idle prefixes and pages were evicted."""
+        """Whether a canvas of the largest size would fit beside a request, once idle prefixes and pages are evicted."""
         free = int((self.allocator.references == 0).all(axis=0).sum()) + self.store.idle_pages + self.chain.idle_pages
         pages_for = self.allocator.pages_for
         return pending.canvas_count * pages_for(pending.decoding.length) + pages_for(self.max_model_len) + 1 <= free
@@ -173,7 +171,7 @@ class Memory:
     def _place(
         self, pending: PendingRequest, placement: Placement, predecessor: RunningRequest | None, undo: ExitStack
     ) -> RunningRequest:
-        """`place`, which pushes the call that frees each claim to `undo`."""
+        """Claim the memory of a placement for `place`. For each claim the call that frees it is pushed to `undo`."""
         request, traits = pending.request, placement.policy.traits
         canvas = pending.decoding.canvas() if predecessor is None else predecessor.canvases[0].canvas
         if "outputs" in traits.keeps:
@@ -184,8 +182,7 @@ class Memory:
             undo.callback(self.allocator.release, extent)
         shared = self._sharing_of(pending).claim(pending, placement, canvas, undo)
         adapter = request.adapter
-        first = self._new_state(canvas, shared.tables(placement.extents[0]), traits, shared, adapter)
-        states = [first]
+        states = [self._new_state(canvas, shared.tables(placement.extents[0]), traits, shared=shared, adapter=adapter)]
         if pending.canvas_count == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             if predecessor is None:
@@ -194,11 +191,13 @@ class Memory:
                 second_canvas = predecessor.canvases[1].canvas
             tables = (plain_table(placement.extents[1][0]),)
             second_traits = placement.policy.without_prefix.traits
-            states.append(self._new_state(second_canvas, tables, second_traits, NO_SHARED_KV, adapter))
+            states.append(self._new_state(second_canvas, tables, second_traits, shared=SharedKV(), adapter=adapter))
         record = _new_record(pending, placement, shared) if predecessor is None else predecessor.record
         extents += [page.extent for page in shared.pages]
-        claim = Claim(extents, shared.lease, shared.publisher, shared.move(first.slots(0)))
-        return RunningRequest(pending, placement.policy, tuple(states), claim, record, self.shape, predecessor)
+        claim = Claim(extents, shared.lease, shared.publisher, move=shared.move(states[0].slots(0)))
+        return RunningRequest(
+            pending, placement.policy, tuple(states), claim, record=record, config=self.shape, predecessor=predecessor
+        )
 
     def free(self, running: RunningRequest) -> None:
         """Free all pages and leases of a request. Freeing it twice changes nothing."""
@@ -206,9 +205,8 @@ class Memory:
         for extent in claim.extents:
             self.allocator.release(extent)
         claim.extents.clear()
+        self.free_states(running.canvases)
         for state in running.canvases:
-            self.extra_bytes -= state.extra_bytes
-            state.states = None
             state.hook_state = None
         if claim.lease is not None:
             self.store.release(claim.lease)
@@ -247,8 +245,9 @@ class Memory:
         return self.exact_pages if pending.request.policy.traits.sharing == "pages" else self.prefixes
 
     def _new_state(
-        self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, shared: SharedKV, adapter: str | None
+        self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, *, shared: SharedKV, adapter: str | None
     ) -> CanvasState:
+        """The state of a canvas with these slots. Allocates hidden states if the policy keeps inputs of layers."""
         shape, prefix = self.shape, shared.prefix
         states = self.new_states(len(canvas)) if "inputs" in traits.keeps else None
         return CanvasState(
@@ -302,5 +301,5 @@ def _check_device(model: Transformer) -> None:
 
 
 def _unconditional(canvas: Canvas, mask_id: int, template: Template | None) -> Canvas:
-    """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance)."""
+    """The unconditional canvas of a guided pair: `canvas` with all prompt positions masked (LLaDA's guidance)."""
     return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id, template)

@@ -76,7 +76,10 @@ def confirm(next_pass: LaunchedPass, lifecycle: Lifecycle) -> LaunchedPass | Non
 
 
 def _confirm_turn(turn: Turn, next_pass: LaunchedPass) -> bool:
-    """Make a speculative turn its request's next one if they agree, else roll it back. Returns whether they agree."""
+    """Make a speculative turn the next one of its request if that is at the same step, or else roll it back.
+
+    Returns whether it was confirmed. The predicted positions that are still noisy are added to `noisy_masks`.
+    """
     running = turn.member
     if running.ended:  # its ledger is not used any more
         return False
@@ -104,10 +107,10 @@ def _confirm_turn(turn: Turn, next_pass: LaunchedPass) -> bool:
 
 
 def _plan_next(turn: Turn) -> Turn | None:
-    """The turn of the next step, before the transfers of this one are known.
+    """The turn that follows `turn`, planned before the transfers of `turn` are known.
 
-    If only the number of transfers is known, it predicts all positions that this turn predicts. It has no plan if the
-    decoder has finished by then. Returns None if this turn must be read first.
+    If only their number is known, the next turn predicts all positions that `turn` predicts. It has no items if the
+    decoder has finished by then. Returns None if `turn` must be read first.
     """
     running, transfers, decoder = turn.member, turn.transfers, turn.decoder
     if not isinstance(running, RunningRequest) or transfers is None or decoder is None or len(running.canvases) > 1:
@@ -115,7 +118,7 @@ def _plan_next(turn: Turn) -> Turn | None:
     if turn.plan.fills or turn.plan.hook is not None:
         return None
     state = running.canvases[0]
-    canvas, block = state.canvas, decoder.block
+    canvas, block, step = state.canvas, decoder.block, decoder.step - running.planner.first_step
     noisy = block.start + canvas.noisy[block.start : block.stop].nonzero()[0]
     rule = transfers if isinstance(transfers, RankRule) else None
     final = noisy[:0]  # positions that are known to be final after this step
@@ -125,10 +128,10 @@ def _plan_next(turn: Turn) -> Turn | None:
         final = decoder.outcome(final).final
     # Which positions a rule of fixed tokens transfers is not known, but how many: the decoder only counts them.
     settled = final if rule is None or rule.changes else noisy[: rule.min_count(len(noisy))]
-    next_decoder = _advanced(decoder, canvas.with_settled(settled, decoder.step))
+    next_decoder = _advanced(decoder, canvas.with_settled(settled, step))
     if next_decoder.finished:
-        return Turn(running, (), _NO_COST, next_decoder, final)
-    noisy_after = canvas.with_settled(final, decoder.step).noisy if len(final) else canvas.noisy
+        return Turn(running, items=(), tally=_NO_COST, decoder=next_decoder, predicted=final)
+    noisy_after = canvas.with_settled(final, step).noisy if len(final) else canvas.noisy
     plan = running.planner.repeat_plan(next_decoder, noisy_after)
     if plan is None or (rule is not None and rule.changes and next_decoder.transfers is None):
         return None
@@ -140,11 +143,11 @@ def _plan_next(turn: Turn) -> Turn | None:
     repeating = running.planner.repeating
     assert repeating is not None
     assert repeating.tally is not None
-    return Turn(running, ((state, plan),), repeating.tally, next_decoder, plan.predicted)
+    return Turn(running, ((state, plan),), repeating.tally, next_decoder, predicted=plan.predicted)
 
 
 def _advanced(decoder: Decoder, canvas: Canvas) -> Decoder:
-    """A copy of `decoder` at the next step, if this step leaves `canvas`."""
+    """A copy of `decoder` at the next step, with `canvas` as this step leaves it."""
     result = copy(decoder)
     result.canvas = canvas
     result.advance()
@@ -152,9 +155,9 @@ def _advanced(decoder: Decoder, canvas: Canvas) -> Decoder:
 
 
 def _plan_after_block(running: RunningRequest, decoder: Decoder, noisy: NDArray[np.int64]) -> Plan | None:
-    """The next plan of the request if this pass transfers all `noisy` positions of the block; None if that ends it."""
+    """The request's next plan if this pass transfers all `noisy` positions of the block; None if the request ends."""
     state = copy(running.canvases[0])
-    state.canvas = state.canvas.with_settled(noisy, decoder.step)
+    state.canvas = state.canvas.with_settled(noisy, decoder.step - running.planner.first_step)
     next_decoder = _advanced(decoder, state.canvas)
     if next_decoder.finished:
         return None

@@ -18,6 +18,7 @@ from remask.machine.transfers import send
 from remask.model.config import Sliding
 from remask.model.stage import AdapterRows, Index, Restore, Save, Stage, StepBatch, send_run
 from remask.model.transformer import Transformer
+from remask.model.work_list import WorkList
 from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Span, Spans, crossing, starts_of
@@ -46,9 +47,9 @@ class Target:
 def pack(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: int = 0) -> StepBatch:
     """One forward pass over `items`, with their rows in this order.
 
-    With `first` > 0 only the layers from `first` on are packed: the pass goes on with the rows that leave the layer
-    before. Canvases that lease the same prefix should be adjacent, because they then read it once. Logits come in the
-    order of the canvases, each canvas' predicted positions ascending.
+    With `first` > 0 only the layers from `first` on are packed, and the pass goes on with the rows that leave the layer
+    before. Canvases that lease the same prefix should be adjacent, because then they read it once. Logits come in the
+    order of the canvases, and for each canvas in the order of the predicted positions.
     """
     return _lay_out(items, target, first).fill(items, target, None)
 
@@ -84,7 +85,7 @@ class Packer:
         """The stage of `layer` >= 1 alone, which continues with the rows that leave the layer before."""
         previous_parts = _parts(items, layer - 1, self.target)
         parts = _parts(items, layer, self.target)
-        return _stage(range(layer, layer + 1), parts, previous_parts, None, self.target)
+        return _stage(range(layer, layer + 1), parts, previous_parts, previous=None, target=self.target)
 
     def forget_layouts(self) -> None:
         """Drop the layouts of the last passes, with their canvases and device tensors."""
@@ -215,34 +216,27 @@ def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target
 def _stage(
     layers: range, parts: list[StageRows], previous_parts: list[StageRows], previous: Stage | None, target: Target
 ) -> Stage:
-    """The stage of `layers`, whose rows are `parts`. The stage before it has `previous_parts`, empty for the first."""
+    """The stage of `layers`, whose rows are `parts`. The stage before it has `previous_parts`, empty for the first.
+
+    `previous` is the stage before if that was packed too; parts of it are reused.
+    """
+    device = target.device
     pairs = list(zip(parts, previous_parts, strict=True)) if previous_parts else []
     has_same_rows = bool(pairs) and all(
         part.span.rows is old.span.rows or np.array_equal(part.span.rows, old.span.rows) for part, old in pairs
     )
-    written, slots = _writes(parts)
     # Rows that are the same as in the stage before, and attend to the same slots, have the same work.
     has_same_work = has_same_rows and all(
         part.table is old.table and part.sees is None is old.sees for part, old in pairs
     )
-    device, reach = target.device, target.reach(layers)
     partial = None
-    attending = parts
     if any(part.span.pick or part.span.held is not None for part in parts):
-        picks = any(part.span.pick for part in parts)
-        partial = make_partial(layers.start, parts, device, picks and target.sliding is not None)
-        attending = computed_parts(parts)
-        has_same_work = False
-        if picks:
-            reach = None  # only the device knows which rows have windows
-    sliding_work = None
-    if has_same_work and previous is not None and previous.partial is None:
-        work = previous.work
-        sliding_work = previous.sliding_work
-    else:
-        work = make_work(attending, target.separate)
-    if reach is not None and sliding_work is None:
-        sliding_work = make_sliding_work(attending, reach)
+        slides = target.sliding is not None and any(part.span.pick for part in parts)
+        partial = make_partial(layers.start, parts, device, slides=slides)
+    reusable = previous if has_same_work and partial is None else None
+    attending = parts if partial is None else computed_parts(parts)
+    work, sliding_work = _attention_work(layers, attending, reusable, target)
+    written, slots = _writes(parts)
     if has_same_rows and previous is not None:
         positions = previous.positions
     else:
@@ -269,6 +263,24 @@ def _stage(
     )
 
 
+def _attention_work(
+    layers: range, attending: list[StageRows], reusable: Stage | None, target: Target
+) -> tuple[WorkList, WorkList | None]:
+    """The work of the rows that attend, in layers with full attention and in layers with windows (None without such).
+
+    If the device picks rows, there is no work with windows, because only the device knows which rows have them.
+    `reusable` is the stage before if all rows attend to the same slots there.
+    """
+    reach = None if any(part.span.pick for part in attending) else target.reach(layers)
+    if reusable is not None and reusable.partial is None:
+        work, sliding_work = reusable.work, reusable.sliding_work
+    else:
+        work, sliding_work = make_work(attending, target.separate), None
+    if reach is not None and sliding_work is None:
+        sliding_work = make_sliding_work(attending, reach)
+    return work, sliding_work
+
+
 def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
     """Which computed rows write their K/V (None: all), and the slots of those that are known before the pass."""
     slots = np.concatenate([part.table.slots[part.span.written_index] for part in parts])
@@ -289,7 +301,7 @@ def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
 def _carry(
     parts: list[StageRows], previous_parts: list[StageRows], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """The rows of the previous stage that go on, and their rows in this one (None: all of them, in order)."""
+    """The rows of the previous stage that go on, and the rows that they are in this stage (None: all, in order)."""
     source, target = [], []
     for part, old in zip(parts, previous_parts, strict=True):
         rows = crossing(old.span, part.span)
@@ -303,7 +315,7 @@ def _carry(
 def _restores(
     layer: int, parts: list[StageRows], previous_parts: list[StageRows], device: torch.device
 ) -> tuple[Restore, ...]:
-    """The rows that join at `layer`, with the states from which they restart. Raises `PlanError` if one has none."""
+    """The rows that join at `layer`, with the states from which they restart. Raises `PlanError` if a row has none."""
     restores = []
     for part, old in zip(parts, previous_parts, strict=True):
         rows = crossing(old.span, part.span)
@@ -318,7 +330,7 @@ def _restores(
 
 
 def _saves(layer: int, parts: list[StageRows], device: torch.device) -> tuple[Save, ...]:
-    """The states that enter `layer` and are saved. Raises `PlanError` unless a canvas saves, and has room for, all."""
+    """The states to save that enter `layer`. Raises `PlanError` if a canvas saves only some rows, or has no room."""
     saves = []
     for part in parts:
         if part.span.save is None or part.span.layers.start != layer:
@@ -356,8 +368,9 @@ def pack_uncached(
     slot = 0
     for index, canvas in enumerate(canvases):
         length = len(canvas)
-        extent = PageRange(layers, np.arange(slot, slot + length), 1, length)
-        state = CanvasState(canvas, Ledger(shape.layers, length, None), (plain_table(extent),), shift=shape.shift)
+        extent = PageRange(layers, np.arange(slot, slot + length), page_size=1, length=length)
+        ledger = Ledger(shape.layers, length, prefix=None)
+        state = CanvasState(canvas, ledger, (plain_table(extent),), shift=shape.shift)
         rows = np.ones(length, dtype=np.bool_)
         plan = Plan(
             (Span(layers, rows),),

@@ -30,7 +30,7 @@ class PageSharing:
     block_offset: int  # length of the first block of the canvas, if that is shorter than `block_length`
     salt: str
     stored_pages: list[Page]  # with which the canvas begins
-    extents: list[PageRange]  # the pages that follow these, one each
+    extents: list[PageRange]  # one for each page after the stored ones
     keys: list[int]  # of all pages that the prompt fills
     committed: int = field(init=False)  # leading positions whose K/V are final
     _page_count: int = field(init=False)  # leading pages that are complete
@@ -54,7 +54,7 @@ class PageSharing:
         return max(0, settled - (settled - self.block_offset) % self.block_length)
 
     def record_pass(self, plan: Plan, settled_length: int) -> None:
-        """Publish the pages that the pass of `plan` has completed; `settled_length` is that of its start."""
+        """Publish the pages that the pass of `plan` completed. At its start `settled_length` positions had settled."""
         rows = np.flatnonzero(plan.spans[0].rows[:settled_length])
         if len(rows) and rows[0] <= self.committed:
             self.commit(int(rows[-1]) + 1)
@@ -75,6 +75,7 @@ class PageSharing:
         self._announced = []
 
     def _publish_page(self, index: int) -> None:
+        """Publish a complete page and withdraw its announcement. Nothing is stored after a page that is not stored."""
         tokens = self.canvas.tokens[self.chain.token_slice(index, self.block_offset)].tolist()
         key = self.chain.identity(tokens, self._last_key, self.salt)
         if self._is_unbroken:

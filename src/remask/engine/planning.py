@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remask.engine.canvas_state import CanvasState
-from remask.engine.config import EngineConfig
 from remask.engine.member import CanvasPlans, Member, Tally, Turn
 from remask.engine.request import Owner, PendingRequest
 from remask.errors import PlanError
@@ -76,7 +75,7 @@ class ResponseEnd:
         return settled
 
     def find_stop_length(self, lead: int) -> int | None:
-        """Scan up to `lead` response tokens. Returns their number up to a stop in the last hole; None without one."""
+        """Scan the first `lead` response tokens. Returns the number up to a stop in the last hole; None without one."""
         start = self._scan_length
         if lead > start and self._may_stop:
             self._scan_length = lead
@@ -145,15 +144,16 @@ class PassPlanner:
         last = self.repeating
         if last is None or decoder.context.cut is not None:
             return None
-        steps = decoder.step - last.step
+        steps = decoder.step - self.first_step - last.step
         if steps > last.repeats or decoder.block_step - last.block_step != steps or decoder.block != last.block:
             return None
         return last.plan.repeated(last.block, noisy)
 
     def plan(self, canvases: Sequence[CanvasState], decoder: Decoder) -> CanvasPlans:
-        """Plan the next pass. Returns the canvases that take part, with their plans. The first one is conditional.
+        """Plan the next pass. Returns the canvases that take part, with their plans. The first canvas is conditional.
 
-        Sets its shift and adapter to those of the step, if the decoder has any, and `repeating`.
+        Sets `repeating`, and the shift and adapter of the first canvas if the decoder has any for this step. Raises
+        `PlanError` if the unconditional canvas has a fill pass where the other one predicts.
         """
         first = canvases[0]
         context = decoder.context
@@ -161,7 +161,7 @@ class PassPlanner:
             first.shift = context.shift
             first.adapter = context.adapter or self.pending.request.adapter
         plan = self._plan_canvas(first, decoder, decoder.step - self.first_step, self.passes, alone=len(canvases) == 1)
-        if self.readers and not plan.fills:
+        if not plan.fills:
             for reader in self.readers:
                 predict = reader.predicts(first.canvas.noisy)
                 if predict is not None:
@@ -180,8 +180,9 @@ class PassPlanner:
     def plan_closing(self, first: CanvasState, decoder: Decoder, block: range) -> CanvasPlans:
         """The pass after the response, over its last `block`, which completes a page for other requests.
 
-        Raises `PlanError` if the policy has no plan for it.
+        Clears `repeating`. Raises `PlanError` if the policy has no plan for it.
         """
+        self.repeating = None
         view = replace(self._view(first, decoder, decoder.step - self.first_step, self.passes), block=block)
         plan = self.policy.closing(view)
         if plan is None:
@@ -189,7 +190,10 @@ class PassPlanner:
         return ((first, replace(plan, sees=view.sees)),)
 
     def _plan_canvas(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int, *, alone: bool) -> Plan:
-        """Ask the policy for the plan of one canvas. Sets `repeating` to it if it repeats and the canvas is `alone`."""
+        """Ask the policy for the plan of one canvas. Sets `repeating` to it if it repeats and the canvas is `alone`.
+
+        The steps of an unconditional canvas are counted separately, so `step` and `pass_index` are parameters.
+        """
         view = self._view(state, decoder, step, pass_index)
         plan = self.policy.plan(view)
         plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
@@ -200,10 +204,11 @@ class PassPlanner:
             return plan.below(decoder.context.cut, state.memo)
         repeats = self.policy.repeats(view) if alone else 0
         if repeats:
-            self.repeating = RepeatingPlan(plan, repeats, step, view.block_step, view.block)
+            self.repeating = RepeatingPlan(plan, repeats, step=step, block_step=view.block_step, block=view.block)
         return plan
 
     def _view(self, state: CanvasState, decoder: Decoder, step: int, pass_index: int) -> View:
+        """What the policy sees of one canvas: `step` on the policy's count, and `pass_index` passes after it began."""
         canvas, decoding, context = state.canvas, self.pending.decoding, decoder.context
         return View(
             layers=state.ledger.layers,
@@ -239,11 +244,6 @@ class StepLimits:
     max_canvases: int | None = None
     client_budget: int | None = None  # row-layers of one client, while members of other clients are ready too
     max_rows: int | None = None  # rows in any layer, by the memory of the device
-
-    @classmethod
-    def of(cls, config: EngineConfig, client_budget: int, max_rows: int | None) -> "StepLimits":
-        """The limits of `config`. `max_rows` is what memory allows."""
-        return cls(config.max_row_layers, config.max_refreshes, config.max_num_seqs, client_budget, max_rows)
 
 
 class Scheduler:
@@ -305,7 +305,10 @@ class Scheduler:
         return selected
 
     def _select(self, turns: Sequence[Turn]) -> tuple[list[Turn], bool]:
-        """The turns that fit into a step, in their order, and whether these are all."""
+        """The turns that fit into a step, in their order, and whether these are all of them.
+
+        Members that can cut their turns (`Member.fit`) cut them to the budget that is left.
+        """
         limits = self.limits
         selected = list[Turn]()
         max_canvases = limits.max_canvases
@@ -345,7 +348,7 @@ class Scheduler:
     def _order_fairly(self, turns: Sequence[Turn]) -> list[Turn]:
         """The first turn of each client, then the second of each, and so on; and likewise for the bodies of a client.
 
-        Among equals, who has waited longest comes first.
+        Among equal ones, the client or body that took part least recently comes first.
         """
         turns_of_body: Counter[Owner] = Counter()
         by_client: dict[str, list[tuple[int, int, int]]] = {}

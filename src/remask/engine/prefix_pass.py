@@ -11,7 +11,7 @@ from remask.plan.spans import Span
 from remask.readers.base import Reader
 from remask.request.result import Event
 from remask.store.entries import PrefixEntry
-from remask.store.prefix import Lease, PrefixStore
+from remask.store.prefix import PrefixStore
 
 _NO_POSITIONS = np.empty(0, dtype=np.int64)
 
@@ -48,11 +48,6 @@ class PrefixPass(Member):
         self.layers = range(0)
         self.chunk = range(layers)
 
-    @classmethod
-    def of(cls, lease: Lease, store: PrefixStore, layers: int, running: RunningRequest) -> "PrefixPass | None":
-        """The pass over the new entry of `lease`; None if the entry was stored already."""
-        return None if lease.hit or lease.entry.ready else cls(lease.entry, store, layers, running)
-
     @property
     def row_count(self) -> int:
         """Number of positions of its canvas."""
@@ -60,7 +55,7 @@ class PrefixPass(Member):
 
     def plan(self) -> Turn:
         self.chunk = range(self.layers.stop, self._full_plan.layers)
-        self.turn = Turn(self, (), self.tally(()), None, _NO_POSITIONS)
+        self.turn = Turn(self, items=(), tally=self.tally(()), decoder=None, predicted=_NO_POSITIONS)
         return self.turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
@@ -69,11 +64,12 @@ class PrefixPass(Member):
         turn.tally = self.tally(())
 
     def begin(self, turn: Turn) -> Move | None:
+        """Set the turn's plan, whose rows are live in the chunk alone. It enters no ledger, and no K/V are copied."""
         state, layers = self.canvases[0], self._full_plan.layers
         start, stop = self.chunk.start, self.chunk.stop
         no_rows = np.zeros(self.row_count, dtype=np.bool_)
-        # The full plan, which has one span a layer, without live rows outside of the chunk. The first span saves
-        # nothing: its rows restart from the states that the last chunk has saved.
+        # The full plan has one span a layer. The chunk's first span saves nothing, as its rows restart from the states
+        # that the last chunk has saved.
         first, *others = self._full_plan.spans[start:stop]
         spans = [Span(range(start), no_rows), replace(first, save=None), *others, Span(range(stop, layers), no_rows)]
         turn.items = ((state, self._full_plan.over(span for span in spans if len(span.layers))),)

@@ -68,7 +68,10 @@ class DeviceChoice:
 
 
 def prepare(model: Transformer, config: EngineConfig) -> tuple[Transformer, EngineConfig, DeviceChoice]:
-    """`choose`, on all ranks. Returns the model that computes so, `config` with what was chosen, and the choice."""
+    """Choose how passes are computed (see `choose`), and set the executor on all ranks.
+
+    Returns the model with that executor, `config` with the chosen `graphs` and `overlap`, and the choice.
+    """
     choice = choose(model, config)
     config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
     if choice.executor.name != "torch":  # the default of a model
@@ -117,9 +120,9 @@ def _overlap_hindrance(model: Transformer, *, graphs: bool) -> str | None:
 
 
 def _prove_choice(model: Transformer, config: EngineConfig, choice: DeviceChoice) -> DeviceChoice:
-    """Prove `choice`. If its passes are wrong, parts of it that `config` leaves open are turned off. Returns the rest.
+    """Prove `choice`. If its passes are wrong, graphs, then the executor are replaced where `config` leaves them open.
 
-    Raises `ConfigError` if a setting of `config` fails.
+    Returns the choice that was proven. Raises `ConfigError` if a setting of `config` fails.
     """
     executor, graphs = choice.executor, choice.graphs
     if executor.name == "torch" and not graphs:
@@ -197,9 +200,9 @@ def _first_layers(model: Transformer) -> Transformer:
 
 
 def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, PassOutcome]:
-    """Run the passes. Returns results by name, with `graphs` two of each: of the pass that captures, and of a repeat.
+    """Run the passes of a proof. Returns their results by name, up to the first pass that fails.
 
-    Ends with the first pass that fails.
+    With `graphs` each pass has two results: of the pass that captures, and of a repeat.
     """
     part = _first_layers(model)  # ranks other than the first get the full model
     outcomes: dict[str, PassOutcome] = {}
@@ -283,7 +286,7 @@ def _tokens(model: Transformer, count: int) -> Ints:
 
 
 def _lengths(model: Transformer, length: int) -> tuple[int, int]:
-    """Tokens of the two canvases, in whole routing blocks."""
+    """Tokens of the two canvases, in whole routing blocks. The second one is shorter, by about three eighths."""
     block = model.config.routing_block
     longer = min(length, model.config.max_length) // block * block
     return longer, max(4, block, longer * 5 // 8 // block * block)
@@ -294,7 +297,11 @@ def _page_counts(model: Transformer, length: int) -> list[int]:
 
 
 def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
-    """Yield the passes by name, in order. The pages of both canvases are shuffled."""
+    """Yield the passes by name, in the order in which they must run. The pages of both canvases are shuffled.
+
+    The first writes all K/V, the second computes a sixteenth of the rows, and in the third both canvases read one
+    prefix of about half the shorter canvas.
+    """
     lengths = _lengths(model, length)
     page_counts = _page_counts(model, length)
     page_slots = np.random.default_rng(1).permutation(sum(page_counts))[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
@@ -302,24 +309,24 @@ def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
     slots = first_pages.ravel()[: lengths[0]], second_pages.ravel()[: lengths[1]]
     block = model.config.routing_block
     all_rows = [np.arange(count) for count in lengths]
-    yield "full pass", _batch(model, all_rows, slots, None, limited=model.config.kind != "masked")
+    yield "full pass", _batch(model, all_rows, slots, limited=model.config.kind != "masked")
     some_rows = []
     for count in lengths:
         start = count // 3 // block * block
         some_rows.append(np.arange(start, start + -(-max(2, count // 16) // block) * block))
-    yield "cached pass", _batch(model, some_rows, slots, None, frozen=True)
+    yield "cached pass", _batch(model, some_rows, slots, frozen=True)
     lead = lengths[1] // 2 // block * block
     shared_slots = slots[0], np.concatenate([slots[0][:lead], slots[1][lead:]])
     rows_after_lead = [np.arange(lead, count) for count in lengths]
-    yield "merged pass", _batch(model, rows_after_lead, shared_slots, lead)
+    yield "merged pass", _batch(model, rows_after_lead, shared_slots, lead=lead)
 
 
 def _batch(
     model: Transformer,
     rows: list[Ints],
     slots: tuple[Ints, Ints],
-    lead: int | None,
     *,
+    lead: int | None = None,
     limited: bool = False,
     frozen: bool = False,
 ) -> StepBatch:
@@ -334,11 +341,11 @@ def _batch(
     count = sum(map(len, rows))
     first = 0
     if lead is not None:
-        work.add(0, count, work.add_slots(slots[0][:lead]), lead, None)
+        work.add(0, count, work.add_slots(slots[0][:lead]), slots=lead)
     for canvas_rows, canvas_slots in zip(rows, slots, strict=True):
         private_slots = canvas_slots[lead or 0 :]
         reach = np.minimum((canvas_rows // block + 1) * block, len(canvas_slots)) if limited else None
-        work.add(first, len(canvas_rows), work.add_slots(private_slots), len(private_slots), reach)
+        work.add(first, len(canvas_rows), work.add_slots(private_slots), len(private_slots), reach=reach)
         if sliding is not None:
             block_starts = np.where(limited, canvas_rows // block * block, 0) if sliding.behind else None
             add_windows(sliding_work, first, canvas_rows, canvas_slots, reach, sliding.reach, block_starts)
@@ -359,13 +366,13 @@ def _batch(
         sliding_work=None if sliding is None else sliding_work.build(),
     )
     tokens = _tokens(model, count + len(positions))[len(positions) :]
-    return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)
+    return StepBatch(send(tokens, device), (stage,), predict=send(np.arange(count), device), row_layers=0)
 
 
 def _difference(results: Tensor, expected: Tensor, tolerance: float, max_share: float) -> str | None:
-    """How much rows of `results` [N, any] differ from `expected`, in words.
+    """How much the rows of `results` [N, any] differ from `expected` [N, any], in words.
 
-    Returns None if at most `max_share` of them have a larger relative error than `tolerance`.
+    Returns None if at most the share `max_share` of the rows has a larger relative error than `tolerance`.
     """
     dtype = torch.promote_types(expected.dtype, torch.float32)
     results, expected = results.to(dtype), expected.to(dtype)

@@ -1,7 +1,7 @@
 """Reports of K/V pages: which requests and store entries hold them, and how full they are."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -84,13 +84,12 @@ def report_pages(memory: Memory, requests: Iterable[RunningRequest], *, detail: 
         extents = list(running.claim.extents)
         if running.claim.lease is not None:
             extents.append(running.claim.lease.extent)
-        request_id = running.request.id
         tokens = sum(len(state.canvas) for state in running.canvases)
-        cached_tokens = running.record.usage.cached_tokens
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
-        holders.append(_count_holder(request_id, tokens, extents, counts, filled, cached_tokens, tables))
+        holder = _count_holder(running.id, tokens, extents, counts, filled)
+        holders.append(replace(holder, found=running.record.usage.cached_tokens, tables=tables))
         if detail:
-            pages_of[request_id] = set().union(*map(_page_set, extents))
+            pages_of[running.id] = set().union(*map(_page_set, extents))
     for name, tokens, parts in (
         ("prefixes", store.token_count, store.entries),
         ("pages", chain.token_count, chain.pages),
@@ -120,7 +119,7 @@ def report_pages(memory: Memory, requests: Iterable[RunningRequest], *, detail: 
 def _stored_prefixes(
     entries: Iterable[PrefixEntry], counts: Counts, pages_of: Mapping[str, PageSet]
 ) -> list[StoredPart]:
-    """The stored prefixes, each after those that it begins with."""
+    """The stored prefixes, each after the shorter ones that it begins with."""
     parts: list[StoredPart] = []
     shorter: list[PrefixEntry] = []
     for entry in sorted(entries, key=len):
@@ -132,7 +131,7 @@ def _stored_prefixes(
 
 
 def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
-    """The exact pages, each after the one before it on its chain."""
+    """The exact pages, each after its parent."""
     remaining = {page.key: page for page in pages}
     length: dict[int | None, int] = {None: 0}  # tokens of the chain up to each page
     parts: list[StoredPart] = []
@@ -148,8 +147,9 @@ def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, 
 def _stored_part(
     key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, pages_of: Mapping[str, PageSet]
 ) -> StoredPart:
+    """The report of one stored prefix or page. `pages_of` are the pages that each running request can read."""
     pages = _page_set(extent)
-    readers = tuple(name for name, others in pages_of.items() if not pages.isdisjoint(others))
+    readers = tuple(request_id for request_id, others in pages_of.items() if not pages.isdisjoint(others))
     return StoredPart(f"{key:016x}", parent, tokens, readers, _table(extent, counts))
 
 
@@ -163,16 +163,11 @@ def _table(extent: PageRange, counts: Counts) -> PageTable:
     return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(references.tolist()))
 
 
-def _count_holder(
-    name: str,
-    tokens: int,
-    extents: Sequence[PageRange],
-    counts: Counts,
-    filled: Counts,
-    cached_tokens: int = 0,
-    tables: tuple[PageTable, ...] = (),
-) -> Holder:
-    """Count the pages of a holder, and raise `filled`, the number of slots of each page that hold a token."""
+def _count_holder(name: str, tokens: int, extents: Sequence[PageRange], counts: Counts, filled: Counts) -> Holder:
+    """Count the pages of a holder of `tokens`, whose K/V are in `extents`; `counts` are the references of all pages.
+
+    Raises the entries of `filled`, the number of slots of each page that hold a token, to those of this holder.
+    """
     pages = shared = 0
     for extent in extents:
         layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
@@ -180,4 +175,4 @@ def _count_holder(
         shared += int((counts[layers, extent.pages] > 1).sum())
         page_tokens = np.minimum(extent.length - np.arange(len(extent.pages)) * size, size)
         filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], page_tokens)
-    return Holder(name, tokens, pages, shared, found=cached_tokens, tables=tables)
+    return Holder(name, tokens, pages, shared)

@@ -50,6 +50,7 @@ class RunningRequest(Member):
         policy: CachePolicy,
         canvases: tuple[CanvasState, ...],
         claim: Claim,
+        *,
         record: RequestRecord,
         config: ModelConfig,
         predecessor: "RunningRequest | None" = None,
@@ -80,7 +81,7 @@ class RunningRequest(Member):
             self.end = ResponseEnd(canvas, pending.response, pending.stops, has_form=request.has_form)
             start = Start(canvas, pending.response, pending.decoding.total_steps, config, request.readers)
             self.readers = readers_of(start, self.decoder, policy, request.params)
-        self.planner = PassPlanner(pending, policy, self.end, self.readers, pending.decoding.first_step)
+        self.planner = PassPlanner(pending, policy, self.end, self.readers, first_step=pending.decoding.first_step)
         self.turn: Turn | None = None  # its next turn, once that is planned
         self.closing = False
         self.is_done = False
@@ -91,33 +92,33 @@ class RunningRequest(Member):
         self.foreseeable = policy.traits.by_clock and all(reader.foreseeable for reader in all_readers)
 
     def plan(self) -> Turn:
+        """Plan the next turn, unless it is planned already. A plan that repeats has the tally of its first pass."""
         if self.turn is not None:
             return self.turn
-        planner, decoder = self.planner, self.decoder
-        self.canvases[0].conditioned = decoder.context.conditioned
-        repeated = None if self.closing else planner.repeat_plan(decoder, self.canvases[0].canvas.noisy)
+        planner, decoder, first = self.planner, self.decoder, self.canvases[0]
+        first.conditioned = decoder.context.conditioned
+        repeated = None if self.closing else planner.repeat_plan(decoder, first.canvas.noisy)
         if repeated is not None:
-            items: CanvasPlans = ((self.canvases[0], repeated),)
+            items: CanvasPlans = ((first, repeated),)
         elif self.closing:
             # After a stop token the decoder is at the next block, so the settled length says where the last block ends.
             stop = 0 if self.claim.publisher is None else self.claim.publisher.settled_length()
             block = range(stop - self.pending.decoding.block_length, stop)
-            items = planner.plan_closing(self.canvases[0], decoder, block)
+            items = planner.plan_closing(first, decoder, block)
         else:
             items = planner.plan(self.canvases, decoder)
         repeating = planner.repeating
-        tally = None if repeated is None or repeating is None else repeating.tally
-        if tally is None:
-            tally = self.tally(items)
+        tally = self.tally(items) if repeating is None or repeating.tally is None else repeating.tally
         if repeating is not None:
             repeating.tally = tally
-        self.turn = Turn(self, items, tally, decoder, items[0][1].predicted)
+        self.turn = Turn(self, items, tally, decoder, predicted=items[0][1].predicted)
         return self.turn
 
     def fit(self, turn: Turn, row_layers: int) -> None:
         """Does nothing, as the pass of a request cannot be cut."""
 
     def begin(self, turn: Turn) -> Move | None:
+        """See `Member`. Raises `PlanError` too if a reader cannot read the pass, or if fill passes would never end."""
         first_plan = turn.items[0][1]
         if first_plan.fills and self.planner.passes > len(self.canvases[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
@@ -126,7 +127,7 @@ class RunningRequest(Member):
             for reader in self.readers:
                 reader.admit(read_pass)
         for state, plan in turn.items:
-            if plan.again:  # it needs no check of the canvas, as it predicts a subset of what the last plan did
+            if plan.again:  # the canvas needs no check, as the plan predicts a subset of what the last one did
                 state.ledger.enter(plan)
             else:
                 state.enter(plan)
@@ -135,6 +136,7 @@ class RunningRequest(Member):
         return move
 
     def tally(self, items: CanvasPlans) -> Tally:
+        """See `Member`. A pass over two canvases counts as two forwards if the policy counts their steps separately."""
         first, plan = items[0]
         live, prefix = plan.spans[-1].rows, first.prefix
         leased_rows = prefix.length if self.claim.lease is not None and prefix is not None else 0
@@ -156,6 +158,10 @@ class RunningRequest(Member):
         return tuple((reader, read) for reader, read in reads if read is not None)
 
     def write(self, turn: Turn, scores: Scores, stats: EngineStats) -> list[Event]:
+        """See `Member`. Readers change and read the predictions before the step's tokens are written to the canvas.
+
+        A fill pass writes no final tokens, and the closing pass, which ends the request, none at all.
+        """
         items, tally = turn.items, turn.tally
         planner, publisher = self.planner, self.claim.publisher
         plan, context = items[0][1], self.decoder.context
@@ -184,26 +190,25 @@ class RunningRequest(Member):
         if plan.fills:
             planner.passes += 1
             planner.skipped_fills += len(self.canvases) > len(items)
-            transfer = None
             if context.drafts and len(predictions.positions):
                 self._write_tokens(predictions.positions, predictions.tokens)
                 self.decoder.advance()
-        else:
-            planner.last_pass = LastPass(
-                predictions.positions, predictions.tokens, predictions.confidence, predictions.measured
-            )
-            planner.guided_steps += len(self.canvases) == 2 == len(items)
-            planner.passes = 0
-            planner.skipped_fills = 0
-            transfer = self._transfer(plan, predictions, scores.transfer)
-            self.decoder.advance()
-            committed = self.decoder.context.committed
-            if publisher is not None and committed is not None:
-                publisher.commit(committed)
+            return self._report(None)
+        planner.last_pass = LastPass(
+            predictions.positions, predictions.tokens, predictions.confidence, measured=predictions.measured
+        )
+        planner.guided_steps += len(self.canvases) == 2 == len(items)
+        planner.passes = 0
+        planner.skipped_fills = 0
+        transfer = self._transfer(plan, predictions, scores.transfer)
+        self.decoder.advance()
+        committed = self.decoder.context.committed
+        if publisher is not None and committed is not None:
+            publisher.commit(committed)
         return self._report(transfer)
 
     def close(self) -> bool:
-        """Request one more pass, over the last block, if that completes a page for others. Returns whether it does."""
+        """Request a closing pass over the last block if it completes a page for others. Returns whether it does."""
         publisher = self.claim.publisher
         if publisher is None or self.closing or self.decoder.context.committed is not None:
             return False
@@ -235,6 +240,7 @@ class RunningRequest(Member):
         )
 
     def _read_pass(self, turn: Turn) -> ReadPass:
+        """The pass of `turn` as readers see it."""
         decoder = self.decoder if turn.decoder is None else turn.decoder
         is_guided = len(self.canvases) == 2 == len(turn.items)
         guides_next = is_guided and self.policy.guides(decoder.step - self.planner.first_step + 1)
@@ -248,10 +254,7 @@ class RunningRequest(Member):
         """
         decoder, block = self.decoder, self.decoder.block
         tokens: NDArray[np.int64] | None = None
-        forced: Written | None = None
-        if device_mask is None and self.readers:  # one of them may write the step
-            writes = (reader.step_writes(decoder.step) for reader in self.readers)
-            forced = next((written for written in writes if written is not None), None)
+        forced = self._forced_tokens() if device_mask is None and self.readers else None
         if device_mask is not None:
             positions, tokens = predictions.positions[device_mask], predictions.tokens[device_mask]
         elif forced is not None:
@@ -290,6 +293,11 @@ class RunningRequest(Member):
             self.record.trace.append(transfer)
         return transfer
 
+    def _forced_tokens(self) -> Written | None:
+        """What a reader prescribes for this step; None if none does."""
+        writes = (reader.step_writes(self.decoder.step) for reader in self.readers)
+        return next((written for written in writes if written is not None), None)
+
     def _write_tokens(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         """Write tokens that are not final: a draft, or masks in place of a rejected one."""
         for state in self.canvases:
@@ -315,6 +323,7 @@ class RunningRequest(Member):
 
 
 def _layer_work(running: RunningRequest, plan: Plan) -> tuple[LayerWork, ...]:
+    """The work of `plan` on the conditional canvas, by layers. The prefix counts as shared also if none is stored."""
     state, request = running.canvases[0], running.request
     shared = min(request.prefix_length, state.canvas.prompt) if state.prefix is None else state.prefix.length
     return layer_work(plan, rows_of(range(shared), len(state.canvas)), state.prefix)

@@ -71,7 +71,7 @@ class Prefixes(Sharing):
         self.allocator = store.allocator
 
     def plan(self, pending: PendingRequest) -> Decision:
-        """See `Sharing`. A prefix read in place saves its pages in the leased layers; a copied one saves none."""
+        """See `Sharing`. A prefix that is read in place saves pages in the leased layers; a copied one saves none."""
         length, layers = pending.decoding.length, self.shape.layers
         choice = self.choose_lease(pending)
         lease = choice.lease
@@ -97,13 +97,8 @@ class Prefixes(Sharing):
             policy, extents, lease, unread_reason=choice.unread_reason, unleased_prefix=choice.unleased_prefix
         )
 
-    def claim(
-        self,
-        pending: PendingRequest,
-        placement: Placement,
-        canvas: Canvas,  # noqa: ARG002
-        undo: ExitStack,
-    ) -> SharedKV:
+    def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> SharedKV:  # noqa: ARG002
+        """See `Sharing`. Counts leases of prefixes that no request has named. Raises `IntegrityError` without room."""
         plan = placement.lease
         if plan is None:
             return SharedKV()
@@ -114,7 +109,7 @@ class Prefixes(Sharing):
         return SharedKV(plan.prefix, lease)
 
     def max_prefix(self, pending: PendingRequest) -> int:
-        """Largest number of tokens that a request can share: the rows that predict the response must be computed."""
+        """Largest number of tokens that a request can share, as the rows that predict the response are computed."""
         return len(pending.request.prompt_token_ids) - self.shape.shift
 
     def _take_lease(self, pending: PendingRequest, plan: LeasePlan) -> Lease:
@@ -139,7 +134,7 @@ class Prefixes(Sharing):
         request, policy = pending.request, pending.request.policy
         if self.config.prefix_sharing != "auto" or not request.find_prefix or policy.traits.sharing != "prefix":
             return
-        if request.prefix_length >= self.config.prefix_min:  # the guess is good enough
+        if request.prefix_length >= self.config.prefix_min:  # the guess is long enough to be worth sharing
             return
         max_prefix = self.max_prefix(pending)
         if max_prefix > 0 and policy.boundary(max_prefix, pending.decoding.length, self.shape.layers):
@@ -156,12 +151,12 @@ class Prefixes(Sharing):
             return LeaseChoice(unread_reason=self._no_prefix_reason(pending))
         if self.config.prefix_sharing == "off":
             return LeaseChoice(unread_reason=SHARING_OFF)
-        new_entry_choice = self._lease_of(pending, prefix_length, prefix_length, None)
+        new_entry_choice = self._lease_of(pending, prefix_length, requested_tokens=prefix_length, entry=None)
         if new_entry_choice.lease is None:
             return new_entry_choice
         entry = self.store.find(request.prompt_token_ids[:prefix_length], request.salt)
         if entry is not None:
-            choice = self._lease_of(pending, len(entry), prefix_length, entry)
+            choice = self._lease_of(pending, len(entry), requested_tokens=prefix_length, entry=entry)
             if choice.lease is not None or len(entry) == prefix_length:
                 return choice
         if not self.store.fits(prefix_length):
@@ -170,7 +165,7 @@ class Prefixes(Sharing):
         return replace(new_entry_choice, unread_reason=no_entry_reason(request.cache_salt))
 
     def _no_prefix_reason(self, pending: PendingRequest) -> UnreadReason | None:
-        """Why a request shares nothing. None if it chose so, or its policy would read nothing anyway."""
+        """Why a request shares nothing; None if it asked for that, or if its policy would read nothing anyway."""
         request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
         if request.prefix_length:
             return UnreadReason("short", "the one token of the prefix predicts the response, so it is computed")
@@ -186,10 +181,11 @@ class Prefixes(Sharing):
         )
 
     def _prefix_length(self, pending: PendingRequest) -> int:
-        """Number of leading tokens that a request shares, 0 or less if none: `prefix_length`, at most `max_prefix`.
+        """Number of leading tokens that a request shares, at most `max_prefix`; 0 or less if it shares none.
 
-        If it names none, they are those that it has in common with recent prompts, if there are `prefix_min`; but those
-        of the longest stored entry that it begins with, if that has as many, and the share `prefix_cover` of these.
+        If the request leaves its prefix open (`common_tokens`), the longest stored entry that its prompt begins with is
+        shared if it has `prefix_min` tokens and covers the share `prefix_cover` of the common tokens. Otherwise the
+        common tokens are shared if they are at least `prefix_min`. Else the request's `prefix_length` counts.
         """
         request, config = pending.request, self.config
         max_prefix = self.max_prefix(pending)
@@ -215,7 +211,7 @@ class Prefixes(Sharing):
         return policy.with_depth(min(depth, self.shape.layers))
 
     def _lease_of(
-        self, pending: PendingRequest, length: int, requested_tokens: int, entry: PrefixEntry | None
+        self, pending: PendingRequest, length: int, *, requested_tokens: int, entry: PrefixEntry | None
     ) -> LeaseChoice:
         """The lease of `length` tokens, stored as `entry` or not stored yet, if `requested_tokens` are to be shared."""
         request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
@@ -230,12 +226,13 @@ class Prefixes(Sharing):
 
 
 def no_entry_reason(cache_salt: str) -> UnreadReason | None:
-    """Why a request reads nothing although its prefix will be stored; None if it has no salt, as its prefix is new.
+    """Why a request reads nothing although its prefix will be stored; None without a salt, as the prefix is just new.
 
-    It does not reveal whether the prefix is stored under another salt.
+    The reason does not reveal whether the prefix is stored under another salt.
     """
-    reason = UnreadReason("salt", "nothing of this cache_salt is stored yet, and no other is read")
-    return reason if cache_salt else None
+    if not cache_salt:
+        return None
+    return UnreadReason("salt", "nothing of this cache_salt is stored yet, and no other is read")
 
 
 class Pages(Sharing):
@@ -253,13 +250,11 @@ class Pages(Sharing):
         """
         if request.policy.traits.sharing != "pages" or self.chain.page_size % decoding.block_length:
             return ()
-        tokens, salt = (
-            _whole_blocks(request, decoding),
-            _page_salt(request, decoding.block_length, decoding.block_offset),
-        )
-        return tuple(self.chain.identities(tokens, salt, decoding.block_offset))
+        salt = _page_salt(request, decoding.block_length, decoding.block_offset)
+        return tuple(self.chain.identities(_whole_blocks(request, decoding), salt, decoding.block_offset))
 
     def plan(self, pending: PendingRequest) -> Decision:
+        """See `Sharing`. The request publishes its pages if they hold whole blocks and the store can hold a page."""
         request, decoding, size = pending.request, pending.decoding, self.chain.page_size
         block_length, block_offset = decoding.block_length, decoding.block_offset
         if self.chain.is_next_pending(pending.page_keys):
@@ -269,25 +264,27 @@ class Pages(Sharing):
         extents = self.allocator.find([(decoding.length - len(pages) * size, range(self.layers))])
         if extents is None:
             return NoRoom(pages=frozenset(page.key for page in pages))
-        budget = self.chain.budget_tokens
-        reason = None
-        if size % block_length:
-            reason = UnreadReason(
-                "pages", f"pages of {size} tokens hold no whole number of blocks of {block_length}: none is shared"
-            )
-        elif budget < size:
-            reason = UnreadReason("budget", f"the store's budget of {budget} tokens holds no page of {size}")
-        elif not pending.page_keys:
-            prompt_length = len(request.prompt_token_ids)
-            reason = UnreadReason("short", f"the prompt of {prompt_length} tokens fills no page of {size}")
-        elif not pages:
-            reason = self._misaligned_reason(request, decoding) or no_entry_reason(request.cache_salt)
-        publishes = not size % block_length and budget >= size
+        publishes = not size % block_length and self.chain.budget_tokens >= size
         plan = PagePlan(pages, salt, publishes)
+        reason = None if pages else self._unread_reason(pending)
         return Placement(request.policy.without_prefix, (extents,), pages=plan, unread_reason=reason)
 
+    def _unread_reason(self, pending: PendingRequest) -> UnreadReason | None:
+        """Why a request reads no stored page; None if the pages of its prompt are just not stored yet."""
+        request, decoding = pending.request, pending.decoding
+        size, budget = self.chain.page_size, self.chain.budget_tokens
+        if size % decoding.block_length:
+            note = f"pages of {size} tokens hold no whole number of blocks of {decoding.block_length}: none is shared"
+            return UnreadReason("pages", note)
+        if budget < size:
+            return UnreadReason("budget", f"the store's budget of {budget} tokens holds no page of {size}")
+        if not pending.page_keys:
+            prompt_length = len(request.prompt_token_ids)
+            return UnreadReason("short", f"the prompt of {prompt_length} tokens fills no page of {size}")
+        return self._misaligned_reason(request, decoding) or no_entry_reason(request.cache_salt)
+
     def _misaligned_reason(self, request: Request, decoding: Decoding) -> UnreadReason | None:
-        """Why a stored beginning of the prompt is not read, if its blocks end at other tokens; otherwise None."""
+        """Why a stored page of the prompt's beginning is not read; None unless its blocks end at other tokens."""
         tokens, block_length = request.prompt_token_ids, decoding.block_length
         for block_offset in range(block_length) if decoding.from_prompt else ():
             salt = _page_salt(request, block_length, block_offset)
@@ -302,6 +299,7 @@ class Pages(Sharing):
         return None
 
     def claim(self, pending: PendingRequest, placement: Placement, canvas: Canvas, undo: ExitStack) -> SharedKV:
+        """See `Sharing`. Counts the lookup, and announces the pages that the request will publish."""
         plan = placement.pages
         assert plan is not None
         pages = plan.stored_pages

@@ -59,13 +59,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
     min_store = 0 if budget == "auto" else budget
     extent = max_canvas + page_size
     running = canvas_count * extent
-    graph_workspace = 0
-    if config.graphs:  # which have memory of their own for a pass
-        graph_rows = max_graph_rows(shape)
-        graph_workspace = workspace_bytes(shape, graph_rows, extent, itemsize, ranks, model.attention) + graph_bytes(
-            shape, itemsize
-        )
-        graph_workspace += attention_bytes(shape, graph_rows, extent, itemsize, model.attention, pad=True)
+    graph_workspace = _graph_workspace(model, extent) if config.graphs else 0
     pass_room = memory.room - graph_workspace - running * token.kv - min_store * stored_bytes
     max_rows = running
     if config.max_row_layers is not None:  # a row is computed in one layer at least
@@ -87,14 +81,23 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
         log.info("passes have at most %d rows, as %s are left for them", rows, gigabytes(pass_room))
     store = max_store if budget == "auto" else min_store
     planned = running * token.kv + store * stored_bytes
-    return Room(max_canvas, running, store, rows, memory.room - workspace - planned)
+    spare = memory.room - workspace - planned
+    return Room(max_canvas, running_tokens=running, store_tokens=store, max_rows=rows, spare_bytes=spare)
+
+
+def _graph_workspace(model: Transformer, max_canvas: int) -> int:
+    """Bytes that graphs take for passes, which have memory of their own there, on each rank."""
+    shape, itemsize, rows = model.config, model.dtype.itemsize, max_graph_rows(model.config)
+    workspace = workspace_bytes(shape, rows, max_canvas, itemsize, model.ranks.shard.size, model.attention)
+    padded_lists = attention_bytes(shape, rows, max_canvas, itemsize, model.attention, pad=True)
+    return workspace + padded_lists + graph_bytes(shape, itemsize)
 
 
 def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:
-    """`divide_memory` on a CPU: as configured if that fits. Otherwise two canvases get their memory first.
+    """Divide the memory of a CPU as configured if that fits. Otherwise two canvases get their memory first.
 
-    The rest is for the store and for more canvases. If the configuration names no length, canvases become shorter, so
-    that the store holds at least one of them. Raises `ConfigError` if two canvases do not fit.
+    What remains is for the store and for more canvases. If the configuration names no length, canvases become shorter,
+    so that the store holds at least one of them. Raises `ConfigError` if two canvases do not fit.
     """
     budget = DEFAULT_STORE_TOKENS if config.store_budget_tokens == "auto" else config.store_budget_tokens
     requested = Room(max_canvas, canvas_count * (max_canvas + page_size), budget)
@@ -126,7 +129,7 @@ def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max
         *(gigabytes(cpu.available), fitting_length, max_canvas, running, requested.running_tokens, store, budget, rows),
     )
     spare = (cpu.available - planned - cpu.workspace(rows, extent)) // cpu.ranks
-    return Room(fitting_length, running, store, rows, spare)
+    return Room(fitting_length, running_tokens=running, store_tokens=store, max_rows=rows, spare_bytes=spare)
 
 
 def smallest_memory(model: Transformer) -> tuple[int, int]:

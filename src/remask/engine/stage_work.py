@@ -93,7 +93,8 @@ def add_windows(
         while low < stop:
             high = min(stop, int(np.searchsorted(positions, positions[low] + SLIDING_TILE)))
             base, count = int(first[low]), int(end[high - 1] - first[low])
-            builder.add(row + low, high - low, base_slot + base, count, end[low:high] - base, first[low:high] - base)
+            sees_stop, sees_start = end[low:high] - base, first[low:high] - base
+            builder.add(row + low, high - low, base_slot + base, count, reach=sees_stop, skip=sees_start)
             low = high
 
 
@@ -113,7 +114,7 @@ def _add_group(builder: WorkListBuilder, group: list[StageRows]) -> None:
         return
     length = _prefix_length(group[0])
     start, stop = group[0].rows.start, group[-1].rows.stop
-    builder.add(start, stop - start, builder.add_slots(group[0].table.slots[:length]), length, None)
+    builder.add(start, stop - start, builder.add_slots(group[0].table.slots[:length]), slots=length)
     for part in group:
         _add_canvas(builder, part, length)
 
@@ -123,15 +124,15 @@ def _add_canvas(builder: WorkListBuilder, part: StageRows, start: int) -> None:
     slots = part.table.slots[start:]
     if part.sees is None:
         if len(slots):
-            builder.add(part.rows.start, len(part.positions), builder.add_slots(slots), len(slots), None)
+            builder.add(part.rows.start, len(part.positions), builder.add_slots(slots), len(slots))
         return
     sees = part.sees - start
     first_slot = builder.add_slots(slots[: sees[-1]])
-    for first, last in _tiles(sees):
-        reach = int(sees[last - 1])
-        if reach:
-            limits = None if sees[first] == reach else sees[first:last]
-            builder.add(part.rows.start + first, last - first, first_slot, reach, limits)
+    for first, stop in _tiles(sees):
+        slot_count = int(sees[stop - 1])  # of the unit's last row, which sees most
+        if slot_count:
+            reach = None if sees[first] == slot_count else sees[first:stop]
+            builder.add(part.rows.start + first, stop - first, first_slot, slot_count, reach=reach)
 
 
 def _add_separate(builder: WorkListBuilder, part: StageRows) -> None:
@@ -139,8 +140,8 @@ def _add_separate(builder: WorkListBuilder, part: StageRows) -> None:
     count = len(part.positions)
     sees = np.full(count, len(part.table.slots)) if part.sees is None else part.sees
     first_slot = builder.add_slots(part.table.slots[: sees[-1]])
-    for first, last in pairwise(_edges(sees)):
-        builder.add(part.rows.start + first, last - first, first_slot, int(sees[first]), None)
+    for first, stop in pairwise(_edges(sees)):
+        builder.add(part.rows.start + first, stop - first, first_slot, slots=int(sees[first]))
 
 
 def _edges(sees: Index) -> list[int]:
@@ -165,9 +166,10 @@ def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
 
 
 def computed_parts(parts: list[StageRows]) -> list[StageRows]:
-    """The canvases with the rows that are computed alone, renumbered from 0.
+    """The canvases with no rows but those that are computed, renumbered from 0.
 
-    Rows that a pick will choose stand for any of its candidates. Raises `PlanError` if these see different positions.
+    Where the device will pick rows, any of the candidates may stand for them. So `PlanError` is raised if the rows of
+    such a canvas see different positions.
     """
     computed = []
     start = 0
@@ -192,8 +194,11 @@ def computed_parts(parts: list[StageRows]) -> list[StageRows]:
     return computed
 
 
-def make_partial(layer: int, parts: list[StageRows], device: torch.device, slides: bool) -> Partial:
-    """The computed rows of a stage in which others are held or picked. If `slides`, picked rows may have windows."""
+def make_partial(layer: int, parts: list[StageRows], device: torch.device, *, slides: bool) -> Partial:
+    """The computed rows of the stage that begins at `layer`, in which other rows are held or picked.
+
+    If `slides`, the picked rows have windows in some layers.
+    """
     computed: list[Index] = []
     picks: defaultdict[tuple[bool, int, int], _PickLists] = defaultdict(_PickLists)  # by keys, every, phase
     count = 0
@@ -210,8 +215,8 @@ def make_partial(layer: int, parts: list[StageRows], device: torch.device, slide
             count += pick.count
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
     device_picks = tuple(lists.send(*key, device) for key, lists in picks.items())
-    neighbours = neighbour_places(parts, device) if slides else None
-    return Partial(send(np.concatenate(computed), device), device_picks, send(slots, device), neighbours)
+    places = neighbour_places(parts, device) if slides else None
+    return Partial(send(np.concatenate(computed), device), device_picks, send(slots, device), neighbours=places)
 
 
 @dataclass(slots=True)
@@ -240,9 +245,9 @@ class _PickLists:
 
 
 def neighbour_places(parts: list[StageRows], device: torch.device) -> Neighbours:
-    """The slots of all canvases, and for each row its place, and those of its canvas' first and last visible position.
+    """The slots of all canvases, and for each row three indices into them: its own, the first that it sees, the end.
 
-    The device finds windows by these once it knows which rows are computed.
+    The device finds windows by these once it has picked rows.
     """
     slots = list[Index]()
     places = list[Index]()  # [3, rows] for each canvas

@@ -23,13 +23,11 @@ BLOCK = 32  # of the authors' evaluation
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`, which is block-causal if it has a `block_size`."""
     base = str(raw.get("model_type", "")).casefold()
     fields = Fields(f"config.json ({base})", raw)
     fields.only("attention_bias", False, optional=True)
-    if base == QWEN3:
-        dim = fields.integer("head_dim", least=2)
-    else:
-        dim = fields.head_dim("hidden_size", "num_attention_heads")
+    head_dim = fields.integer("head_dim", least=2) if base == QWEN3 else fields.head_dim()
     block = fields.block("block_size")
     return ModelConfig(
         family="a2d",
@@ -39,11 +37,12 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         kind="masked" if block is None else "block_causal",
         block_length=block,
         sampling=SAMPLING,
-        **qwen.shape(fields, dim, windows=True),
+        **qwen.shape(fields, head_dim, windows=True),
     )
 
 
 def _remark(name: str, config: ModelConfig) -> str | None:
+    """A warning if the folder `name` says that the model is block-causal and its configuration does not."""
     if "-bd3lm-" not in f"{name}-".casefold() or config.block_length is not None:
         return None
     return (

@@ -99,10 +99,7 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
 
 
 def _guard(
-    plugin: Plugin,
-    function: Callable[[Mapping[str, Any]], T],
-    expected: type[T],
-    faults: Callable[[T], Iterator[str]],
+    plugin: Plugin, function: Callable[[Mapping[str, Any]], T], expected: type[T], faults: Callable[[T], Iterator[str]]
 ) -> Callable[[Mapping[str, Any]], T]:
     """`function` wrapped: its errors and wrong results become `CheckpointError`s that name the package."""
 

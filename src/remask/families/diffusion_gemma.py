@@ -10,16 +10,17 @@ from typing import Any
 from remask.checks.values import is_whole
 from remask.families import qwen
 from remask.families.family import Factors, Family, MixtureNames
-from remask.families.fields import FULL, LAYERS, NO_MASK, SLIDING, VOCAB, Fields
+from remask.families.fields import FULL, LAYERS, NO_MASK, SIZE, SLIDING, VOCAB, Fields
 from remask.families.shapes import shapes_of
 from remask.model.config import Mixture, ModelConfig, RopeScaling, Router, Sliding
 
 _SOURCE = "config.json (diffusion-gemma)"
 _PATTERN = 6  # by default every sixth layer has full attention
-_FULL_HEAD_DIM = 512  # default width of a head in these layers
+_HEAD_DIM, _FULL_HEAD_DIM = 256, 512  # default widths of a head, in sliding layers and in those with full attention
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`. All sizes but `canvas_length` are those of its `text_config`."""
     outer = Fields(_SOURCE, raw)
     outer.only("tie_word_embeddings", True, optional=True)
     inner = outer.get("text_config")
@@ -36,7 +37,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size", most=VOCAB)
     sliding = _sliding_layers(fields, layers)
     full_head_dim, full_kv_heads = _full_heads(fields, sliding, layers, heads)
-    head_dim = fields.integer("head_dim", 256, least=2)
+    head_dim = fields.integer("head_dim", _HEAD_DIM, least=2)
     intermediate = fields.integer("intermediate_size")
     sliding_theta = _rope(fields, SLIDING, head_dim)[0] if sliding else 0.0
     theta, scaling = _rope(fields, FULL, full_head_dim)
@@ -107,12 +108,12 @@ def _full_heads(fields: Fields, sliding: tuple[int, ...], layers: int, heads: in
             raise fields.unfit("num_global_key_value_heads", f"a divisor of the {heads} attention heads")
         return head_dim, kv_heads
     full = [layer for layer in range(layers) if layer not in sliding]
-    default = fields.integer("head_dim", 256, least=2), fields.kv_heads("num_key_value_heads", heads)
+    default = fields.integer("head_dim", _HEAD_DIM, least=2), fields.kv_heads("num_key_value_heads", heads)
     pairs = dict[int, tuple[Any, Any]]()
     if isinstance(by_layer, Mapping):
         pairs = {layer: _layer_heads(by_layer.get(str(layer)) or {}, default) for layer in range(layers)}
     head_dim, kv_heads = pairs.get(full[0]) or (0, 0)
-    fits = is_whole(head_dim, 2, 2**20) and is_whole(kv_heads, 1, heads) and not heads % kv_heads
+    fits = is_whole(head_dim, 2, SIZE) and is_whole(kv_heads, 1, heads) and not heads % kv_heads
     if not fits or any(pair != ((head_dim, kv_heads) if layer in full else default) for layer, pair in pairs.items()):
         raise fields.unfit(
             "per_layer_config",
@@ -123,6 +124,7 @@ def _full_heads(fields: Fields, sliding: tuple[int, ...], layers: int, heads: in
 
 
 def _layer_heads(layer: object, default: tuple[int, int]) -> tuple[Any, Any]:
+    """Width and number of K/V heads of one entry of `per_layer_config`, unchecked; zeros if it is not an object."""
     if not isinstance(layer, Mapping):
         return 0, 0
     return layer.get("head_dim", default[0]), layer.get("num_key_value_heads", default[1])

@@ -20,9 +20,7 @@ _SWITCHES: Mapping[str, Any] = {
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (dream)", raw)
-    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
-    shape = qwen.shape(fields, head_dim, MASK)
-    return ModelConfig(family="dream", **_SWITCHES, **shape)
+    return ModelConfig(family="dream", **_SWITCHES, **qwen.shape(fields, fields.head_dim(), MASK))
 
 
 DREAM = Family(

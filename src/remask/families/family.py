@@ -41,7 +41,7 @@ class Slot:
     def fill(self, weights: Weights, source: Tensor | Codes) -> None:
         """Copy `source`, the stored tensor or its `part`, into `weights`, times the family's constant factors.
 
-        It is quantized if the field is.
+        Numbers are quantized if the field is. `Codes` must be of the field's own quantization.
         """
         from remask.model.quantized import Codes, QuantizedMatrix, encode
 
@@ -76,7 +76,7 @@ class Slot:
         return tensor
 
     def parts(self, config: ModelConfig, shard: Shard) -> Iterator[Slot]:
-        """The slots of the parts of the tensor that a rank holds; none if it holds no part."""
+        """Yield the slots of the parts of the tensor that the rank of `shard` holds; none if it holds no part."""
         if shard.size == 1:
             yield self
             return
@@ -100,20 +100,20 @@ class Slot:
             yield from self._row_parts(rows)
 
     def _row_parts(self, ranges: Sequence[range]) -> Iterator[Slot]:
-        """The slots of the rows in `ranges` of the field, which follow one another in the rank's tensor."""
+        """Yield the slots of the rows in `ranges` of the field, which follow one another in the rank's tensor."""
         first, end = self.rows or (0, self.shape[0])
-        base = 0  # where the range begins in the rank's tensor
-        for part in ranges:
-            low, high = max(first, part.start), min(end, part.stop)
+        range_start = 0  # where the range begins in the rank's tensor
+        for held in ranges:
+            low, high = max(first, held.start), min(end, held.stop)
             if low < high:
-                target = base + low - part.start
+                target = range_start + low - held.start
                 rows = target, target + high - low
                 shape = (high - low, *self.shape[1:])
                 yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=rows)
-            base += len(part)
+            range_start += len(held)
 
     def in_rows(self, count: int) -> Iterator[Slot]:
-        """The slot in parts of at most `count` rows."""
+        """Yield slots of at most `count` rows each, which together are this one."""
         first, _ = self.rows or (0, self.shape[0])
         first_stored = self.part[0].start or 0 if self.part else 0
         for start in range(0, self.shape[0], count):
@@ -131,9 +131,9 @@ class Slot:
 
 
 def _shard_ranges(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, Sequence[range] | None]:
-    """The columns, or the ranges of rows, of the slot's field that a rank holds. Both are None if it holds all of it.
+    """Return the columns, or the ranges of rows, of the slot's field that a rank holds. Both are None if it holds all.
 
-    Rows are those of the whole field, in which matrices with the same input follow one another.
+    Rows are counted in the whole field, in which matrices with the same input follow one another.
     """
     shape = config if slot.layer is None else config.shape_of(slot.layer)
     dim, heads, groups = shape.head_dim, shard.heads(shape), shard.kv_heads(shape)
@@ -240,7 +240,7 @@ class TensorNames:
 class Factors:
     """A family's constant factors. They are multiplied into the weights when these are read."""
 
-    # Scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs
+    # Scale of every projection of a layer: a number, or the number of its inputs or outputs to the power of -0.5
     linear: float | Literal["fan_in", "fan_out"] = 1.0
     residual: float = 1.0  # scale of the outputs of attention and MLP
     head: float = 1.0  # scale of the logits
@@ -288,23 +288,23 @@ class Family:
 
     def tensors(self, config: ModelConfig, factors: Factors | None = None) -> list[Slot]:
         """Every tensor that a checkpoint of this shape has. Together the slots fill each element of `Weights` once."""
-        names, wide, factors = self.names, config.hidden, factors or Factors()
+        names, hidden, factors = self.names, config.hidden, factors or Factors()
         slots = [
-            Slot(f"{names.embed}.weight", (config.vocab, wide), "embed"),
-            Slot(f"{names.norm}.weight", (wide,), "norm", offset=factors.gain),
+            Slot(f"{names.embed}.weight", (config.vocab, hidden), "embed"),
+            Slot(f"{names.norm}.weight", (hidden,), "norm", offset=factors.gain),
         ]
         if not config.tied:
-            slots.append(Slot(self.head, (config.vocab, wide), "head", scale=factors.head))
+            slots.append(Slot(self.head, (config.vocab, hidden), "head", scale=factors.head))
         if config.embed_norm:
-            slots.append(Slot(f"{names.embed_norm}.weight", (wide,), "embed_norm", offset=factors.gain))
+            slots.append(Slot(f"{names.embed_norm}.weight", (hidden,), "embed_norm", offset=factors.gain))
         if config.head_dense:
-            slots.append(Slot(f"{names.head_dense}.weight", (wide, wide), "head_dense"))
-            slots.append(Slot(f"{names.head_norm}.weight", (wide,), "head_norm", offset=factors.gain))
+            slots.append(Slot(f"{names.head_dense}.weight", (hidden, hidden), "head_dense"))
+            slots.append(Slot(f"{names.head_norm}.weight", (hidden,), "head_norm", offset=factors.gain))
         if config.head_bias:
             slots.append(Slot(f"{names.head}.bias", (config.vocab,), "head_bias", scale=factors.head))
         if config.self_conditioning:
-            slots.append(Slot(f"{names.signal}pre_norm.weight", (wide,), "signal.norm"))
-            slots += _swiglu(f"{names.signal}", MixtureNames(), (config.intermediate, wide), "signal.")
+            slots.append(Slot(f"{names.signal}pre_norm.weight", (hidden,), "signal.norm"))
+            slots += _swiglu(f"{names.signal}", MixtureNames(), (config.intermediate, hidden), "signal.")
         for layer in range(config.layers):
             slots += self._attention(config, layer, factors)
             mixture = config.mixture_of(layer)
@@ -321,27 +321,28 @@ class Family:
                 slots.append(Slot(name, (config.hidden,), field, layer))
         if config.layer_scales and names.scales is not None:
             for row, name in enumerate(names.scales):
-                slots.append(Slot(name.format(layer), (1,), "scale", layer, (row, row + 1)))
+                slots.append(Slot(name.format(layer), (1,), "scale", layer, rows=(row, row + 1)))
         return slots
 
     def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
-        names, wide, sizes = self.names, config.hidden, config.shape_of(layer)
+        """The tensors of attention in `layer`: projections, their biases, norms and the sink."""
+        names, hidden, sizes = self.names, config.hidden, config.shape_of(layer)
         prefix = names.layer.format(layer)
         q, k = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        scale = factors.of((wide, q)) * factors.residual
-        slots = [Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale)]
+        scale = factors.of((hidden, q)) * factors.residual
+        slots = [Slot(f"{prefix}{names.out}.weight", (hidden, q), "out", layer, scale=scale)]
         if layer or not config.embed_norm:
-            slots.append(Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain))
+            slots.append(Slot(f"{prefix}{names.attn_norm}.weight", (hidden,), "attn_norm", layer, offset=factors.gain))
         for name, first, end in names.projections(q, k, tied=sizes.tied_values):
-            shape = (end - first, wide)
-            slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
+            rows, shape = (first, end), (end - first, hidden)
+            slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, rows=rows, scale=factors.of(shape)))
             if config.qkv_bias:
-                slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
+                slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, rows=rows))
         if config.qk_norm is not None:
             root = sizes.head_dim**0.5 if factors.unscaled else 1.0
-            for field, rows, norm_scale in (("q_norm", q, root), ("k_norm", k, 1.0)):
+            for field, row_count, norm_scale in (("q_norm", q, root), ("k_norm", k, 1.0)):
                 name = f"{prefix}{getattr(names, field)}.weight"
-                width = sizes.head_dim if config.qk_norm == "head" else rows
+                width = sizes.head_dim if config.qk_norm == "head" else row_count
                 slots.append(Slot(name, (width,), field, layer, scale=norm_scale, offset=factors.gain))
         if config.sink == "learned":
             for field in ("sink_k", "sink_v"):
@@ -350,54 +351,58 @@ class Family:
         return slots
 
     def _mlp(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
-        names, wide, inner = self.names, config.hidden, config.intermediate
+        """The tensors of the MLP of a dense `layer`, with the norm before it. Gate and up may be one tensor."""
+        names, hidden, inner = self.names, config.hidden, config.intermediate
         prefix = names.layer.format(layer)
-        up_scale = factors.of((inner, wide))
-        down_scale = factors.of((wide, inner)) * factors.residual
+        up_scale = factors.of((inner, hidden))
+        down_scale = factors.of((hidden, inner)) * factors.residual
         slots = [
-            Slot(f"{prefix}{names.ffn_norm}.weight", (wide,), "ffn_norm", layer, offset=factors.gain),
-            Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer, scale=down_scale),
+            Slot(f"{prefix}{names.ffn_norm}.weight", (hidden,), "ffn_norm", layer, offset=factors.gain),
+            Slot(f"{prefix}{names.down}.weight", (hidden, inner), "down", layer, scale=down_scale),
         ]
-        rows = [(names.up, (0, inner))]
+        row_ranges = [(names.up, 0, inner)]
         if names.gate_up is not None:
-            rows = [(names.gate_up, (0, 2 * inner))]
+            row_ranges = [(names.gate_up, 0, 2 * inner)]
         elif names.gate is not None:
-            rows = [(names.gate, (0, inner)), (names.up, (inner, 2 * inner))]
-        for name, part in rows:
-            shape = (part[1] - part[0], wide)
-            slots.append(Slot(f"{prefix}{name}.weight", shape, "gate_up", layer, part, up_scale))
+            row_ranges = [(names.gate, 0, inner), (names.up, inner, 2 * inner)]
+        for name, first, end in row_ranges:
+            shape = (end - first, hidden)
+            slots.append(Slot(f"{prefix}{name}.weight", shape, "gate_up", layer, rows=(first, end), scale=up_scale))
         if config.mlp_bias:
             slots.append(Slot(f"{prefix}{names.up}.bias", (inner,), "up_bias", layer))
-            slots.append(Slot(f"{prefix}{names.down}.bias", (wide,), "down_bias", layer, scale=factors.residual))
+            slots.append(Slot(f"{prefix}{names.down}.bias", (hidden,), "down_bias", layer, scale=factors.residual))
         return slots
 
     def _mixture(self, config: ModelConfig, layer: int, mixture: Mixture) -> list[Slot]:
-        names, wide = self.names.mixture, config.hidden
+        """The tensors of the `mixture` in `layer`, with the norm before it. `Factors` do not apply to them."""
+        names, hidden = self.names.mixture, config.hidden
         assert names is not None
         prefix = self.names.layer.format(layer)
         slots = [
-            Slot(f"{prefix}{self.names.ffn_norm}.weight", (wide,), "ffn_norm", layer),
-            Slot(f"{prefix}{names.router}.weight", (mixture.experts, wide), "mixture.router", layer),
+            Slot(f"{prefix}{self.names.ffn_norm}.weight", (hidden,), "ffn_norm", layer),
+            Slot(f"{prefix}{names.router}.weight", (mixture.experts, hidden), "mixture.router", layer),
         ]
         if mixture.router.bias:
             slots.append(Slot(f"{prefix}{names.bias}", (mixture.experts,), "mixture.bias", layer))
         if mixture.shared:
-            slots += _swiglu(f"{prefix}{names.shared}", names, (mixture.shared, wide), "", layer)
+            slots += _swiglu(f"{prefix}{names.shared}", names, (mixture.shared, hidden), "", layer)
         if mixture.normed:
             # The router's norm is followed by a division by the root of the width.
-            norms = {"router_norm": wide**-0.5, "expert_norm": 1.0, "expert_post": 1.0, "shared_post": 1.0}
+            norms = {"router_norm": hidden**-0.5, "expert_norm": 1.0, "expert_post": 1.0, "shared_post": 1.0}
             for field, scale in norms.items():
-                slots.append(Slot(f"{prefix}{getattr(names, field)}", (wide,), f"mixture.{field}", layer, scale=scale))
+                slots.append(
+                    Slot(f"{prefix}{getattr(names, field)}", (hidden,), f"mixture.{field}", layer, scale=scale)
+                )
             slots.append(Slot(f"{prefix}{names.factors}", (mixture.experts,), "mixture.factors", layer))
         if names.stacked is not None:
             inner = mixture.intermediate
             gate_up, down = names.stacked
-            slots.append(Slot(f"{prefix}{gate_up}", (mixture.experts, 2 * inner, wide), "mixture.gate_up", layer))
-            slots.append(Slot(f"{prefix}{down}", (mixture.experts, wide, inner), "mixture.down", layer))
+            slots.append(Slot(f"{prefix}{gate_up}", (mixture.experts, 2 * inner, hidden), "mixture.gate_up", layer))
+            slots.append(Slot(f"{prefix}{down}", (mixture.experts, hidden, inner), "mixture.down", layer))
             return slots
         for expert in range(mixture.experts):
             stem = prefix + names.expert.format(expert)
-            slots += _swiglu(stem, names, (mixture.intermediate, wide), "mixture.", layer, expert)
+            slots += _swiglu(stem, names, (mixture.intermediate, hidden), "mixture.", layer, expert)
         return slots
 
 
@@ -409,8 +414,10 @@ def _swiglu(
     layer: int | None = None,
     expert: int | None = None,
 ) -> list[Slot]:
-    """The three matrices of an MLP, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
-    inner, wide = shape
-    rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
-    slots = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
-    return [*slots, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]
+    """The three matrices of an MLP: names begin with `stem`, fields with `owner`; `shape` [F, D] is that of gate."""
+    inner, hidden = shape
+    slots = [
+        Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, rows=rows, expert=expert)
+        for name, rows in ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
+    ]
+    return [*slots, Slot(f"{stem}{names.down}.weight", (hidden, inner), f"{owner}down", layer, expert=expert)]

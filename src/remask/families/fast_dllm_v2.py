@@ -30,7 +30,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         family="fast-dllm-v2",
         block_length=fields.block("bd_size", BLOCK),
         **_SWITCHES,
-        **qwen.shape(fields, fields.head_dim("hidden_size", "num_attention_heads"), MASK),
+        **qwen.shape(fields, fields.head_dim(), MASK),
     )
 
 

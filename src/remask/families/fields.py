@@ -32,6 +32,7 @@ _SCALINGS: Mapping[str, tuple[str, ...]] = {
 
 
 def _short_repr(value: object) -> str:
+    """`value` as JSON, cut to `SHOWN` characters."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
@@ -147,7 +148,7 @@ class Fields:
             )
         return tuple(ids)
 
-    def head_dim(self, hidden_key: str, heads_key: str) -> int:
+    def head_dim(self, hidden_key: str = "hidden_size", heads_key: str = "num_attention_heads") -> int:
         """The width of a head, from the keys of the hidden size and the number of heads. RoPE needs an even width.
 
         Raises `CheckpointError` if `head_dim` has another value.
@@ -167,10 +168,10 @@ class Fields:
         positions_key: str = "max_position_embeddings",
         nested_leads: bool = False,
     ) -> dict[str, Any]:
-        """The fields of `ModelConfig` for RoPE, and `max_length`.
+        """The fields of `ModelConfig` for RoPE, and `max_length`, which YaRN may raise.
 
-        Keys may be in this object or, as transformers 5 writes them, in `rope_parameters`. If both have one, they must
-        have the same value; with `nested_leads`, that of `rope_parameters` is used. `positions_key` is that of the
+        Keys may be in this object or, as transformers 5 writes them, in `rope_parameters`. If both have a key, its
+        values must be equal; with `nested_leads`, that of `rope_parameters` is used. `positions_key` is the key of the
         model's length, in this object. `share` is the family's default of `partial_rotary_factor`; None: the family
         rotates all channels, and refuses another value.
         """
@@ -211,9 +212,10 @@ class Fields:
         return [_Rope(f"{self._source}, {key!r}", self._raw[key], **defaults) for key in SPELLINGS if self.get(key)]
 
     def _single_source(self, key: str, nested: "Sequence[Fields]", outer: "Sequence[Fields]") -> "Fields":
-        """The object that has `key`: this one, or one of `nested`. Raises `CheckpointError` if their values differ.
+        """The first object of `outer` and `nested` that has `key`. Raises `CheckpointError` if their values differ.
 
-        `outer` is this object, or empty if it is used only when no object in `nested` has the key.
+        `outer` is this object, or empty if this object counts only when none of `nested` has the key. If no object has
+        it, the last one is returned, which raises the error or has the default.
         """
         objects = [*outer, *nested]
         if not any(fields._raw.get(key) is not None for fields in objects):
@@ -277,9 +279,9 @@ class Fields:
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` whose keys are the same in most configurations.
 
-        `width_key` is that of the width of a dense layer's MLP; None: no layer is dense. `share` and `nested_leads` are
-        those of `rope`. With `windows`, keys of sliding layers are accepted and ignored. A model that is not `masked`
-        has no mask token.
+        `width_key` is the key of the width of a dense layer's MLP; None: no layer is dense. `share` and `nested_leads`
+        are those of `rope`. With `windows`, keys of sliding layers are accepted and ignored. A model that is not
+        `masked` has no mask token.
         """
         if not windows:
             self.all_attended()

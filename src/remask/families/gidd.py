@@ -16,10 +16,11 @@ MASK, END = 3, 1
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`, in which `attention_bias` switches the sink on."""
     fields = Fields("config.json (gidd)", raw, mask_token_id=MASK, eos_token_id=END)
     fields.refuse_rope_scaling()
     fields.only("num_key_value_heads", fields.integer("num_attention_heads"), optional=True)
-    shape = fields.shape(fields.head_dim("hidden_size", "num_attention_heads"))
+    shape = fields.shape(fields.head_dim())
     return ModelConfig(
         family="gidd",
         qk_norm="whole" if fields.flag("use_qk_norm") else None,

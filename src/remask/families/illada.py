@@ -21,8 +21,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (illada)", raw, mask_token_id=MASK, eos_token_id=END)
     fields.refuse_rope_scaling()
     fields.only("attention_bias", False, optional=True)
-    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
-    return ModelConfig(family="illada", sampling=SAMPLING, **qwen.shape(fields, head_dim))
+    return ModelConfig(family="illada", sampling=SAMPLING, **qwen.shape(fields, fields.head_dim()))
 
 
 ILLADA = Family(

@@ -23,6 +23,7 @@ _OFF = ("include_qkv_bias", "bias_for_layer_norm", "alibi", "attention_layer_nor
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`. With the published mask token, the published end of a turn stops a response too."""
     fields = Fields("config.json (llada)", raw)
     for key, value in SWITCHES.items():
         fields.only(key, value)

@@ -21,10 +21,11 @@ BLOCK = 32  # the published one; the published config.json names neither block n
 ROTARY_SHARE = 0.5  # default of `partial_rotary_factor` in the authors' class
 SAMPLING_22 = SamplingDefaults(remasking="levenshtein")
 _SWITCHES: Mapping[str, Any] = {"kind": "block_causal", "qk_norm": "head"}
-_EDIT_TOKENS = ("delete_token_id", "split_token_id")
+_EDIT_TOKENS = ("delete_token_id", "split_token_id")  # keys of DELETE and INSERT
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`, which is that of LLaDA2.2 if it has an `expert_capacity`."""
     fields = Fields("config.json (llada2)", raw, mask_token_id=MASK)
     fields.only("hidden_act", "silu", optional=True)
     for key in ("use_bias", "use_qkv_bias", "norm_head", "using_split_qkv_in_self_attention"):
@@ -54,6 +55,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _edit_tokens(fields: Fields, vocab_size: int, mask: int) -> EditTokens:
+    """DELETE and INSERT. Raises `CheckpointError` unless they and the `mask` are three tokens."""
     delete, insert = (fields.token(key, vocab_size) for key in _EDIT_TOKENS)
     if len({delete, insert, mask}) < 3:
         raise fields.unfit("split_token_id", f"another token than DELETE, {delete}, and the mask, {mask}")
@@ -61,6 +63,7 @@ def _edit_tokens(fields: Fields, vocab_size: int, mask: int) -> EditTokens:
 
 
 def _mixture(fields: Fields, dense: tuple[int, ...]) -> Mixture:
+    """The mixture of all layers but the `dense` ones. Shared experts are one that is as wide as all of them."""
     experts = fields.experts()
     choice, choosable = _expert_choice(fields, experts)
     active = fields.integer("num_experts_per_tok", most=choosable)

@@ -32,13 +32,13 @@ def _recognises(raw: Mapping[str, Any]) -> bool:
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`. Without dense layers it needs no width of their MLP."""
     fields = Fields("config.json (llada-moe)", raw, mask_token_id=MASK, rms_norm_eps=1e-5)
     fields.only("hidden_act", "silu", optional=True)
     for key in ("attention_bias", "mlp_bias", "moe_router_enable_expert_bias"):
         fields.only(key, False, optional=True)
     fields.only("clip_qkv", None, optional=True)
     experts, dense = fields.experts(), _dense_layers(fields)
-    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
     return ModelConfig(
         family="llada-moe",
         qk_norm="head" if fields.flag("qk_layernorm", False) else None,
@@ -50,7 +50,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
             shared=fields.integer("shared_expert_intermediate_size", 0),
             dense_layers=dense,
         ),
-        **fields.shape(head_dim, width_key="dense_intermediate_size" if dense else None, share=1.0),
+        **fields.shape(fields.head_dim(), width_key="dense_intermediate_size" if dense else None, share=1.0),
     )
 
 

@@ -14,6 +14,7 @@ WORDS, MASK = 50368, 50284
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`. A model of the published vocabulary has the published mask by default."""
     published = {"mask_token_id": MASK} if raw.get("vocab_size") == WORDS else {}
     fields = Fields("config.json (modernbert)", raw, **published)
     for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
@@ -32,7 +33,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         hidden=fields.integer("hidden_size"),
         heads=heads,
         kv_heads=heads,
-        head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
+        head_dim=fields.head_dim(),
         intermediate=fields.integer("intermediate_size"),
         vocab=vocab,
         max_length=fields.integer("max_position_embeddings"),

@@ -22,6 +22,7 @@ _SWITCHES: Mapping[str, Any] = {"shift": 1, "kind": "block_causal", "causal_pref
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`, whose mask, end and block are the published ones by default."""
     defaults = {"mask_token_id": MASK, "eos_token_id": END, GROWTH: 0.0}
     fields = Fields("config.json (nemotron-labs-diffusion)", raw, **defaults)
     fields.only("attention_bias", False, optional=True)
@@ -44,11 +45,7 @@ NEMOTRON = Family(
     model_types=("nemotron_labs_diffusion",),
     architectures=("NemotronLabsDiffusionModel",),
     names=replace(
-        qwen.NAMES,
-        embed="encoder.embed_tokens",
-        norm="encoder.norm",
-        head="diffusion_head",
-        layer="encoder.layers.{}.",
+        qwen.NAMES, embed="encoder.embed_tokens", norm="encoder.norm", head="diffusion_head", layer="encoder.layers.{}."
     ),
     config=_config,
     unread=r".*(rotary_emb\.inv_freq|\.[kv]_scale)",

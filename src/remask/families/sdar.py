@@ -20,6 +20,7 @@ def _dense(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _mixed(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json` with a mixture of experts, whose router is that of Qwen3-MoE."""
     fields = Fields("config.json (sdar-moe)", raw)
     experts = fields.experts()
     mixture = Mixture(

@@ -31,6 +31,7 @@ def shapes_of(
 
 @cache
 def _table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """The fields of every shape in `shapes.txt`, by family and name."""
     header, *lines = Path(__file__).with_name("shapes.txt").read_text(encoding="utf-8").splitlines()
     table: dict[str, dict[str, Mapping[str, Any]]] = {}
     for line in lines:

@@ -32,12 +32,11 @@ def _recognises(raw: Mapping[str, Any]) -> bool:
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (stable-diffcoder)", raw, mask_token_id=MASK, eos_token_id=END)
     fields.only("attention_bias", False, optional=True)
-    head_dim = fields.head_dim("hidden_size", "num_attention_heads")
     return ModelConfig(
         family="stable-diffcoder",
         block_length=fields.block("block_size", BLOCK),
         **_SWITCHES,
-        **qwen.shape(fields, head_dim),
+        **qwen.shape(fields, fields.head_dim()),
     )
 
 

@@ -18,25 +18,21 @@ UNIFORM = 1000.0  # the shift of noise that holds no mask
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape by a `config.json`. Its end and begin tokens are the anchor of the noise."""
     fields = Fields("config.json (sumi)", raw, rms_norm_eps=1e-6)
     fields.only("attention_bias", False, optional=True)
     fields.only("mask_token_id", None, optional=True)
     width = fields.integer("head_dim", least=2) if fields.get("head_dim") else None
-    shape = qwen.shape(fields, width or fields.head_dim("hidden_size", "num_attention_heads"), masked=False)
+    shape = qwen.shape(fields, width or fields.head_dim(), masked=False)
     vocab = shape["vocab"]
     anchor = fields.token("eos_token_id", vocab), fields.token("bos_token_id", vocab)
-    return ModelConfig(
-        family="sumi",
-        qkv_bias=fields.flag("add_qkv_bias", False),
-        noise=noise_of(vocab, anchor),
-        **_SWITCHES,
-        **shape,
-    )
+    qkv_bias = fields.flag("add_qkv_bias", False)
+    return ModelConfig(family="sumi", qkv_bias=qkv_bias, noise=noise_of(vocab, anchor), **_SWITCHES, **shape)
 
 
 def noise_of(vocab_size: int, anchor: tuple[int, int]) -> Noise:
     """Uniform noise over all `vocab_size` tokens, including special ones. `anchor` are the ids of EOS and BOS."""
-    return Noise(UNIFORM, LOWEST, HIGHEST, vocab_size, NO_MASK, anchor)
+    return Noise(UNIFORM, LOWEST, HIGHEST, vocab=vocab_size, mask_id=NO_MASK, anchor=anchor)
 
 
 def _read_generation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

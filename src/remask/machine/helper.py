@@ -153,6 +153,7 @@ def _exchange(helper: Helper, question: bytes) -> tuple[bytes | None, bytes]:
 
 
 def _kill_late(helper: Helper, late: threading.Event) -> None:
+    """Set `late`, then kill the process, which ends the wait for its answer."""
     late.set()
     helper.kill()
 
@@ -205,6 +206,7 @@ def _encode_reason(text: str) -> bytes:
 
 
 def _read_frames() -> Iterator[bytes]:
+    """Yield the content of each frame of standard input, until it ends."""
     source = sys.stdin.buffer
     while len(head := source.read(_HEAD.size)) == _HEAD.size:
         yield source.read(_HEAD.unpack(head)[1])

@@ -20,7 +20,7 @@ class Attention(Protocol):
     """Attention of rows to the slots that `work` names. It neither changes nor keeps its inputs."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        """Returns [N, heads * Dh] from `q` [N, heads, Dh] and one layer's `k` and `v` [slots, kv_heads, Dh].
+        """Return [N, heads * Dh] for `q` [N, heads, Dh] and one layer's `k` and `v` [slots, kv_heads, Dh].
 
         `sink` is a key and a value, [kv_heads, Dh] each. Every row attends to it and to its slots.
         """
@@ -83,30 +83,31 @@ class NumpyAttention:
         self.cap = cap
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
+        """See `Attention`. The host waits for the device."""
         queries, slots = _to_float64(q), torch.from_numpy(work.slots).to(k.device).long()
         keys, values = _to_float64(k[slots]), _to_float64(v[slots])
         outputs = np.zeros((work.output_count, *queries.shape[1:]))
-        sums = np.full((work.output_count, queries.shape[1]), -np.inf)
-        for row, rows, slot, count, first in work.units.tolist():
-            part, results = slice(slot, slot + count), slice(first, first + rows)
+        log_sums = np.full((work.output_count, queries.shape[1]), -np.inf)
+        for first_row, rows, first_slot, count, first_output in work.units.tolist():
+            unit_queries = queries[first_row : first_row + rows]
+            unit_slots, results = slice(first_slot, first_slot + count), slice(first_output, first_output + rows)
             reach = np.full(rows, count) if work.reach is None else work.reach[results]
             skip = np.zeros_like(reach) if work.skip is None else work.skip[results]
-            outputs[results], sums[results] = self._partial(
-                queries[row : row + rows], keys[part], values[part], reach, skip
-            )
+            partial = self._partial(unit_queries, keys[unit_slots], values[unit_slots], reach, skip)
+            outputs[results], log_sums[results] = partial
         owners = work.owners
         if sink is not None:
             key, value = (_to_float64(vector)[None] for vector in sink)
             ones = np.ones(len(queries), dtype=np.int32)
-            partial, score = self._partial(queries, key, value, ones, ones - 1)
-            outputs, sums = np.concatenate([outputs, partial]), np.concatenate([sums, score])
+            sink_output, score = self._partial(queries, key, value, reach=ones, skip=ones - 1)
+            outputs, log_sums = np.concatenate([outputs, sink_output]), np.concatenate([log_sums, score])
             owners = np.concatenate([owners, np.arange(len(queries), dtype=np.int32)])
-        return torch.from_numpy(_merge(outputs, sums, owners, len(queries))).to(q.device, q.dtype).flatten(1)
+        return torch.from_numpy(_merge(outputs, log_sums, owners, len(queries))).to(q.device, q.dtype).flatten(1)
 
     def _partial(self, q: Doubles, k: Doubles, v: Doubles, reach: Ints, skip: Ints) -> tuple[Doubles, Doubles]:
-        """Attention of each of n rows to the slots `skip` .. `reach` - 1 of m: [n, heads, Dh], log-sum-exps [n, heads].
+        """Attention of n rows, row i to the slots `skip[i]` .. `reach[i]` - 1: [n, heads, Dh], log-sum-exps [n, heads].
 
-        There may be no rows, as in a layer in which all are held.
+        n may be 0, as in a layer in which all rows are held.
         """
         n, heads, dim = q.shape
         groups = k.shape[1]
@@ -124,21 +125,24 @@ class NumpyAttention:
         weights = np.exp(scores - maximum)
         total = weights.sum(axis=-1, keepdims=True)
         with np.errstate(divide="ignore"):
-            sums = maximum + np.log(total)
+            log_sums = maximum + np.log(total)
         out = weights @ v.transpose(1, 0, 2) / np.where(total == 0, 1, total)
-        out, sums = (
-            part.reshape(groups, n, group_size, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
-            for part, width in ((out, v.shape[-1]), (sums, 1))
+        out, log_sums = (
+            by_group.reshape(groups, n, group_size, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
+            for by_group, width in ((out, v.shape[-1]), (log_sums, 1))
         )
-        return out, sums[..., 0]
+        return out, log_sums[..., 0]
 
 
-def _merge(outputs: Doubles, sums: Doubles, owners: NDArray[np.int32], rows: int) -> Doubles:
-    """Merge partial results [P, heads, Dh] with log-sum-exps [P, heads] into one result a row, [rows, heads, Dh]."""
-    maximum = np.full((rows, sums.shape[1]), -np.inf)
-    np.maximum.at(maximum, owners, sums)
-    weights = np.exp(sums - maximum[owners])[..., None]
-    out, total = np.zeros((rows, *outputs.shape[1:])), np.zeros((rows, sums.shape[1], 1))
+def _merge(outputs: Doubles, log_sums: Doubles, owners: Ints, rows: int) -> Doubles:
+    """Merge partial results [P, heads, Dh] with log-sum-exps [P, heads] into one result a row, [rows, heads, Dh].
+
+    `owners` [P] are their rows.
+    """
+    maximum = np.full((rows, log_sums.shape[1]), -np.inf)
+    np.maximum.at(maximum, owners, log_sums)
+    weights = np.exp(log_sums - maximum[owners])[..., None]
+    out, total = np.zeros((rows, *outputs.shape[1:])), np.zeros((rows, log_sums.shape[1], 1))
     np.add.at(out, owners, weights * outputs)
     np.add.at(total, owners, weights)
     return out / total
@@ -148,7 +152,7 @@ def _to_float64(x: Tensor) -> Doubles:
     return x.detach().to("cpu", torch.float64).numpy()
 
 
-ROWS = 256  # rows whose keys and values are copied at a time
+ROWS = 256  # rows whose keys and values `attend_sliding` copies at a time
 
 
 def attend_sliding(
@@ -162,8 +166,8 @@ def attend_sliding(
 ) -> Tensor:
     """Attention [N, heads * Dh] of `q` [N, heads, Dh] to `reach` positions to each side, and to the row's own.
 
-    It is for rows that only the device knows; `k`, `v`, `sink` and `cap` are those of `Attention`. K and V of the rows
-    themselves must have been written. The host does not wait.
+    It is for rows that only the device knows. `k`, `v` and `sink` are those of `Attention`, and scores s become
+    `cap` * tanh(s / `cap`). K and V of the rows themselves must have been written. The host does not wait.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups, dim = k.shape[1], q.shape[2]

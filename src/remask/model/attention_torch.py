@@ -15,8 +15,8 @@ from remask.model.attention import Sink
 from remask.model.sizes import GPU_SCORES
 from remask.model.work_list import WorkList, run_edges
 
-# The most numbers of K in a unit that is joined with others, and in all joined units: larger copies take new memory
-# pages in every call, and cost more than the calls that they save.
+# The most numbers of K in a unit that is joined with others, and in a joined unit: larger copies take new memory pages
+# in every call, and cost more than the calls that they save.
 SMALL, COPIED = 2**15, 3 * 2**16
 
 
@@ -38,12 +38,12 @@ class Unit:
 
         Returns None if the unit's rows see all of its slots.
         """
-        unseen = None
-        for limit, compare in ((self.reach, torch.ge), (self.skip, torch.lt)):
+        mask = None
+        for limit, is_beyond in ((self.reach, torch.ge), (self.skip, torch.lt)):
             if limit is not None:
-                beyond = compare(torch.arange(start, start + count, device=limit.device), limit[rows, None])
-                unseen = beyond if unseen is None else unseen | beyond
-        return unseen
+                beyond = is_beyond(torch.arange(start, start + count, device=limit.device), limit[rows, None])
+                mask = beyond if mask is None else mask | beyond
+        return mask
 
 
 def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
@@ -72,13 +72,13 @@ def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
 
 
 def join_units(units: Sequence[Unit], width: int, device: torch.device) -> tuple[Unit, ...]:
-    """`units` with small ones of one size joined, so that they are one call; a slot of K has `width` numbers.
+    """Join small units of one size, so that one call computes them; a slot of K has `width` numbers.
 
     The units of a row stay in their order. Slots of joined units are copied: that takes less time than a call.
     """
     groups: dict[tuple[int, ...], list[Unit]] = {}
     for index, unit in enumerate(units):
-        key: tuple[int, ...] = (unit.order, -1, index)  # of this unit alone
+        key: tuple[int, ...] = (unit.order, -1, index)  # no other unit has it
         if unit.reach is unit.skip is None and isinstance(unit.rows, slice) and unit.count * width <= SMALL:
             key = (unit.order, unit.rows.stop - unit.rows.start, unit.count, unit.exclusive)
         groups.setdefault(key, []).append(unit)
@@ -90,7 +90,7 @@ def join_units(units: Sequence[Unit], width: int, device: torch.device) -> tuple
 
 
 def _join(units: Sequence[Unit], device: torch.device) -> Unit:
-    """Units of one size as one unit."""
+    """Units of one size, whose rows are slices, as one unit. A single unit is returned as it is."""
     if len(units) == 1:
         return units[0]
     rows = [unit.rows for unit in units if isinstance(unit.rows, slice)]
@@ -118,7 +118,7 @@ class TorchAttention:
 
     If `fused`, and without a cap and a sink, PyTorch's fused attention computes units whose rows are in no other one.
     Results to be merged are float32 at least, so that each row is rounded once. Scores s become `cap` * tanh(s /
-    `cap`). They exist a tile at a time; nothing of the size of rows times slots is allocated.
+    `cap`). Scores exist a tile at a time; nothing of the size of rows times slots is allocated.
     """
 
     def __init__(self, cap: float | None = None, fused: bool = True) -> None:
@@ -126,33 +126,37 @@ class TorchAttention:
         self.fused = fused and cap is None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
-        fused = self.fused and sink is None
+        """See `Attention`. If all rows are in one unit each, nothing is merged."""
+        may_fuse = self.fused and sink is None
         width = k.shape[1] * k.shape[2]
-        units = work.derive(_attention_units, q.device, width if fused and q.device.type == "cpu" else None)
-        if fused and len(units) == 1 and units[0].exclusive and isinstance(units[0].rows, slice):
+        units = work.derive(_attention_units, q.device, width if may_fuse and q.device.type == "cpu" else None)
+        if not (may_fuse and all(unit.exclusive for unit in units)):
+            return self._attend_and_merge(q, k, v, units, sink)
+        if len(units) == 1 and isinstance(units[0].rows, slice):  # all rows, so that no copy is needed
             return _attend_fused(q, k, v, units[0]).flatten(1)
-        is_fused = [fused and unit.exclusive for unit in units]
-        if all(is_fused):
-            out = q.new_empty(q.shape)
-            for unit in units:
-                out[unit.rows] = _attend_fused(q[unit.rows], k, v, unit)
-            return out.flatten(1)
+        out = q.new_empty(q.shape)
+        for unit in units:
+            out[unit.rows] = _attend_fused(q[unit.rows], k, v, unit)
+        return out.flatten(1)
+
+    def _attend_and_merge(self, q: Tensor, k: Tensor, v: Tensor, units: Sequence[Unit], sink: Sink | None) -> Tensor:
+        """Attention of rows that may be in several of `units`, [N, heads * Dh]; their results are merged in float32."""
         precise = q.to(torch.promote_types(q.dtype, torch.float32))
-        out, sums = precise.new_zeros(q.shape), precise.new_full(q.shape[:2], _empty_log_sum_exp(precise))
-        for unit, fuse in zip(units, is_fused, strict=True):
-            if fuse:
+        out, log_sums = precise.new_zeros(q.shape), precise.new_full(q.shape[:2], _empty_log_sum_exp(precise))
+        for unit in units:
+            if unit.exclusive and self.fused and sink is None:
                 out[unit.rows] = _attend_fused(q[unit.rows], k, v, unit).to(out.dtype)
                 continue
             for index, partial in enumerate(self._partial_results(precise[unit.rows], k, v, unit)):
                 if unit.order == index == 0:  # the first results of its rows
-                    out[unit.rows], sums[unit.rows] = partial
+                    out[unit.rows], log_sums[unit.rows] = partial
                     continue
-                results = out[unit.rows], sums[unit.rows]
+                results = out[unit.rows], log_sums[unit.rows]
                 _merge(*results, *partial)
-                if not isinstance(unit.rows, slice):  # copies
-                    out[unit.rows], sums[unit.rows] = results
+                if not isinstance(unit.rows, slice):  # copies, and not views
+                    out[unit.rows], log_sums[unit.rows] = results
         if sink is not None:
-            _merge(out, sums, *self._sink_result(precise, sink))
+            _merge(out, log_sums, *self._sink_result(precise, sink))
         return out.to(q.dtype).flatten(1)
 
     def _sink_result(self, q: Tensor, sink: Sink) -> tuple[Tensor, Tensor]:
@@ -165,7 +169,7 @@ class TorchAttention:
         return value, scores
 
     def _partial_results(self, q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
-        """Results [n, heads, Dh] and log-sum-exps [n, heads] over parts of the slots; `q` is float32 or wider."""
+        """Yield results [n, heads, Dh] and log-sum-exps [n, heads] over parts of the slots; `q` is float32 or wider."""
         if self.fused and unit.reach is unit.skip is None and q.device.type == "cpu":
             one_call = unit.units > 1 or (isinstance(unit.keys, slice) and k.dtype == q.dtype)
             count = unit.count if one_call else CHUNK
@@ -179,7 +183,7 @@ class TorchAttention:
         groups = k.shape[1]
         group_size = q.shape[1] // groups
         rows = _fold_groups(q, groups)[0] * (1 / (math.sqrt(q.shape[2]) * (self.cap or 1)))
-        out, sums = q.new_empty(rows.shape), q.new_empty(rows.shape[:2])
+        out, log_sums = q.new_empty(rows.shape), q.new_empty(rows.shape[:2])
         max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
         tile_rows = min(rows.shape[1], max(1, TILE_ROWS // group_size) * group_size)
         tile_slots = min(unit.count, max(TILE_SLOTS, max_scores // tile_rows))
@@ -193,32 +197,35 @@ class TorchAttention:
             for row in range(0, rows.shape[1], tile_rows):
                 part = heads, slice(row, row + tile_rows)
                 unit_rows = slice(row // group_size, (row + tile_rows) // group_size)
-                self._attend_tile(rows[part], tiles, unit, unit_rows, scores, out[part], sums[part])
-        return _unfold_groups(out[None], len(q)), _unfold_groups(sums[None, ..., None], len(q))[..., 0]
+                self._attend_tiles(
+                    rows[part], tiles, unit, unit_rows, buffer=scores, out=out[part], log_sums=log_sums[part]
+                )
+        return _unfold_groups(out[None], len(q)), _unfold_groups(log_sums[None, ..., None], len(q))[..., 0]
 
-    def _attend_tile(
+    def _attend_tiles(
         self,
         q: Tensor,
         tiles: Sequence[tuple[Tensor, Tensor]],
         unit: Unit,
         unit_rows: slice,
+        *,
         buffer: Tensor,
         out: Tensor,
-        sums: Tensor,
+        log_sums: Tensor,
     ) -> None:
-        """Attention of `unit_rows` of a unit to all its slots, a tile at a time.
+        """Compute the attention of `unit_rows` of `unit` to all its slots, one of `tiles` of them at a time.
 
-        Writes results to `out` [g, r, Dh] and log-sum-exps to `sums` [g, r]; `buffer` holds scores meanwhile. `q`
+        Writes results to `out` [g, r, Dh] and log-sum-exps to `log_sums` [g, r]; `buffer` holds scores meanwhile. `q`
         [g, r, Dh] is scaled, and divided by the cap. `tiles` are keys [g, Dh, m] and values [g, m, Dh].
         """
         out.zero_()
-        total = out.new_zeros((*sums.shape, 1))
+        total = out.new_zeros((*log_sums.shape, 1))
         shifted = self.cap is None or self.cap > SMALL_CAP
         maximum = total.new_full(total.shape, _empty_log_sum_exp(q) if shifted else 0)
         start = 0
         for keys, values in tiles:
             count = keys.shape[2]
-            scores = buffer[: sums.numel() * count].view(*sums.shape, count)
+            scores = buffer[: log_sums.numel() * count].view(*log_sums.shape, count)
             torch.bmm(q, keys, out=scores)
             if self.cap is not None:
                 scores.tanh_().mul_(self.cap)
@@ -235,8 +242,8 @@ class TorchAttention:
             total += scores.exp_().sum(-1, keepdim=True)
             torch.baddbmm(out, scores, values, out=out)
             start += count
-        torch.add(maximum, total.log(), out=sums[..., None])
-        sums.clamp_min_(_empty_log_sum_exp(q))  # of rows that see none of these slots
+        torch.add(maximum, total.log(), out=log_sums[..., None])
+        log_sums.clamp_min_(_empty_log_sum_exp(q))  # of rows that see none of these slots
         out.div_(total.clamp_min_(torch.finfo(q.dtype).tiny))
 
 
@@ -245,14 +252,14 @@ def _empty_log_sum_exp(x: Tensor) -> float:
     return torch.finfo(x.dtype).min / 4
 
 
-def _merge(out: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
-    """Merge results `part` with log-sum-exps `part_sums` into `out` [n, heads, Dh] and `sums` [n, heads], in place."""
-    out.lerp_(part, torch.sigmoid(part_sums - sums)[..., None])
-    torch.logaddexp(sums, part_sums, out=sums)
+def _merge(out: Tensor, log_sums: Tensor, other: Tensor, other_log_sums: Tensor) -> None:
+    """Merge `other` results into `out` [n, heads, Dh], and their log-sum-exps into `log_sums` [n, heads], in place."""
+    out.lerp_(other, torch.sigmoid(other_log_sums - log_sums)[..., None])
+    torch.logaddexp(log_sums, other_log_sums, out=log_sums)
 
 
 def _attention_units(work: WorkList, device: torch.device, width: int | None) -> tuple[Unit, ...]:
-    """The units of `work` in runs of slots. Small ones are joined if `width` is given, the numbers of a slot of K."""
+    """The units of `work`, cut at runs of slots. With `width`, the numbers of a slot of K, small units are joined."""
     if width is None:
         return units_of(work.cut_at_runs(RUN), device)
     return join_units(units_of(work.ungroup(SMALL // width, RUN).cut_at_runs(RUN), device), width, device)
@@ -262,7 +269,7 @@ def _attend_fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
     """PyTorch's fused attention of the rows `q` [n, heads, Dh] of a unit to its slots, [n, heads, Dh]."""
     groups = k.shape[1]
     keys, values = _read_slots(k, unit, q.dtype), _read_slots(v, unit, q.dtype)
-    unseen = None if unit.reach is unit.skip is None else unit.unseen_mask(0, unit.count)
+    unseen = unit.unseen_mask(0, unit.count)
     visible = None if unseen is None else ~unseen.repeat_interleave(q.shape[1] // groups, dim=0)
     out = F.scaled_dot_product_attention(_fold_groups(q, groups, unit.units), keys, values, visible)
     return _unfold_groups(out, q.shape[0])
@@ -273,8 +280,8 @@ def _attend_fused_part(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor,
     # The operation that `scaled_dot_product_attention` calls there: no public one returns log-sum-exps.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     units, groups = keys.shape[:2]
-    out, sums = fused(_fold_groups(q, groups, units), keys, values)
-    return _unfold_groups(out, q.shape[0]), _unfold_groups(sums[..., None], q.shape[0])[..., 0]
+    out, log_sums = fused(_fold_groups(q, groups, units), keys, values)
+    return _unfold_groups(out, q.shape[0]), _unfold_groups(log_sums[..., None], q.shape[0])[..., 0]
 
 
 def _read_slots(kv: Tensor, unit: Unit, dtype: torch.dtype, start: int = 0, count: int | None = None) -> Tensor:

@@ -105,6 +105,7 @@ def merge_options(heads: int, groups: int, dim: int, *, capped: bool, sink: bool
 
 
 def _shape_constants(heads: int, groups: int, dim: int, capped: bool) -> dict[str, Any]:
+    """The constants that `_attend` and `_merge` share. The matrix units need a `WIDTH` of at least 16."""
     width = max(16, triton.next_power_of_2(dim))
     return {"HEADS": heads, "DIM": dim, "WIDTH": width, "CAPPED": capped, "SHARE": heads // groups}
 
@@ -123,6 +124,7 @@ def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
 
 
 def _size(work: WorkList, heads: int, groups: int, sink: bool) -> ListSize:
+    """See `SizedAttention.size`."""
     parts = work.derive(_cut, heads, groups)
     rows = int((parts.units[:, FIRST_ROW] + parts.units[:, ROWS]).max())
     return ListSize(rows, len(parts.units), len(parts.slots), parts.output_count, sink or parts.output_count > rows)
@@ -173,8 +175,8 @@ def _attend(
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """`ROWS` rows of one unit and one K/V head. The query heads that share it are further rows: row r of head h is
-    r * SHARE + h.
+    """Attention of `ROWS` rows of one unit, for one K/V head. Its `SHARE` query heads are further rows: head h of row r
+    is row r * SHARE + h.
 
     If `MERGED`, normalised partial results go to `outputs` [P, HEADS, DIM], and their log-sum-exps to `sums`
     [P, HEADS]. Otherwise each row has one result, which goes to `outputs` [N, HEADS, DIM].
@@ -225,7 +227,7 @@ def _merge(
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, SINK: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
-    """`TALL` query heads of one row: merges their partial results and that of the sink by log-sum-exps."""
+    """Merge the partial results of `TALL` query heads of one row, and with `SINK` that of the sink, by log-sum-exps."""
     row = tl.program_id(0)
     head, channel = tl.program_id(1) * TALL + tl.arange(0, TALL), tl.arange(0, WIDTH)
     live_head = head < HEADS

@@ -21,6 +21,9 @@ SIDE = 1024  # rows and columns of the measured matrix
 # must not decide.
 MARGIN = 1.5
 TINY = 1e-12  # the smallest scale, of rows of zeros
+INT8_LARGEST = 127  # largest magnitude of a number of int8, so that both signs have equally many
+INT4_LARGEST, INT4_MIDDLE = 15, 8  # the largest code of int4, and the code of the group's zero
+_PROBE = (16, 64)  # rows and columns of the matrices that show whether sums overflow
 _REPEATS = 5
 _EVICTING = 2**23  # numbers of float32 that evict a matrix from caches
 
@@ -68,7 +71,7 @@ def _float32_seconds() -> tuple[float, ...]:
 
 
 def _seconds(product: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
-    """The shortest time of `product` for each number of `ROWS`, after a first call that may compile a kernel."""
+    """The shortest seconds of `product` for each number of `ROWS`, after a first call that may compile a kernel."""
     generator = torch.Generator().manual_seed(0)
     evicting = torch.ones(_EVICTING)
     minima = []
@@ -91,9 +94,9 @@ def _seconds(product: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
 def int8_kernel() -> Kernel:
     """The kernel for int8 in this process. The first call measures kernels, for about 0.2 seconds."""
     generator = torch.Generator().manual_seed(0)
-    values = torch.randint(-127, 128, (SIDE, SIDE), dtype=torch.int8, generator=generator)
+    values = torch.randint(-INT8_LARGEST, INT8_LARGEST + 1, (SIDE, SIDE), dtype=torch.int8, generator=generator)
     scales = torch.ones(SIDE)
-    int_mm = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int_mm_product(x, values, scales)))
+    int_mm = Kernel("int_mm", int_mm_limit() < INT8_LARGEST, speeds(lambda x: int_mm_product(x, values, scales)))
     reduced = needs_reduced_rows()
     if reduced is None:
         return int_mm
@@ -170,8 +173,9 @@ def int_mm_limit() -> int:
 
     Without VNNI, oneDNN adds two products of a number from 0 to 255 and a signed one in sixteen bits.
     """
-    largest = torch.full((16, 64), 127, dtype=torch.int8)
-    return 127 if int(torch._int_mm(largest, largest[:1].t())[0, 0]) == 127 * 127 * 64 else 63
+    largest = torch.full(_PROBE, INT8_LARGEST, dtype=torch.int8)
+    is_exact = int(torch._int_mm(largest, largest[:1].t())[0, 0]) == INT8_LARGEST**2 * _PROBE[1]
+    return INT8_LARGEST if is_exact else INT8_LARGEST // 2
 
 
 def needs_reduced_rows() -> bool | None:
@@ -182,15 +186,16 @@ def needs_reduced_rows() -> bool | None:
     if torch.backends.quantized.engine not in ("fbgemm", "x86"):
         return None
     try:
-        packed = pack_int8(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
-        sums = int8_product(torch.ones((1, 64)), [packed], False)
+        packed = pack_int8(torch.full(_PROBE, INT8_LARGEST, dtype=torch.int8), torch.ones(_PROBE[0]))
+        sums = int8_product(torch.ones((1, _PROBE[1])), [packed], reduced=False)
     except (RuntimeError, AttributeError):
         return None
-    return float(sums[0, 0]) < 0.9 * 127 * 64
+    return float(sums[0, 0]) < 0.9 * INT8_LARGEST * _PROBE[1]  # an overflow loses far more than rounding
 
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
+    """Suppress `UserWarning`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
@@ -199,7 +204,7 @@ def _no_warnings() -> Iterator[None]:
 _LARGEST = 126  # largest magnitude in units of a row: below 127, as steps and offsets are rounded
 # Added to all numbers: the low byte of the sum without its fraction is the number rounded to the nearest whole one.
 _MIDDLE = 256.5
-_TOLERANCE = 0.1  # of a product whose rows are rounded to seven bits
+_TOLERANCE = 0.1  # largest relative error of a product whose rows are rounded to seven bits
 # PyTorch's function for tables of embeddings, whose rows our groups are; it returns float32.
 _UNPACK = torch.ops.quantized.embedding_bag_4bit_unpack.default
 
@@ -211,14 +216,14 @@ def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Te
     from the group's least code, so that the group's offset is one of its numbers.
     """
     codes = values.view(len(values), -1, GROUP)
-    low, high = codes.aminmax(dim=-1)
-    least, largest = (zeros + (code.float() - 8) * scales for code in (low, high))
+    low_codes, high_codes = codes.aminmax(dim=-1)
+    least, largest = (zeros + (code.float() - INT4_MIDDLE) * scales for code in (low_codes, high_codes))
     units = (torch.maximum(least.abs(), largest.abs()).amax(dim=-1) / _LARGEST).clamp_min(TINY)
     # The step does not matter if all numbers of a group are equal.
-    steps = torch.where(high > low, scales / units[:, None], 0.0)
+    steps = torch.where(high_codes > low_codes, scales / units[:, None], 0.0)
     offsets = least / units[:, None] + _MIDDLE
     constants = torch.stack((steps, offsets), dim=-1).half().view(torch.uint8)
-    codes = codes - low[..., None]
+    codes = codes - low_codes[..., None]
     return torch.cat((codes[..., ::2] | (codes[..., 1::2] << 4), constants), dim=-1).flatten(1), units
 
 
@@ -229,16 +234,16 @@ def int4_product(x: Tensor, groups: Tensor, units: Tensor, kernel: str) -> Tenso
     `float32` rounds no row.
     """
     columns = x.shape[1]
-    step = -(-len(groups) // max(1, round(len(groups) * columns / TILE)))  # rows of a tile, of about equal size
-    parts = torch.split(groups.view(-1, GROUP_BYTES), step * (columns // GROUP))
+    tile_rows = -(-len(groups) // max(1, round(len(groups) * columns / TILE)))  # tiles are of about equal size
+    parts = torch.split(groups.view(-1, GROUP_BYTES), tile_rows * (columns // GROUP))
     if kernel == "float32":
         rows = x.float()
         products = [F.linear(rows, _UNPACK(part).sub_(_MIDDLE).view(-1, columns)) for part in parts]
         return torch.cat(products, dim=1).mul_(units).to(x.dtype)
     rows, scales = quantize_rows(x)
     sums = torch.empty((len(groups), len(x)), dtype=torch.int32)
-    tile = torch.empty((step, columns), dtype=torch.int8)
-    for part, out in zip(parts, torch.split(sums, step), strict=True):
+    tile = torch.empty((tile_rows, columns), dtype=torch.int8)
+    for part, out in zip(parts, torch.split(sums, tile_rows), strict=True):
         matrix = tile[: len(out)]
         matrix.view(-1, GROUP).copy_(_UNPACK(part))
         torch._int_mm(matrix, rows.t(), out=out)
@@ -253,7 +258,7 @@ def int4_kernel() -> Kernel:
     beyond 127, which C++ leaves undefined.
     """
     generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(0, 16, (SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    codes = torch.randint(0, INT4_LARGEST + 1, (SIDE, SIDE), dtype=torch.uint8, generator=generator)
     constants = torch.ones((SIDE, SIDE // GROUP))
     groups, units = pack_int4(codes, constants, constants)
     float32 = Kernel("float32", speed=speeds(lambda x: int4_product(x, groups, units, "float32")))
@@ -261,5 +266,5 @@ def int4_kernel() -> Kernel:
     exact, rounded = (int4_product(x, groups, units, kernel) for kernel in ("float32", "int_mm"))
     if float((rounded - exact).norm()) > _TOLERANCE * float(exact.norm()):
         return float32
-    int_mm = Kernel("int_mm", int_mm_limit() < 127, speeds(lambda x: int4_product(x, groups, units, "int_mm")))
+    int_mm = Kernel("int_mm", int_mm_limit() < INT8_LARGEST, speeds(lambda x: int4_product(x, groups, units, "int_mm")))
     return float32 if average(float32.speed) > MARGIN * average(int_mm.speed) else int_mm

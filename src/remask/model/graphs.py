@@ -73,8 +73,8 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-# Stages whose layers compute for long need no graphs: this number of products of a weight with a row takes an H100
-# 0.8 ms, and the eleven launches of a layer took its host 0.4 ms.
+# The most products of a weight with a row in a layer, and rows of a stage: layers that compute for longer need no
+# graphs. An H100 takes 0.8 ms for so many products, and its host took 0.4 ms for the eleven launches of a layer.
 MAX_WORK, MAX_ROWS = 3 * 10**11, 4096
 MAX_SHAPES = 48  # shapes of stages whose graphs are kept, the last used ones
 
@@ -110,7 +110,7 @@ class Graphs:
         """For layers that attend by `attention`, and stages of at most `rows` rows."""
         self._pool = pool
         self._capture = capture
-        self._rows = rows
+        self._max_rows = rows
         self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
         self._by_shape: OrderedDict[Shape, _ShapeGraphs] = OrderedDict()
@@ -120,7 +120,7 @@ class Graphs:
         """Whether graphs can run `stage` over `pool`: not if some rows are not computed, or adapters change some."""
         if stage.partial is not None or stage.adapters.runs or not len(stage.layers):
             return False
-        return pool is self._pool and 0 < len(stage.positions) <= self._rows
+        return pool is self._pool and 0 < len(stage.positions) <= self._max_rows
 
     def run(self, model: Layers, stage: Stage, h: Tensor) -> Tensor:
         """Run `stage` on the input `h` [N, D] of its first layer. Returns its output [N, D] in new memory.
@@ -132,8 +132,11 @@ class Graphs:
             self._buffers[size] = _Buffers.of(model, size, h)
         buffers = self._buffers[size]
         buffers.fill(model, stage, h, self._pool.spare)
-        scale = buffers.query_scale
-        rows = [Rows(cos, sin, buffers.slots, None, stage.outputs, query_scale=scale) for cos, sin in buffers.cos_sin]
+        slots, scale = buffers.slots, buffers.query_scale
+        rows = [
+            Rows(cos=cos, sin=sin, slots=slots, written_rows=None, outputs=stage.outputs, query_scale=scale)
+            for cos, sin in buffers.cos_sin
+        ]
         if self._attention is not None:
             self._run_with_attention(model, self._attention, stage, buffers.h, rows)
         else:
@@ -144,6 +147,10 @@ class Graphs:
     def _run_with_attention(
         self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Sequence[Rows]
     ) -> None:
+        """Run `stage` on the buffer `h`, in place, by graphs that hold attention too.
+
+        Work lists are packed and sent only if the graphs of this shape did not read the same ones last.
+        """
         heads, groups = model.rank_config.heads, model.rank_config.kv_heads
         has_sink = model.rank_config.sink is not None
         lists = [stage.work] if stage.sliding_work is None else [stage.work, stage.sliding_work]
@@ -167,6 +174,7 @@ class Graphs:
         return send(self._attention.pack(work, heads, groups, size), device)
 
     def _run_without_attention(self, model: Layers, stage: Stage, buffers: "_Buffers", rows: Sequence[Rows]) -> None:
+        """Run `stage` on `buffers.h`, in place, by two graphs a layer, with attention launched between them."""
         graphs = self._graphs_of((len(buffers.h), stage.outputs, ()))
         pool = self._pool
         count = len(stage.positions)
@@ -289,6 +297,7 @@ def _run_layers(
     full_and_sliding: Sequence[tuple[Rows, Tensor, ListSize]],
     pool: Pool,
 ) -> None:
+    """Run `layers` on `h` [B, D], in place. Full layers read the first entry of `full_and_sliding`, others the last."""
     for layer in layers:
         rows, packed, size = full_and_sliding[model.is_sliding[layer]]
         q = model.project(h, layer, rows, pool)

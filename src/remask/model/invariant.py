@@ -25,6 +25,7 @@ from remask.model.work_list import WorkList
 TILE = 64  # rows of every product
 GRAIN = 32768  # PyTorch computes an elementwise function of fewer numbers on one thread
 ALIGNMENT = 64  # bytes; PyTorch allocates at multiples of it
+_SHIFTS = (1, 7, 32)  # by which rows of a tile are moved to try them at other places: odd, even, and by half a tile
 
 
 class TiledArithmetic(Arithmetic):
@@ -36,11 +37,12 @@ class TiledArithmetic(Arithmetic):
     invariant = True
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        rows = -(-len(x) // TILE) * TILE
-        padded = x.new_zeros((rows, x.shape[1]))
+        """See the base class. The result is a view of a larger tensor if N is not a multiple of `TILE`."""
+        row_count = -(-len(x) // TILE) * TILE
+        padded = x.new_zeros((row_count, x.shape[1]))
         padded[: len(x)] = x
-        out = x.new_empty((rows, weight.shape[0]))
-        for start in range(0, rows, TILE):
+        out = x.new_empty((row_count, weight.shape[0]))
+        for start in range(0, row_count, TILE):
             tile, target = padded[start : start + TILE], out[start : start + TILE]
             if isinstance(weight, QuantizedMatrix):
                 target.copy_(F.linear(tile, weight, bias))
@@ -78,7 +80,7 @@ class TiledArithmetic(Arithmetic):
             x = torch.empty((TILE, weight.shape[1]), dtype=weight.dtype, device=weight.device)
             x.normal_(generator=generator)
             expected = self.linear(x, weight)
-            for shift in (1, 7, 32):
+            for shift in _SHIFTS:
                 if not torch.equal(self.linear(x.roll(shift, 0), weight), expected.roll(shift, 0)):
                     raise ConfigError(
                         f"batch_invariant=True cannot be kept here: on {weight.device} with {torch.get_num_threads()} "
@@ -91,8 +93,7 @@ class TiledArithmetic(Arithmetic):
 class UnitwiseAttention:
     """Attention of one unit of a list at a time by `inner`, of copies if an address could change the bits.
 
-    No row may be in two units. The numbers of a unit's rows and slots, and the order of these, depend on the request
-    alone.
+    No row may be in two units. How many rows and slots a unit has, and their order, must depend on the request alone.
     """
 
     def __init__(self, inner: Attention, arithmetic: Arithmetic) -> None:
@@ -140,7 +141,7 @@ def check_ranks(size: int) -> None:
 
 
 def _row_parts(x: Tensor) -> Sequence[Tensor]:
-    """`x` [N, K] in parts that PyTorch computes on one thread each: threads split numbers into ranges within rows."""
+    """`x` [N, K] in parts of whole rows, so small on a CPU that PyTorch computes each on one thread."""
     return torch.split(x, max(1, (GRAIN - 1) // x.shape[1]) if x.device.type == "cpu" else max(1, len(x)))
 
 

@@ -56,7 +56,8 @@ class TritonLayer:
     ) -> Tensor:
         """Add `x` [N, D] to `h` [N, D] in place. Returns the norm of the sum with `weight`, or `h` if there is none.
 
-        Rows of `x` are also copied to their `slots`, int64 [N], of `outputs` [any, D], if these are not -1.
+        With `outputs` [any, D], also copies each row of `x` to its slot in `slots`, int64 [N]; rows with slot -1 are
+        left.
         """
         return self._launch(h, x.contiguous(), weight, outputs, slots)
 
@@ -65,8 +66,8 @@ class TritonLayer:
     ) -> Tensor:
         """Write K after norm and RoPE, and V, and return the queries after norm and RoPE, [N, heads, Dh].
 
-        They are of the fused projection `qkv` [N, (heads + 2 groups) Dh]. K and V go to the rows' `slots`, int64 [N],
-        of `k` and `v` [any, groups, Dh], if these are not -1. `cos` and `sin` are [N, 1, R / 2].
+        `qkv` [N, (heads + 2 groups) Dh] is the fused projection. K and V of a row go to its slot in `slots`, int64 [N],
+        of `k` and `v` [any, groups, Dh]; rows with slot -1 are not written. `cos` and `sin` are [N, 1, R / 2].
         """
         q = qkv.new_empty((len(qkv), self.query_heads, self.head_dim))
         if len(qkv):
@@ -88,6 +89,7 @@ class TritonLayer:
     def _launch(
         self, h: Tensor, x: Tensor | None, weight: Tensor | None, outputs: Tensor | None, slots: Tensor | None
     ) -> Tensor:
+        """Do what `add` says; without `x` only the norm is computed. The kernel is not launched for 0 rows."""
         out = h if weight is None else torch.empty_like(h)
         if len(h):
             # `h` stands for arguments that the kernel does not read: there is no null pointer.
@@ -128,7 +130,7 @@ def _sum_and_norm(
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, STORE: tl.constexpr,
     CENTRED: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """One row: stores its sum in `h`, the norm of the sum in `out`, and what was added in `outputs`."""
+    """One row: stores the sum in `h` (`ADD`), its norm in `out` (`NORM`), and the addend in `outputs` (`STORE`)."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     live = channel < SIZE
@@ -156,7 +158,7 @@ def _norm_and_rotate(
     COUNT: tl.constexpr, TALL: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
     NORMED: tl.constexpr, WHOLE: tl.constexpr, EMULATED: tl.constexpr,
 ):  # fmt: skip
-    """`COUNT` heads at `x` after norm and RoPE, float32 [TALL, WIDTH]. `cos` and `sin` point to the row's."""
+    """`COUNT` heads at `x` after norm and RoPE, float32 [TALL, WIDTH]; `cos` and `sin` point to those of the row."""
     head, channel = tl.arange(0, TALL), tl.arange(0, WIDTH)
     # Channel c < HALF is paired with channel c + HALF. Channels from 2 HALF on are not rotated.
     rotary = channel < 2 * HALF

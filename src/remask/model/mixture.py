@@ -13,6 +13,8 @@ from remask.model.arithmetic import Arithmetic
 from remask.model.config import Activation, Router
 from remask.model.weights import MixtureWeights
 
+_EPSILON = 1e-20  # as in DeepSeek-V3's router: keeps a division by 0 finite
+
 
 @dataclass(frozen=True, slots=True)
 class Routes:
@@ -41,7 +43,7 @@ def route(x: Tensor, router: Router, active: int, w: MixtureWeights, arithmetic:
     if router.normalise:
         # Added one by one: how a sum over a short dimension is rounded depends on the number of rows.
         total = sum(weights.unbind(dim=1)[1:], weights[:, 0])
-        weights = weights / (total[:, None] + 1e-20)
+        weights = weights / (total[:, None] + _EPSILON)
     weights = weights * router.scale
     if w.factors is not None:
         weights = weights * w.factors[experts]
@@ -82,22 +84,25 @@ def mixture_output(
 
 
 def _mask_groups(ranked: Tensor, router: Router) -> Tensor:
-    """The scores `ranked` [N, E], with -inf for experts of all but each row's `router.kept_groups` best groups."""
+    """The scores `ranked` [N, E], with -inf outside of each row's `router.kept_groups` best groups.
+
+    The best groups are those whose two best experts have the largest sum of scores.
+    """
     groups = torch.unflatten(ranked, 1, (router.groups, -1))
-    best = groups.topk(2, dim=-1).values
-    best_groups = (best[..., 0] + best[..., 1]).topk(router.kept_groups, dim=-1).indices
-    excluded = torch.ones_like(best[..., 0], dtype=torch.bool).scatter_(1, best_groups, False)
-    return groups.masked_fill(excluded[..., None], -torch.inf).flatten(1)
+    best, second = groups.topk(2, dim=-1).values.unbind(-1)
+    best_groups = (best + second).topk(router.kept_groups, dim=-1).indices
+    is_excluded = torch.ones_like(best, dtype=torch.bool).scatter_(1, best_groups, False)
+    return groups.masked_fill(is_excluded[..., None], -torch.inf).flatten(1)
 
 
 def _mask_pools(ranked: Tensor, router: Router) -> Tensor:
     """The scores `ranked` [N, E], with -inf for experts that are not in the pool of the row's routing block."""
     blocks = torch.unflatten(ranked, 0, (-1, router.block))
     pool = _top_indices(blocks.amax(dim=1), router.pool)
-    excluded = torch.ones_like(blocks[:, 0], dtype=torch.bool).scatter_(1, pool, False)
-    return blocks.masked_fill(excluded[:, None], -torch.inf).flatten(0, 1)
+    is_excluded = torch.ones_like(blocks[:, 0], dtype=torch.bool).scatter_(1, pool, False)
+    return blocks.masked_fill(is_excluded[:, None], -torch.inf).flatten(0, 1)
 
 
 def _top_indices(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest in each row, int64 [rows, count]; of equal ones the first. topk takes any."""
+    """Indices of the `count` largest in each row, int64 [rows, count]; of equal ones the first (`topk` takes any)."""
     return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]

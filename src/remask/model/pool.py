@@ -66,7 +66,7 @@ class Pool:
         return sum(tensor.nbytes for tensor in tensors)
 
     def bytes_of(self, slots: int) -> int:
-        """Bytes of `slots` slots of one layer, on average over the layers."""
+        """Bytes of `slots` slots of one layer, averaged over the layers and rounded down."""
         return slots * (self.nbytes // (self.spare + 1)) // len(self.k)
 
 

@@ -18,6 +18,9 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.model.arithmetic import Arithmetic
 from remask.model.config import ModelConfig
 from remask.model.cpu_kernels import (
+    INT4_LARGEST,
+    INT4_MIDDLE,
+    INT8_LARGEST,
     TINY,
     int4_kernel,
     int4_product,
@@ -33,6 +36,7 @@ from remask.model.sizes import GROUP, GROUP_BYTES, PRODUCT_ROWS, check_matrix_si
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
 _ENCODED = 2**18  # numbers that are encoded at a time
+_FBGEMM_ROW_BYTES = 12  # a scale, a zero and the sum of a row's numbers, of 4 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Codes:
 
     values: Tensor  # [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8
     scales: Tensor  # float32 [m], or [m, K / 32] of int4
-    zeros: Tensor | None = None  # float32 [m, K / 32] of int4: the number that the code 8 stands for
+    zeros: Tensor | None = None  # float32 [m, K / 32] of int4: the number that the code `INT4_MIDDLE` stands for
 
     @property
     def constants(self) -> Tensor:
@@ -61,32 +65,33 @@ class Codes:
 
 def encode(quantization: Quantization, values: Tensor) -> Codes:
     """The nearest codes to `values` [m, K]. Few rows are encoded at a time, so that temporaries stay in a cache."""
-    parts = [_encode_part(quantization, part) for part in torch.split(values, max(1, _ENCODED // values.shape[1]))]
+    parts = [_encode_rows(quantization, rows) for rows in torch.split(values, max(1, _ENCODED // values.shape[1]))]
     if len(parts) == 1:
         return parts[0]
     zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
     return Codes(torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts]), zeros)
 
 
-def _encode_part(quantization: Quantization, values: Tensor) -> Codes:
+def _encode_rows(quantization: Quantization, values: Tensor) -> Codes:
+    """The nearest codes to `values` [m, K], all at once. Int4 has a scale and a zero for each group."""
     if quantization == "int8":
-        return _quantize_rows(values, torch.int8, 127.0)
+        return _quantize_rows(values, torch.int8, INT8_LARGEST)
     if quantization == "fp8":
         return _quantize_rows(values, FP8, FP8_LARGEST)
     groups = values.float().view(len(values), -1, GROUP)
     low, high = groups.aminmax(dim=-1)
-    steps = ((high - low) / 15).clamp_min(TINY)
-    zeros = low + 8 * steps
-    codes = ((groups - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
-    return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
+    scales = ((high - low) / INT4_LARGEST).clamp_min(TINY)
+    zeros = low + INT4_MIDDLE * scales
+    codes = ((groups - zeros[..., None]) / scales[..., None] + INT4_MIDDLE).round().clamp(0, INT4_LARGEST)
+    return Codes(codes.to(torch.uint8).view_as(values), scales, zeros)
 
 
-def _quantize_rows(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
-    """Codes of the dtype `bits` of the rows of `x` [n, K], scaled so that each row's largest magnitude is `largest`."""
-    x = x.float()
-    scales = (x.abs().amax(dim=-1) / largest).clamp_min(TINY)
-    quotients = x / scales[:, None]
-    return Codes((quotients if bits.is_floating_point else quotients.round()).to(bits), scales)
+def _quantize_rows(x: Tensor, dtype: torch.dtype, largest: float) -> Codes:
+    """Codes of `dtype` of the rows of `x` [n, K], scaled so that each row's largest magnitude is `largest`."""
+    numbers = x.float()
+    scales = (numbers.abs().amax(dim=-1) / largest).clamp_min(TINY)
+    quotients = numbers / scales[:, None]
+    return Codes((quotients if dtype.is_floating_point else quotients.round()).to(dtype), scales)
 
 
 class QuantizedMatrix(Tensor):
@@ -105,7 +110,7 @@ class QuantizedMatrix(Tensor):
         return matrix
 
     def parts(self) -> Mapping[str, Tensor]:
-        """The tensors that it consists of, by name."""
+        """The tensors that the matrix consists of, by name."""
         raise NotImplementedError
 
     def restore(self, parts: Mapping[str, Tensor]) -> None:
@@ -171,7 +176,7 @@ class QuantizedMatrix(Tensor):
 class _Scaled(QuantizedMatrix):
     """Numbers of eight bits or fewer, and a scale for each row."""
 
-    bits: ClassVar[torch.dtype]
+    code_dtype: ClassVar[torch.dtype]
 
     def __init__(
         self,
@@ -181,14 +186,15 @@ class _Scaled(QuantizedMatrix):
         values: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> None:
+        """Wrap `values` and `scales` without a copy; without them, allocate them uninitialised."""
         rows = tuple(shape[:-1])
         size = (*rows, self.width(shape[-1]))
-        self.codes = torch.empty(size, dtype=self.bits, device=device) if values is None else values
+        self.codes = torch.empty(size, dtype=self.code_dtype, device=device) if values is None else values
         self.scales = torch.empty(rows, device=device) if scales is None else scales
 
     @staticmethod
     def width(columns: int) -> int:
-        """Numbers of the dtype `bits` that store a row of `columns` columns."""
+        """Numbers of `code_dtype` that store a row of `columns` columns."""
         return columns
 
     def parts(self) -> Mapping[str, Tensor]:
@@ -218,7 +224,7 @@ class _Scaled(QuantizedMatrix):
 class Int8Matrix(_Scaled):
     """Whole numbers from -127 to 127. Rows are quantized alike for a product, whose sums are exact."""
 
-    quantization, bits = "int8", torch.int8
+    quantization, code_dtype = "int8", torch.int8
 
     def product(self, x: Tensor) -> Tensor:
         return int_mm_product(x, self.codes, self.scales)
@@ -227,10 +233,11 @@ class Int8Matrix(_Scaled):
 class Fp8Matrix(_Scaled):
     """Numbers with four bits of exponent and three of mantissa (e4m3), for devices that multiply them."""
 
-    quantization, bits = "fp8", FP8
+    quantization, code_dtype = "fp8", FP8
 
     def product(self, x: Tensor) -> Tensor:
-        rows = _quantize_rows(x, self.bits, FP8_LARGEST)
+        """See the base class. Products are rounded to bfloat16, whatever the dtype of `x`."""
+        rows = _quantize_rows(x, FP8, FP8_LARGEST)
         scale_a, scale_b = rows.scales[:, None], self.scales[None]
         out = torch._scaled_mm(rows.values, self.codes.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
         return out.to(x.dtype)
@@ -239,7 +246,7 @@ class Fp8Matrix(_Scaled):
 class Int4Matrix(_Scaled):
     """Numbers of four bits, a step and an offset for each group of 32 columns, and a unit of these for each row."""
 
-    quantization, bits = "int4", torch.uint8
+    quantization, code_dtype = "int4", torch.uint8
 
     @staticmethod
     def width(columns: int) -> int:
@@ -248,9 +255,9 @@ class Int4Matrix(_Scaled):
     def store(self, rows: slice, codes: Codes) -> None:
         assert codes.zeros is not None
         target, scales = self.codes[rows], self.scales[rows]
-        step = max(1, _ENCODED // self.shape[-1])
-        for start in range(0, len(target), step):
-            part = slice(start, start + step)
+        row_count = max(1, _ENCODED // self.shape[-1])  # rows that are packed at a time
+        for start in range(0, len(target), row_count):
+            part = slice(start, start + row_count)
             target[part], scales[part] = pack_int4(codes.values[part], codes.scales[part], codes.zeros[part])
 
     def product(self, x: Tensor) -> Tensor:
@@ -312,30 +319,32 @@ class PackedInt8Matrix(QuantizedMatrix):
         chunk_rows: Sequence[int],
         packed: Sequence[_Packed] | None = None,
     ) -> None:
+        """Share the chunks `packed` of another matrix; without them, begin with chunks that are not written."""
         self.chunk_rows = tuple(chunk_rows)
         experts = shape[0] if len(shape) == 3 else 1
         self.packed = packed or [_Packed() for _ in range(experts * len(self.chunk_rows))]
 
     def rows(self, part: slice) -> QuantizedMatrix:
-        """Some of the rows. Raises `NotImplementedError` if `part` begins or ends within a chunk."""
-        index = self._chunks_in(part)
-        chunk_rows, packed = self.chunk_rows[index], self.packed[index]
+        """See the base class. Raises `NotImplementedError` if `part` begins or ends within a chunk."""
+        chunks = self._chunks_in(part)
+        chunk_rows, packed = self.chunk_rows[chunks], self.packed[chunks]
         return type(self)((sum(chunk_rows), self.shape[-1]), self.dtype, self.device, chunk_rows, packed)
 
     def expert(self, number: int) -> QuantizedMatrix:
         return self._of_expert(number, self.shape[1:])
 
     def _of_expert(self, number: int, shape: Sequence[int]) -> QuantizedMatrix:
+        """The matrix [M, K] of expert `number`; of a matrix [M, K], whose only number is 0, that matrix itself."""
         count = len(self.chunk_rows)
         packed = self.packed[number * count : (number + 1) * count]
         return type(self)(shape, self.dtype, self.device, self.chunk_rows, packed)
 
     def store(self, rows: slice, codes: Codes) -> None:
-        """Set `rows`, which are whole chunks, to `codes`."""
-        index = self._chunks_in(rows)
-        sizes = list(self.chunk_rows[index])
+        """See the base class. Raises `NotImplementedError` if `rows` are not whole chunks."""
+        chunks = self._chunks_in(rows)
+        sizes = list(self.chunk_rows[chunks])
         values, scales = torch.split(codes.values, sizes), torch.split(codes.scales, sizes)
-        for chunk, chunk_values, chunk_scales in zip(self.packed[index], values, scales, strict=True):
+        for chunk, chunk_values, chunk_scales in zip(self.packed[chunks], values, scales, strict=True):
             chunk.matrix = pack_int8(chunk_values, chunk_scales)
 
     def parts(self) -> Mapping[str, Tensor]:
@@ -354,8 +363,9 @@ class PackedInt8Matrix(QuantizedMatrix):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Bytes in memory. A row has a scale, a zero and a sum of its numbers."""
-        return self.numel() + 12 * sum(self.chunk_rows) * (len(self.packed) // len(self.chunk_rows))
+        """Bytes in memory."""
+        row_count = sum(self.chunk_rows) * (len(self.packed) // len(self.chunk_rows))
+        return self.numel() + _FBGEMM_ROW_BYTES * row_count
 
     def product(self, x: Tensor) -> Tensor:
         return int8_product(x, [chunk.matrix for chunk in self.packed], int8_kernel().reduced)
@@ -365,7 +375,7 @@ class PackedInt8Matrix(QuantizedMatrix):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _chunks_in(self, part: slice) -> slice:
-        """The indices of the chunks that `part` of the rows consists of."""
+        """The chunks of `part` of the rows. Raises `NotImplementedError` if it begins or ends within one."""
         edges = [0, *accumulate(self.chunk_rows)]
         start, stop, _ = part.indices(edges[-1])
         try:
@@ -377,7 +387,8 @@ class PackedInt8Matrix(QuantizedMatrix):
 def check_quantization(quantization: str | None, config: ModelConfig, device: torch.device) -> None:
     """Check that matrices of the sizes in `config`, those of one rank, can be quantized as `quantization` on `device`.
 
-    Raises `UnknownNameError` if it is unknown, and `ConfigError` if device or sizes do not allow it.
+    Raises `UnknownNameError` if `quantization` is unknown, and `ConfigError` if device or sizes do not allow it. None
+    is always allowed.
     """
     if quantization is None:
         return
@@ -415,13 +426,14 @@ def empty_matrix(
 
 
 def kernel_description(quantization: Quantization | None, device: torch.device) -> str:
-    """`quantization` with the kernel that this machine uses for it, for the log."""
+    """`quantization`, for the log; on a CPU with the kernel that computes it, which is measured at the first call."""
     if device.type != "cpu" or quantization is None:
         return str(quantization)
     return f"{quantization} ({int4_kernel() if quantization == 'int4' else int8_kernel()})"
 
 
 def _linear(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` with a quantized `matrix` [M, K]: [N, M]. Multiplies at most `PRODUCT_ROWS` rows at a time."""
     if 0 < len(x) <= PRODUCT_ROWS:
         out = matrix.product(x)
     else:

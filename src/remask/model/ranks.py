@@ -106,8 +106,8 @@ class Ranks:
     def run_on_all(self, act: Callable[..., T], *args: Any) -> T:
         """Call `act(*args)` on every rank, and return this rank's result.
 
-        Each rank uses its own model in place of one in `args`, and its own result in place of a tensor or pool that an
-        earlier call has returned, or a view of one. Other tensors are sent with their contents.
+        A model in `args` becomes the rank's own model. A tensor or pool that an earlier call has returned, or a view of
+        one, becomes the rank's own result of that call. Other tensors are sent with their contents.
         """
         return act(*args)
 

@@ -64,14 +64,14 @@ def attention_of(model: Transformer, pool: Pool, layer: int, queries: Sequence[R
 def _rank_attention_of(
     model: Transformer, pool: Pool, layer: int, queries: Sequence[RowQuery], positions: Tensor
 ) -> list[RowAttention]:
-    """As `attention_of`, on every rank: computes the heads of this rank, and returns those of all ranks."""
+    """Do what `attention_of` says, on every rank: compute the heads of this rank, and return those of all ranks."""
     inputs = [model.embed(query.rows) if query.states is None else query.states[query.rows] for query in queries]
     adapters = AdapterRows.of((query.adapter, len(query.rows)) for query in queries)
     counts = [len(query.rows) for query in queries]
     reach = model.config.reach(layer)
-    row_queries = torch.split(model.queries(torch.cat(inputs), layer, positions, adapters), counts)
+    projected = torch.split(model.queries(torch.cat(inputs), layer, positions, adapters), counts)
     sums, rows = list[Tensor](), list[Tensor]()
-    for q, q_positions, query in zip(row_queries, torch.split(positions, counts), queries, strict=True):
+    for q, q_positions, query in zip(projected, torch.split(positions, counts), queries, strict=True):
         k = model.arithmetic.align(pool.k[layer][query.slots].to(q.dtype))
         visible = None
         if reach is not None:
@@ -84,9 +84,10 @@ def _rank_attention_of(
     if not model.ranks.several:
         return list(zip(sums, rows, strict=True))
     all_sums = torch.split(model.ranks.sum(torch.cat(sums)), list(map(len, sums)))
-    all_heads = model.ranks.gather(torch.cat([part.flatten() for part in rows]))
-    results = []
-    sizes = [part.numel() for part in rows]
-    for row_sum, flat, part in zip(all_sums, torch.split(all_heads, sizes, 1), rows, strict=True):
-        results.append((row_sum, flat.view(len(all_heads), *part.shape).flatten(0, 1)))
-    return results
+    # One gather for all queries; heads of rank r are followed by those of rank r + 1.
+    by_rank = model.ranks.gather(torch.cat([local.flatten() for local in rows]))
+    all_rows = torch.split(by_rank, [local.numel() for local in rows], 1)
+    return [
+        (row_sum, flat.view(len(by_rank), *local.shape).flatten(0, 1))
+        for row_sum, flat, local in zip(all_sums, all_rows, rows, strict=True)
+    ]

@@ -12,7 +12,7 @@ from remask.model.config import ModelConfig
 GROUP = 32  # columns that have a step and an offset of their own in int4
 GROUP_BYTES = GROUP // 2 + 4  # bytes of a group: its codes, and step and offset in float16
 TILE = 2**18  # numbers of int4 that are unpacked at a time, or up to a half more
-TILE_BYTES = 5 * TILE * 3 // 2  # of such numbers in float32, and in eight bits
+TILE_BYTES = (4 + 1) * TILE * 3 // 2  # at most, of such numbers in float32 and in eight bits
 FP8_MULTIPLE = 16  # divides the numbers of rows and columns in a product of fp8
 # Rows that are multiplied with a quantized matrix at a time, as a product needs several times their memory.
 PRODUCT_ROWS = 1024

@@ -18,7 +18,7 @@ from remask.model.work_list import WorkList
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a pass that adapters change. All other rows cost nothing."""
+    """The rows of a pass that adapters change."""
 
     runs: tuple[tuple[str, slice], ...] = ()  # names of adapters with consecutive rows
     rows: Tensor | None = None  # int64 [n]: the rows that are computed, if only the device knows them; None: all
@@ -47,8 +47,8 @@ class AdapterRows:
     ) -> Tensor:
         """Add the products of adapters to `out` [N, M], in place, and return it.
 
-        `out` is the product of `x` [N, K] with `part` of a matrix' rows, and `changes` has the low-rank changes of that
-        matrix by adapter.
+        `out` is the product of `x` [N, K] with `part` of the rows of a matrix, and `changes` has the low-rank changes
+        of that matrix by adapter.
         """
         for name, run in self.runs:
             change = changes.get(name)
@@ -59,8 +59,8 @@ class AdapterRows:
             if self.rows is None:
                 out[run] += product
             else:
-                inside = (self.rows >= run.start) & (self.rows < run.stop)
-                out += product.where(inside[:, None], 0)
+                is_changed = (self.rows >= run.start) & (self.rows < run.stop)
+                out += product.where(is_changed[:, None], 0)
         return out
 
 
@@ -89,19 +89,19 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A candidate rows of several canvases. The S that changed most are computed, a fixed number of each canvas.
+    """A candidate rows of several canvases, of which each layer computes the S that changed most.
 
-    The A rows are in the order of the canvases. They are sorted by canvas and then by similarity, and the rows at
-    `order` are picked. V (with `keys` K) is compared, and written for all A rows.
+    The number of rows is fixed for each canvas. Candidates are in the order of the canvases. They are sorted by canvas
+    and then by similarity, and those at `order` are picked. V (with `keys` K) is compared, and written for all A rows.
 
-    Layer i of the stage picks rows if `phase` + i is a multiple of `every`. The other layers take the rows that were
+    Layer i of the stage picks rows if `phase` + i is a multiple of `every`. The other layers compute the rows that were
     picked last, and write V of these alone.
     """
 
     rows: Tensor  # int64 [A], rows of the stage
     owner: Tensor  # int64 [A], number of the canvas
     order: Tensor  # int64 [S], into the sorted rows
-    target: Tensor  # int64 [S], places of the picked rows among the computed ones
+    target: Tensor  # int64 [S], indices of the picked rows in `Partial.computed`
     keys: bool
     every: int = 1
     phase: int = 0
@@ -123,7 +123,7 @@ class Neighbours:
 class Partial:
     """A stage in which C of the rows are computed, in the order of the canvases. The others add cached outputs."""
 
-    computed: Tensor  # int64 [C], rows of the stage; each of `picks` overwrites the places of its `target`
+    computed: Tensor  # int64 [C], rows of the stage; each of `picks` overwrites those at its `target`
     picks: tuple[Pick, ...]
     slots: Tensor  # int64 [N], of all rows of the stage
     neighbours: Neighbours | None = None  # of the N rows, for sliding layers whose rows are picked on the device
@@ -165,7 +165,7 @@ class StepBatch:
     tokens: Tensor  # int64 [N0]: rows of the first stage
     stages: tuple[Stage, ...]
     predict: Tensor  # int64 [M]: rows of the last stage whose logits are needed
-    row_layers: int
+    row_layers: int  # rows that are computed, summed over the layers
     signals: Signals | None = None
 
 

@@ -65,12 +65,10 @@ class Transformer:
         self.rope_tables = tuple(rope(shape, weights.embed.dtype, weights.embed.device) for shape in config.shapes)
         self.is_sliding = tuple(map(config.is_sliding, range(config.layers)))
         self.query_scales = query_scales(config, weights.embed.dtype, weights.embed.device)
-        self._zero_sink: Sink | None = None
-        if config.sink == "zero":
-            zeros = weights.embed.new_zeros(self.rank_config.kv_heads, self.rank_config.head_dim)
-            self._zero_sink = zeros, zeros
-        scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
+        zeros = weights.embed.new_zeros(self.rank_config.kv_heads, self.rank_config.head_dim)
+        self._zero_sink: Sink | None = (zeros, zeros) if config.sink == "zero" else None
         self.activation = config.activation
+        scale = torch.tensor(1.0 if config.embed_scale is None else config.embed_scale)
         self.embed_scale = float(scale.to(weights.embed.dtype))  # rounded as the embedding is, as in transformers
 
     def with_attention(self, attention: Attention) -> Self:
@@ -150,7 +148,7 @@ class Transformer:
 
     @torch.inference_mode()
     def self_condition(self, h: Tensor, signals: Signals, pool: Pool) -> Tensor:
-        """Embedded rows `h` [N, D]; the last pass' predictions are added to the rows in `signals`.
+        """Return the embedded rows `h` [N, D], with the last pass' predictions added to the rows in `signals`.
 
         The expected embeddings in `pool.signals` pass through an MLP, and the sum is normed (DiffusionGemma's
         self-conditioning). `h` is unchanged.
@@ -166,22 +164,31 @@ class Transformer:
         return h.index_copy(0, signals.rows, normed)
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-        """Run `stage` on the last output `h`, which may be overwritten. Returns [N, D]. Writes as `forward`."""
+        """Run `stage` on the output `h` of the stage before, which may be overwritten. Returns its output [N, D].
+
+        Writes K/V to `pool`, and with `Stage.outputs` outputs, and hidden states to the tensors of `Stage.save`.
+        """
         if stage.outputs or stage.partial is not None:
             pool.allocate_outputs()
         h = _stage_input(stage, h)
         if self.graphs is not None and self.graphs.can_repeat(stage, pool):
             return self.graphs.run(self, stage, h)
-        partial = stage.partial
-        positions = stage.positions
-        slots = stage.slots
+        partial, positions, slots = stage.partial, stage.positions, stage.slots
         if self.kernels is not None and partial is None:
             slots = self._kernel_slots(slots, stage, len(h))
         # On a CPU `index_select` takes a third of the time of an index in brackets.
         query_scale = None if self.query_scales is None else self.query_scales.index_select(0, positions)
-        shared = slots, stage.written_rows, stage.outputs, stage.adapters, query_scale, stage.roles
         full_and_sliding = [
-            Rows(cos.index_select(0, positions), sin.index_select(0, positions), *shared)
+            Rows(
+                cos=cos.index_select(0, positions),
+                sin=sin.index_select(0, positions),
+                slots=slots,
+                written_rows=stage.written_rows,
+                outputs=stage.outputs,
+                adapters=stage.adapters,
+                query_scale=query_scale,
+                roles=stage.roles,
+            )
             for cos, sin in self.rope_tables
         ]
         for layer in stage.layers:
@@ -196,9 +203,9 @@ class Transformer:
         return h
 
     def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """The queries of `rows` in a layer with the input `h` [N, D], after norm and RoPE: [N, heads, Dh].
+        """Return the queries of `rows` in a layer with the input `h` [N, D], after norm and RoPE: [N, heads, Dh].
 
-        Writes K/V of the rows that `rows.written_rows` names to their slots of `pool`.
+        Writes K/V of the rows in `rows.written_rows` to their slots of `pool`.
         """
         w = self.weights.layers[layer]
         c = self.rank_configs[self.is_sliding[layer]]
@@ -230,7 +237,7 @@ class Transformer:
         return self.attention(q, pool.k[layer], pool.v[layer], work, self.sink(layer))
 
     def finish_layer(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
-        """Add the outputs of attention and FFN to `h` [N, D], with `rows.outputs` store them too, and return `h`.
+        """Add the outputs of attention and FFN to `h` [N, D], and return it. With `rows.outputs`, `pool` gets them too.
 
         `attended` [N, heads * Dh] are the results of `attend`, before the output projection.
         """
@@ -250,15 +257,15 @@ class Transformer:
         return self._zero_sink if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
 
     def value_similarity(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
-        """Cosine similarity of new V of some `rows` in the first layer of `stage` to V in their `slots`, float32 [n].
+        """Cosine similarity of new V in the first layer of `stage` to V in `pool`, float32 [n]. Writes no V.
 
-        `h` is the output of the stage before, and `rows` are int64 [n], rows of `stage`. V is not written.
+        `h` is the output of the stage before. `rows`, int64 [n], are the compared rows of `stage`, and `slots` theirs.
         """
         layer = stage.layers.start
         x = _stage_input(stage, h)[rows]
         cos_sin = self.cos_sin(layer, stage.positions[rows])
         adapters = stage.adapters.subset(rows)
-        return self._project_and_compare(x, layer, pool.v[layer], slots, False, cos_sin, adapters)[1]
+        return self._project_and_compare(x, layer, pool.v[layer], slots, cos_sin, adapters, keys=False)[1]
 
     def head_input(self, h: Tensor) -> Tensor:
         """The input of the output matrix, [N, D], from the last layer's output `h` [N, D].
@@ -321,22 +328,23 @@ class Transformer:
         return h if weight is None else self.norm(h, weight)
 
     def _kernel_slots(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
-        """`slots` [W] of the written rows as kernels take them: one for each of `rows` rows, -1 if not written."""
+        """The `slots` [W] of written rows as kernels take them, int64 [rows]: rows that are not written have -1."""
         if stage.written_rows is None:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written_rows, slots)
 
     def _run_partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos_sin: Pair) -> Tensor:
-        """Compute some rows in `layer`, add all outputs to `h`, and return it. Writes K/V and outputs to `pool`."""
+        """Compute the rows of `stage.partial` in `layer`, add the outputs of all rows to `h` [N, D], and return it.
+
+        Rows that are not computed have the outputs in `pool`. Writes K/V and outputs of computed rows to `pool`.
+        """
         assert stage.partial is not None
         w = self.weights.layers[layer]
         partial = stage.partial
         computed = partial.computed
         for pick in partial.picks:
-            if (pick.phase + layer - stage.layers.start) % pick.every:
-                picked_rows = _lowest_rows(
-                    ~pool.picked[partial.slots[pick.rows]], pick
-                )  # as the last layer that picked
+            if (pick.phase + layer - stage.layers.start) % pick.every:  # the rows of the last layer that picked
+                picked_rows = _lowest_rows(~pool.picked[partial.slots[pick.rows]], pick)
             else:
                 picked_rows = self._pick_rows(h, layer, stage, pick, pool, cos_sin)
             computed = computed.index_copy(0, pick.target, picked_rows)
@@ -370,7 +378,7 @@ class Transformer:
         return h
 
     def _attend_sliding(self, q: Tensor, layer: int, partial: Partial, computed: Tensor, pool: Pool) -> Tensor:
-        """As `attend`, in a sliding layer, of the rows `computed` of a stage."""
+        """Attention of the queries `q` of the `computed` rows of a stage in a sliding layer, [C, heads * Dh]."""
         reach = self.config.reach(layer)
         assert partial.neighbours is not None
         assert reach is not None
@@ -390,7 +398,9 @@ class Transformer:
         kv = pool.k[layer] if pick.keys else pool.v[layer]
         cos, sin = cos_sin
         rotation = cos[pick.rows], sin[pick.rows]
-        values, similarity = self._project_and_compare(h[pick.rows], layer, kv, slots, pick.keys, rotation, adapters)
+        values, similarity = self._project_and_compare(
+            h[pick.rows], layer, kv, slots, rotation, adapters, keys=pick.keys
+        )
         picked = _lowest_rows(similarity, pick)
         kv.index_copy_(0, slots, values.to(kv.dtype))
         if pick.every > 1:
@@ -398,9 +408,9 @@ class Transformer:
         return picked
 
     def _project_and_compare(
-        self, h: Tensor, layer: int, kv: Tensor, slots: Tensor, keys: bool, cos_sin: Pair, adapters: AdapterRows
+        self, h: Tensor, layer: int, kv: Tensor, slots: Tensor, cos_sin: Pair, adapters: AdapterRows, *, keys: bool
     ) -> Pair:
-        """V (or with `keys` K) of rows with the input `h` [N, D], and its similarity to `slots` of `kv`, [N]."""
+        """New V (or with `keys` K) of rows with the input `h` [N, D], and its similarity [N] to `kv` in `slots` [N]."""
         c = self.rank_configs[self.is_sliding[layer]]
         first_head = c.heads if keys else c.heads + c.kv_heads
         x = self.norm(h, self.weights.layers[layer].attn_norm)
@@ -417,7 +427,7 @@ class Transformer:
         part: slice = slice(None),
         bias: Tensor | None = None,
     ) -> Tensor:
-        """`x` [N, K] times `part` of the rows of the matrix `field` of `w`, plus the products of `adapters`."""
+        """`x` [N, K] times `part` of the rows of the matrix `field` of `w`, plus `bias` and products of `adapters`."""
         matrix: Tensor = getattr(w, field)
         out = self.arithmetic.linear(x, matrix if part == slice(None) else matrix[part], bias)
         changes = w.low_rank.get(field)
@@ -426,7 +436,7 @@ class Transformer:
     def _project(self, x: Tensor, layer: int, heads: range, cos_sin: Pair, adapters: AdapterRows = NO_ADAPTERS) -> Pair:
         """Q and K heads after norm and RoPE, and V heads, of normed rows `x` [N, D]: [N, any, Dh] each.
 
-        `heads` are numbers of heads in the order of the fused projection: those of Q, of K, of V.
+        `heads` counts heads in the order of the fused projection: Q, K, V. Only the heads in this range are computed.
         """
         w = self.weights.layers[layer]
         c = self.rank_configs[self.is_sliding[layer]]
@@ -438,14 +448,14 @@ class Transformer:
         part = slice(first * c.head_dim, stop * c.head_dim)
         bias = None if w.qkv_bias is None else w.qkv_bias[part]
         out = self._linear(x, w, "qkv", adapters, part, bias).view(len(x), stop - first, c.head_dim)
-        keys, values = max(0, c.heads - first), max(0, first_value - first)  # where K and V begin in `out`
-        v = out[:, keys:].clone() if tied else out[:, values:]
-        for part_heads, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
-            if weight is not None and part_heads.shape[1]:
-                self._norm_heads(part_heads, weight)
+        k_start, v_start = max(0, c.heads - first), max(0, first_value - first)  # where K and V begin in `out`
+        v = out[:, k_start:].clone() if tied else out[:, v_start:]
+        for q_or_k, weight in ((out[:, :k_start], w.q_norm), (out[:, k_start:v_start], w.k_norm)):
+            if weight is not None and q_or_k.shape[1]:
+                self._norm_heads(q_or_k, weight)
         if c.value_norm:
             v = F.rms_norm(v, (c.head_dim,), None, c.norm_eps)
-        return rotate(out[:, heads.start - first : values], *cos_sin), v
+        return rotate(out[:, heads.start - first : v_start], *cos_sin), v
 
     def _feed_forward(self, h: Tensor, x: Tensor, w: LayerWeights, adapters: AdapterRows) -> Tensor:
         """The output [N, D] of a dense MLP or a mixture of experts, from rows `h` and their norm `x`, [N, D] each."""
@@ -497,7 +507,10 @@ class Transformer:
 
 
 def _stage_input(stage: Stage, h: Tensor) -> Tensor:
-    """The input [N, D] of the stage's rows, from the stage before or restored. Copies it to the states of `save`."""
+    """Return the input [N, D] of the rows of `stage`: rows of the output `h` of the stage before, or stored states.
+
+    Copies the rows of `stage.save` to their states. May overwrite `h`.
+    """
     if stage.carry is not None:
         source, target = stage.carry
         rows = h.index_select(0, source)
@@ -514,7 +527,10 @@ def _stage_input(stage: Stage, h: Tensor) -> Tensor:
 
 
 def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
-    """Append the rows with the lowest `values` [A] of each canvas, the first of equal ones, to `pick`. Returns them."""
+    """Return the rows of each canvas with the lowest `values` [A], int64 [S]; of equal ones the first.
+
+    Appends them to `pick.picked_rows`.
+    """
     # First by value, then stably by canvas, so that two sorts serve canvases of different sizes.
     by_value = values.argsort(stable=True)
     order = by_value[pick.owner[by_value].argsort(stable=True)]
@@ -523,13 +539,14 @@ def _lowest_rows(values: Tensor, pick: Pick) -> Tensor:
     return lowest
 
 
-def _update_outputs(outputs: Tensor, x: Tensor, rows: Tensor, slots: Tensor, indices: Tensor | None) -> Tensor:
-    """Store `x`, the outputs of computed `rows`, in `outputs`, and return the outputs of all rows of a stage, [N, D].
+def _update_outputs(outputs: Tensor, x: Tensor, computed: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
+    """Store `x` [C, D], the outputs of `computed` rows, in `outputs`, and return those of all rows of a stage, [N, D].
 
-    Stores those at `indices` into `rows`; None: all. Canvases that lease one prefix share its slots.
+    `slots` [N] are those of all rows. Only the outputs at `written`, indices into `computed`, are stored; None: all.
+    Canvases that lease one prefix share its slots.
     """
-    if indices is None:
-        outputs.index_copy_(0, slots[rows], x)
+    if written is None:
+        outputs.index_copy_(0, slots[computed], x)
         return outputs[slots]
-    outputs.index_copy_(0, slots[rows[indices]], x[indices])
-    return outputs[slots].index_copy_(0, rows, x)
+    outputs.index_copy_(0, slots[computed[written]], x[written])
+    return outputs[slots].index_copy_(0, computed, x)

@@ -91,6 +91,7 @@ class LayerWeights:
 
 
 def _field_values(weights: LayerWeights | MixtureWeights | SignalWeights) -> dict[str, Any]:
+    """The fields of `weights` by name. Unlike `asdict`, it copies no tensor."""
     return {field.name: getattr(weights, field.name) for field in fields(weights)}
 
 
@@ -147,6 +148,7 @@ class Weights:
 
     @property
     def _is_tied(self) -> bool:
+        """Whether the head is the embedding or a view of it."""
         if self.head is self.embed:
             return True
         address = self.head.untyped_storage().data_ptr()
@@ -176,6 +178,7 @@ class _Maker:
         return self.new(*shape) if self.quantization is None or 0 in shape else self.quantized(shape, chunk_rows)
 
     def quantized(self, shape: tuple[int, ...], chunk_rows: tuple[int, ...]) -> Any:
+        """A quantized matrix, as `matrix` makes it."""
         from remask.model.quantized import empty_matrix
 
         assert self.quantization is not None
@@ -235,12 +238,13 @@ def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
         )
 
     def layer_weights(layer: int) -> LayerWeights:
+        """The weights of `layer`. A gate and its up matrix are chunks of their own, as are Q, K and V."""
         shape = config.shape_of(layer)
         feed = config.feed_forward(layer)
         mixture = config.mixture_of(layer)
         q, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         rows = (q, k) if shape.tied_values else (q, k, k)
-        norms = {"head": (shape.head_dim, shape.head_dim), "whole": (q, k), None: None}[config.qk_norm]
+        norm_widths = {"head": (shape.head_dim, shape.head_dim), "whole": (q, k), None: None}[config.qk_norm]
         sink = (shape.kv_heads, shape.head_dim) if config.sink == "learned" else None
         return LayerWeights(
             attn_norm=None if config.embed_norm and layer == 0 else new(hidden),
@@ -250,8 +254,8 @@ def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
             ffn_norm=new(hidden),
             gate_up=matrix(feed.up, hidden, chunk_rows=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))),
             down=matrix(hidden, feed.intermediate, chunk_rows=(hidden,)),
-            q_norm=new(norms[0]) if norms else None,
-            k_norm=new(norms[1]) if norms else None,
+            q_norm=new(norm_widths[0]) if norm_widths else None,
+            k_norm=new(norm_widths[1]) if norm_widths else None,
             sink_k=new(*sink) if sink else None,
             sink_v=new(*sink) if sink else None,
             up_bias=new(config.intermediate) if config.mlp_bias else None,
@@ -266,7 +270,7 @@ def _layout(config: ModelConfig, shard: Shard, make: _Maker) -> Weights:
     signal = None
     if config.self_conditioning:
         width = config.intermediate
-        signal = SignalWeights(new(hidden), new(2 * width, hidden), new(hidden, width))
+        signal = SignalWeights(norm=new(hidden), gate_up=new(2 * width, hidden), down=new(hidden, width))
     embed = new(config.vocab, hidden)
     tokens = shard.share(config.vocab)
     head = embed if config.tied else new(len(tokens), hidden)

@@ -38,7 +38,7 @@ class WorkList:
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None, Ints | None]]:
-        """Pickles the list without what was derived from it, which may be on a device."""
+        """Pickle the list without what was derived from it, which may be on a device."""
         return WorkList, (self.units, self.slots, self.reach, self.skip)
 
     @classmethod
@@ -82,13 +82,14 @@ class WorkList:
         part = np.arange(len(unit)) - np.repeat(np.cumsum(parts) - parts, parts)  # number within its unit
         row, slot = rows * (part // slot_parts[unit]), slots * (part % slot_parts[unit])
         remaining_rows, remaining_slots = units[unit, ROWS] - row, units[unit, SLOTS] - slot
-        return self._parts(unit, row, np.minimum(rows, remaining_rows), slot, np.minimum(slots, remaining_slots))
+        part_rows, part_slots = np.minimum(rows, remaining_rows), np.minimum(slots, remaining_slots)
+        return self._parts(unit, first_row=row, rows=part_rows, first_slot=slot, slots=part_slots)
 
     def ungroup(self, max_slots: int, min_run: int) -> "WorkList":
-        """The same attention with rows that are in several units as rows of one new unit, if that is small.
+        """The same attention, with small new units for rows that were in several units.
 
-        The new unit has all their slots, at most `max_slots`, in runs of fewer than `min_run` on average. A unit is
-        unchanged unless all of its rows move to new units. A list with limits is returned unchanged.
+        A new unit has all slots of its rows, at most `max_slots`, in one run or in runs of fewer than `min_run` on
+        average. A unit is unchanged unless all of its rows move to new units. A list with limits is returned unchanged.
         """
         if self.limited or self.output_count == len(np.unique(self.owners)):
             return self
@@ -104,9 +105,9 @@ class WorkList:
             if runs == 1 or len(range_slots) < min_run * runs:
                 all_slots[index] = range_slots
         moves = np.isin(np.arange(inside.shape[1]), list(all_slots))
-        # A range stays if another one of its unit does.
-        while (split := (inside & moves).any(1) & (inside & ~moves).any(1)).any():
-            moves &= ~inside[split].any(0)
+        # A range stays if another one of its unit does, which may split further units.
+        while (is_split := (inside & moves).any(1) & (inside & ~moves).any(1)).any():
+            moves &= ~inside[is_split].any(0)
         if not moves.any():
             return self
         builder = WorkListBuilder()
@@ -118,7 +119,7 @@ class WorkList:
         return builder.build()
 
     def cut_at_runs(self, min_run: int) -> "WorkList":
-        """The same attention in units of consecutive slots; units with mean runs below `min_run` are unchanged."""
+        """The same attention in units of consecutive slots. Units whose runs average below `min_run` are unchanged."""
         parts: list[tuple[int, int, int]] = []  # index of the unit, first of its slots, number of slots
         for index, unit in enumerate(self.units):
             edges = run_edges(self.slots[unit[FIRST_SLOT] : unit[FIRST_SLOT] + unit[SLOTS]])
@@ -128,19 +129,20 @@ class WorkList:
         if len(parts) == len(self.units):
             return self
         unit, slot, count = np.array(parts).T
-        return self._parts(unit, np.zeros_like(unit), self.units[unit, ROWS], slot, count)
+        rows = self.units[unit, ROWS]
+        return self._parts(unit, first_row=np.zeros_like(unit), rows=rows, first_slot=slot, slots=count)
 
-    def _parts(self, unit: Longs, row: Longs, rows: Longs | Ints, slot: Longs, slots: Longs) -> "WorkList":
-        """Parts of units: `rows` from `row` on and `slots` from `slot` on of `unit`. Drops those that no row sees."""
+    def _parts(self, unit: Longs, first_row: Longs, rows: Longs | Ints, first_slot: Longs, slots: Longs) -> "WorkList":
+        """A list of parts of units: `rows` and `slots` of `unit` from the first on. Drops parts that no row sees."""
         full = self.units[unit]
-        parts = np.stack([full[:, FIRST_ROW] + row, rows, full[:, FIRST_SLOT] + slot, slots], axis=1)
+        parts = np.stack([full[:, FIRST_ROW] + first_row, rows, full[:, FIRST_SLOT] + first_slot, slots], axis=1)
         if not self.limited:
             return WorkList(_with_outputs(parts), self.slots)
-        output = _ranges(full[:, FIRST_OUTPUT] + row, parts[:, ROWS])
+        output = _ranges(full[:, FIRST_OUTPUT] + first_row, parts[:, ROWS])
         part = np.repeat(np.arange(len(parts)), parts[:, ROWS])
         counts = parts[part, SLOTS]
-        reach = counts if self.reach is None else np.clip(self.reach[output] - slot[part], 0, counts)
-        skip = np.zeros_like(reach) if self.skip is None else np.clip(self.skip[output] - slot[part], 0, reach)
+        reach = counts if self.reach is None else np.clip(self.reach[output] - first_slot[part], 0, counts)
+        skip = np.zeros_like(reach) if self.skip is None else np.clip(self.skip[output] - first_slot[part], 0, reach)
         is_visible = np.zeros(len(parts), dtype=np.bool_)
         np.logical_or.at(is_visible, part, reach > skip)
         reach, skip = (limits[is_visible[part]].astype(np.int32) for limits in (reach, skip))

@@ -70,6 +70,7 @@ class LeadRanks(GroupRanks):
     """Rank 0 of several, in which the engine runs. One thread at a time may call it."""
 
     def __init__(self, ranks: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
+        """Take over `workers` and `store`, which end with this object. Starts a thread that watches the workers."""
         super().__init__(ranks.shard, ranks.group)
         self._workers = workers
         self._device = device
@@ -83,6 +84,10 @@ class LeadRanks(GroupRanks):
         watch.start()
 
     def run_on_all(self, act: Callable[..., T], *args: Any) -> T:
+        """See `Ranks`. Raises `RankLostError` if a rank has ended, or ends or falls out of step in the call.
+
+        If `act` fails at the same operation on all ranks, its error on this rank is raised, and the ranks stay usable.
+        """
         self.check()
         call, name = self._names.pack_call(act, args)
         buffer = call.buffer(self._device)
@@ -140,18 +145,19 @@ class LeadRanks(GroupRanks):
     def _check_in_step(self, error: Exception) -> None:
         """After `error` on this rank, raise `RankLostError` unless all ranks have begun the same number of operations.
 
-        If they have, all ranks have failed at the same operation, and the model can still be used.
+        Equal numbers mean that all ranks have failed at the same operation, so that the model can still be used.
         """
         reasons = []
         for worker in self._workers:
             with suppress(OSError):
                 worker.connection.send_bytes(WHERE)
         for worker in self._workers:
-            state = failed = worker.receive(PATIENCE_S)
-            if state is not None and state.kind == "failed":
+            # A rank that has failed sends its error first, and then its state.
+            first = state = worker.receive(PATIENCE_S)
+            if first is not None and first.kind == "failed":
                 state = worker.receive(PATIENCE_S)
             if state is None or state.operations != self.operations:
-                reasons.append(_reason(worker, "" if failed is None else failed.error))
+                reasons.append(_reason(worker, "" if first is None else first.error))
         if reasons:
             self.lose("; ".join(reasons))
             raise RankLostError(str(self.lost)) from error
@@ -197,7 +203,7 @@ def _await(workers: Sequence[Worker], kind: str) -> None:
 
 
 def rank_devices(device: torch.device, size: int) -> list[torch.device]:
-    """The device of every rank. Raises `ConfigError` if there are too few."""
+    """The device of every rank: on a CPU the same one. Raises `ConfigError` if there are too few CUDA devices."""
     if device.type != "cuda":
         return [device] * size
     start, count = device.index or 0, torch.cuda.device_count()

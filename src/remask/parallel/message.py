@@ -48,7 +48,7 @@ class ObjectNames:
         self._storages: dict[int, int] = {}  # names of tensors by the address of their storage
         self._objects: dict[int, int] = {}  # names of other objects by their `id`
         self._free: deque[int] = deque()  # names to be forgotten; any thread may drop an object
-        self._sent = 0  # number of them in the last call
+        self._sent_count = 0  # number of these that the last call has sent
 
     def pack_call(self, act: Callable[..., object], args: Sequence[object]) -> tuple[RankMessage, int]:
         """Pack the call of `act` with `args`. Returns it, and the name that its result will have.
@@ -59,7 +59,7 @@ class ObjectNames:
         target = io.BytesIO()
         pickler = _Pickler(target, self)
         free = list(self._free)
-        self._sent = len(free)
+        self._sent_count = len(free)
         pickler.dump((act, args, name, free))
         sizes = [_size(tensor) for tensor in pickler.sent]
         return RankMessage(pickle.dumps((sizes, target.getvalue())), pickler.sent), name
@@ -69,9 +69,9 @@ class ObjectNames:
 
         Also drops the free names that the last call has sent.
         """
-        for _ in range(self._sent):
+        for _ in range(self._sent_count):
             self._free.popleft()
-        self._sent = 0
+        self._sent_count = 0
         if isinstance(value, Tensor) and value.numel() and value.is_contiguous():
             address = value.untyped_storage().data_ptr()
             self._storages[address] = name
@@ -96,6 +96,7 @@ class ObjectNames:
         weakref.finalize(value, self._drop, self._objects, id(value), name).atexit = False
 
     def _drop(self, names: dict[int, int], key: int, name: int) -> None:
+        """Free `name`, whose object is gone. Any thread may call it."""
         # A new tensor at the same address may have another name.
         if names.get(key) == name:
             del names[key]
@@ -140,6 +141,10 @@ class _Pickler(pickle.Pickler):
         self._indices: dict[int, int] = {}  # into `sent`, by `id`
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+        """What stands for a model, pool, `RankLocal` or tensor. Appends a tensor without a name to `sent`, once.
+
+        Returns None for all other objects, which are pickled.
+        """
         if isinstance(obj, Transformer):
             return ("model",)
         if isinstance(obj, Pool | RankLocal):
@@ -180,6 +185,7 @@ def _padded_bytes(size: Size) -> int:
 
 
 def _split_buffer(buffer: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
+    """Views of `buffer`, uint8, as tensors of `sizes`."""
     tensors = []
     start = 0
     for dtype, shape in sizes:

@@ -131,10 +131,10 @@ class Canvas:
     @property
     def settled_lead(self) -> int:
         """Number of leading response positions that are final."""
-        begin = self.prompt + self._settled_lead  # it never decreases, so the search resumes here
-        if begin < self.end and not self.noisy[begin]:
-            rest = self.noisy[begin : self.end]
-            self._settled_lead += int(rest.argmax()) or len(rest)  # argmax is 0 if nothing is noisy
+        start = self.prompt + self._settled_lead  # the lead never decreases, so the search resumes here
+        if start < self.end and not self.noisy[start]:
+            noisy = self.noisy[start : self.end]
+            self._settled_lead += int(noisy.argmax()) or len(noisy)  # argmax is 0 if nothing is noisy
         return self._settled_lead
 
     def write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
@@ -158,7 +158,7 @@ class Canvas:
         self.end += count
 
     def with_settled(self, positions: NDArray[np.int64], step: int) -> Self:
-        """A copy in which `step` has made `positions` final. It shares the tokens, which may not be known there yet."""
+        """A copy in which `step` has made `positions` final. It shares `tokens`, as those there may be unknown yet."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         other.noisy = self.noisy.copy()
@@ -177,11 +177,11 @@ class _PlanShape:
     may_change: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Backup:
     """Entries of a ledger as they were before the last plan overwrote them.
 
-    Without spans the last plan repeated the one before it, and only the step has changed.
+    It has no spans if the last plan repeated the one before it, because then only the step has changed.
     """
 
     spans: tuple[Span, ...]
@@ -191,12 +191,12 @@ class _Backup:
 
 
 class Ledger:
-    """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows of the store.
+    """The step at which each K/V row of one canvas was last written, int32 [layers, length]; `LEASED` in the store.
 
-    One ledger belongs to one canvas. `enter` is called before a plan runs, so a bad plan never reaches the device.
+    `enter` is called before a plan runs, so a bad plan never reaches the device.
 
-    Rows that are written or saved stay so. So a plan over the same spans as the last one needs no check. It only
-    changes the step of its rows, which `_written` gets once other rows are written.
+    Rows that are written or saved stay so. Therefore a plan over the same spans as the last one needs no check, and
+    changes nothing but the step of its rows. `_written` is updated once a plan has other spans.
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
@@ -222,15 +222,15 @@ class Ledger:
         return self._written
 
     def enter(self, plan: Plan) -> None:
-        """Record `plan`, which fits the canvas, as the next step.
+        """Record `plan`, whose arrays have the length of the canvas, as the next step.
 
-        Raises `PlanError`, and records nothing, if the plan writes leased rows, attends to K/V that were never written,
-        or restores a row that has no boundary state; and if its hook may make any row live, and the hidden states of a
-        row are not saved.
+        Raises `PlanError`, and records nothing, if the plan writes leased rows, attends to K/V or adds outputs that
+        were never computed, or restores a row without a boundary state. If the plan's hook may make any row live, the
+        hidden states of all rows must be saved.
         """
         last = self._last_shape
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
-            self._backup = _Backup((), (), (), self._lead) if last.may_change else None
+            self._backup = _Backup(spans=(), written=(), saved=(), lead=self._lead) if last.may_change else None
             self.step += 1
             return
         if plan.layers != self.layers:
@@ -268,7 +268,7 @@ class Ledger:
             raise
 
     def _check(self, plan: Plan) -> None:
-        """Raise `PlanError` if `plan` writes leased rows, or reads a state, outputs or K/V that nothing has written."""
+        """Raise `PlanError` if `plan` may not be recorded; see `enter`."""
         joins = dict(plan.spans.joins)  # without layer 0, where every row can be embedded
         for span in plan.spans:
             layers = span.layers
@@ -295,9 +295,12 @@ class Ledger:
                         f"layer {layers.start + layer} attends to position {lead + position}, whose K/V were never "
                         "written"
                     )
-        if plan.hook is None or not plan.hook.revives:
-            return
-        for span in plan.spans[1:]:
+        if plan.hook is not None and plan.hook.revives:
+            self._check_saved(plan.spans)
+
+    def _check_saved(self, spans: Spans) -> None:
+        """Raise `PlanError` unless the inputs of all rows to each span but the first are kept, or saved by `spans`."""
+        for span in spans[1:]:
             saved = self.saved[span.layers.start]
             if span.save is not None:
                 saved = saved | span.save
@@ -308,7 +311,7 @@ class Ledger:
                 )
 
     def _check_restored(self, layer: int, rows: Mask) -> None:
-        """Raise `PlanError` unless each of `rows` can restart at `layer`, and name the first that cannot."""
+        """Raise `PlanError`, which names the first position, unless each of `rows` can restart at `layer`."""
         stateless_rows = rows & ~self.saved[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
             stateless_rows &= ~self._leased
@@ -316,14 +319,15 @@ class Ledger:
             position = np.flatnonzero(stateless_rows)[0]
             raise PlanError(f"position {position} joins at layer {layer}, where no boundary state is stored or kept")
 
-    def _record(self, plan: _PlanShape) -> None:
-        self._backup = self._back_up(plan.spans) if plan.may_change else None
+    def _record(self, shape: _PlanShape) -> None:
+        """Make a plan of this `shape`, which has been checked, the next step."""
+        self._backup = self._back_up(shape.spans) if shape.may_change else None
         self.step += 1
-        for span in plan.spans:
+        for span in shape.spans:
             if span.save is not None:
                 self.saved[span.layers.start] |= span.save
-        self._last_shape = plan
-        self._mark_written(plan.spans)
+        self._last_shape = shape
+        self._mark_written(shape.spans)
         self._update_lead()
 
     def _update_written(self) -> None:
@@ -336,6 +340,7 @@ class Ledger:
         self._written_step = self.step
 
     def _update_lead(self) -> None:
+        """Advance `_lead` and `_min_lead` over rows that have been written since."""
         start = self._min_lead
         length = self._written.shape[1]
         if start < length:
@@ -348,10 +353,10 @@ class Ledger:
             self._written[span.layers.start : span.layers.stop, span.written_index].copy() for span in spans
         )
         saved = tuple(None if span.save is None else self.saved[span.layers.start].copy() for span in spans)
-        return _Backup(spans, written, saved, self._lead)
+        return _Backup(spans=spans, written=written, saved=saved, lead=self._lead)
 
     def _undo(self, backup: _Backup) -> None:
-        """Undo the last plan, whose `backup` this is."""
+        """Restore the entries that the last plan has overwritten. `_last_shape` is then unknown, so it becomes None."""
         self.step -= 1
         self._backup = None
         if not backup.spans:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.plan.cost import NOTHING, OPERATIONS, Operation, OperationCost, PassCost, Widths
+from remask.plan.cost import OPERATIONS, Operation, OperationCost, PassCost, Widths
 from remask.plan.hooks import HookCost
 from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Mask, Positions, Span, neighbours, starts_of
@@ -26,11 +26,25 @@ class ExecutedPlan:
 
 def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     """The cost of one pass over `canvases`."""
-    w = widths
-    canvas_costs = sum((_canvas_cost(w, canvas) for canvas in canvases), NOTHING)
-    layers = range(w.layers)
-    reaches = [_keys_by_layer(w, canvas.plan) for canvas in canvases]
+    layers = range(widths.layers)
+    reaches = [_keys_by_layer(widths, canvas.plan) for canvas in canvases]
     active = np.any([reach > 0 for reach in reaches], axis=0) if reaches else np.False_  # layers with computed rows
+    weights = _weight_bytes(widths, canvases, active)
+    operations = {name: OperationCost(weights=weights[name]) for name in OPERATIONS}
+    sliding = np.array([window is not None for window in widths.windows_of(layers)])
+    keys = np.array(widths.keys_of(layers)) * _total_keys(canvases, reaches, sliding)
+    operations["attention"] += OperationCost(kv_read=widths.itemsize * 2 * int(keys.sum()))
+    return sum((_canvas_cost(widths, canvas) for canvas in canvases), PassCost(operations))
+
+
+def _weight_bytes(
+    widths: Widths, canvases: Sequence[ExecutedPlan], active: NDArray[np.bool_] | np.bool_
+) -> dict[Operation, int]:
+    """Bytes of the matrices that each operation of a pass reads, if rows are computed in the layers `active`, [layers].
+
+    A matrix is read once in a pass, however many canvases need it.
+    """
+    layers = range(widths.layers)
     selections = set[tuple[int, str]]()  # layers in which rows are compared, each with what is compared
     watches = 0
     for canvas in canvases:
@@ -38,37 +52,32 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
             if span.pick is not None:
                 selections.update((layer, span.pick.by) for layer in _selection_layers(span))
         if canvas.plan.hook is not None:
-            hook_cost = canvas.plan.hook.cost(w, canvas.plan.spans)
+            hook_cost = canvas.plan.hook.cost(widths, canvas.plan.spans)
             selections |= hook_cost.compares
             watches = max(watches, hook_cost.looks)
     rows_by_layer = [[span.count for span in canvas.plan.spans for _ in span.layers] for canvas in canvases]
     mlp_weights = 0
-    for feed, *rows in zip(w.feeds, *rows_by_layer, strict=True):
+    for feed, *rows in zip(widths.feeds, *rows_by_layer, strict=True):
         if any(rows):
             mlp_weights += feed.weights_read(sum(rows))
     predicts = any(canvas.plan.predict.any() for canvas in canvases)
     denoises = any(canvas.noisy_count for canvas in canvases)
-    keys = np.array(w.keys_of(layers))
-    qkv_columns = int(((2 * np.array(w.queries_of(layers)) + w.kv_products_of(layers)) * active).sum())
+    keys = np.array(widths.keys_of(layers))
+    qkv_columns = int(((2 * np.array(widths.queries_of(layers)) + widths.kv_products_of(layers)) * active).sum())
     # Self-conditioning reads the embedding too, to compute the expected one of predicted rows.
-    head_columns = w.vocab * (2 if w.signal else 1) + w.dense * w.hidden
-    row_bytes = w.itemsize * w.hidden
-    weights: dict[Operation, int] = {
+    head_columns = widths.vocab * (2 if widths.signal else 1) + widths.dense * widths.hidden
+    row_bytes = widths.itemsize * widths.hidden
+    return {
         "projections": row_bytes * qkv_columns,
-        "attention": w.itemsize * 2 * int((keys * active).sum()) * w.sink,
-        "mlp": row_bytes * (mlp_weights + denoises * 3 * w.signal),
+        "attention": widths.itemsize * 2 * int((keys * active).sum()) * widths.sink,
+        "mlp": row_bytes * (mlp_weights + denoises * 3 * widths.signal),
         "head": row_bytes * predicts * head_columns,
-        "selection": row_bytes * len(selections) * w.keys,
-        "watch": row_bytes * watches * w.queries,
+        "selection": row_bytes * len(selections) * widths.keys,
+        "watch": row_bytes * watches * widths.queries,
     }
-    sliding = np.array([window is not None for window in w.windows_of(layers)])
-    operations = {name: OperationCost(weights=weights[name]) for name in OPERATIONS}
-    kv_read = w.itemsize * 2 * int((keys * _total_keys(canvases, reaches, sliding)).sum())
-    operations["attention"] += OperationCost(kv_read=kv_read)
-    return canvas_costs + PassCost(operations)
 
 
-def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
+def _canvas_cost(widths: Widths, canvas: ExecutedPlan) -> PassCost:
     """The cost that one canvas adds to a pass, without weights and the K and V that attention reads."""
     plan = canvas.plan
     length = len(plan.predict)
@@ -81,55 +90,55 @@ def _canvas_cost(w: Widths, canvas: ExecutedPlan) -> PassCost:
         row_count = span.count
         layer_count = len(span.layers)
         selection_count = len(_selection_layers(span))
-        queries = sum(w.queries_of(span.layers))
+        queries = sum(widths.queries_of(span.layers))
         write_count = int(span.written.sum()) + pick_count
-        selected_numbers = selection_count * pick_count * w.keys  # K or V of chosen rows, projected to choose them
-        written_numbers = sum(w.keys_of(span.layers)) * 2 * write_count - selected_numbers
+        selected_numbers = selection_count * pick_count * widths.keys  # K or V of chosen rows, projected to choose them
+        written_numbers = sum(widths.keys_of(span.layers)) * 2 * write_count - selected_numbers
         restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
         # A row that is not computed reads its cached outputs, and a computed one writes them.
         output_count = 2 * int(span.rows.sum()) * canvas.keeps_outputs
-        kv_products = sum(w.kv_products_of(span.layers)) * write_count - selected_numbers
+        kv_products = sum(widths.kv_products_of(span.layers)) * write_count - selected_numbers
         projections += OperationCost(
-            flops=2 * w.hidden * (2 * row_count * queries + kv_products),
-            kv_written=w.itemsize * written_numbers,
-            states=w.itemsize * w.hidden * (restored + layer_count * output_count),
-            activations=w.itemsize * 2 * row_count * (layer_count * w.hidden + queries),
+            flops=2 * widths.hidden * (2 * row_count * queries + kv_products),
+            kv_written=widths.itemsize * written_numbers,
+            states=widths.itemsize * widths.hidden * (restored + layer_count * output_count),
+            activations=widths.itemsize * 2 * row_count * (layer_count * widths.hidden + queries),
         )
-        repeated += 2 * w.hidden * selected_numbers
+        repeated += 2 * widths.hidden * selected_numbers
         selection += OperationCost(
-            flops=selection_count * 2 * candidates * w.hidden * w.keys,
-            kv_read=selection_count * w.itemsize * candidates * w.keys,
-            kv_written=selection_count * w.itemsize * candidates * w.keys,
-            activations=selection_count * w.itemsize * candidates * w.hidden,
+            flops=selection_count * 2 * candidates * widths.hidden * widths.keys,
+            kv_read=selection_count * widths.itemsize * candidates * widths.keys,
+            kv_written=selection_count * widths.itemsize * candidates * widths.keys,
+            activations=selection_count * widths.itemsize * candidates * widths.hidden,
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
-            flops=2 * (2 * _attention_products(w, plan, span) + queries * row_count * w.sink),
-            activations=w.itemsize * 2 * row_count * queries,
+            flops=2 * (2 * _attention_products(widths, plan, span) + queries * row_count * widths.sink),
+            activations=widths.itemsize * 2 * row_count * queries,
         )
-        feeds = w.feeds[span.layers.start : span.layers.stop]
+        feeds = widths.feeds[span.layers.start : span.layers.stop]
         mlp += OperationCost(
-            flops=2 * row_count * w.hidden * sum(feed.weights_per_row for feed in feeds),
-            activations=w.itemsize * row_count * sum(feed.activations(w.hidden) for feed in feeds),
+            flops=2 * row_count * widths.hidden * sum(feed.weights_per_row for feed in feeds),
+            activations=widths.itemsize * row_count * sum(feed.activations(widths.hidden) for feed in feeds),
         )
         live = span.rows
     predicted = int(plan.predict.sum())
     head = OperationCost(
-        flops=2 * predicted * w.hidden * (w.vocab + w.dense * w.hidden),
-        activations=w.itemsize * predicted * (w.hidden + w.vocab + 2 * w.dense * w.hidden),
+        flops=2 * predicted * widths.hidden * (widths.vocab + widths.dense * widths.hidden),
+        activations=widths.itemsize * predicted * (widths.hidden + widths.vocab + 2 * widths.dense * widths.hidden),
     )
-    if w.signal:
+    if widths.signal:
         head += OperationCost(
-            flops=2 * predicted * w.hidden * w.vocab,
-            states=w.itemsize * predicted * w.hidden,
-            activations=w.itemsize * predicted * w.vocab,
+            flops=2 * predicted * widths.hidden * widths.vocab,
+            states=widths.itemsize * predicted * widths.hidden,
+            activations=widths.itemsize * predicted * widths.vocab,
         )
         mlp += OperationCost(
-            flops=2 * canvas.noisy_count * w.hidden * 3 * w.signal,
-            states=w.itemsize * canvas.noisy_count * w.hidden,
-            activations=w.itemsize * canvas.noisy_count * (w.hidden + 3 * w.signal),
+            flops=2 * canvas.noisy_count * widths.hidden * 3 * widths.signal,
+            states=widths.itemsize * canvas.noisy_count * widths.hidden,
+            activations=widths.itemsize * canvas.noisy_count * (widths.hidden + 3 * widths.signal),
         )
-    hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
+    hook = HookCost() if plan.hook is None else plan.hook.cost(widths, plan.spans)
     operations: dict[Operation, OperationCost] = {
         "projections": projections,
         "attention": attention,
@@ -147,7 +156,7 @@ def _selection_layers(span: Span) -> list[int]:
     return [] if pick is None else [layer for layer in span.layers if (layer - pick.first) % pick.every == 0]
 
 
-def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
+def _attention_products(widths: Widths, plan: Plan, span: Span) -> int:
     """Pairs of a computed row and a key that it sees, times Q, summed over the layers of a span.
 
     Which rows a pick chooses is not known, so each of these is assumed to see as many keys as any row can.
@@ -156,8 +165,8 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     pick_count = 0 if span.pick is None else span.pick.count
     sees = np.full(len(positions), len(span.rows)) if plan.sees is None else plan.sees[positions]
     reach = plan.reach(span)
-    starts = starts_of(positions, plan.sees) if w.block_windows else None
-    layer_counts = Counter(zip(w.windows_of(span.layers), w.queries_of(span.layers), strict=True))
+    starts = starts_of(positions, plan.sees) if widths.block_windows else None
+    layer_counts = Counter(zip(widths.windows_of(span.layers), widths.queries_of(span.layers), strict=True))
     products = 0
     for (window, queries), layer_count in layer_counts.items():
         if window is None:
@@ -168,23 +177,23 @@ def _attention_products(w: Widths, plan: Plan, span: Span) -> int:
     return products
 
 
-def _keys_by_layer(w: Widths, plan: Plan) -> NDArray[np.int64]:
+def _keys_by_layer(widths: Widths, plan: Plan) -> NDArray[np.int64]:
     """How many positions of a canvas any row attends to in each layer, int64 [layers]."""
     counts = list[int]()
     for span in plan.spans:
         reach = plan.reach(span) if span.cost else 0
-        for window in w.windows_of(span.layers):
-            counts.append(reach if window is None else min(reach, _keys_in_windows(w, plan, span, window)))
+        for window in widths.windows_of(span.layers):
+            counts.append(reach if window is None else min(reach, _keys_in_windows(widths, plan, span, window)))
     return np.array(counts, dtype=np.int64)
 
 
-def _keys_in_windows(w: Widths, plan: Plan, span: Span, window: int) -> int:
+def _keys_in_windows(widths: Widths, plan: Plan, span: Span, window: int) -> int:
     """How many positions are within the window of a row that is computed or may be chosen."""
     rows = span.computed if span.pick is None else span.computed | span.pick.candidates
     positions = np.flatnonzero(rows)
     starts = None
     sees: Positions | int = len(rows)
-    if w.block_windows and plan.sees is not None:
+    if widths.block_windows and plan.sees is not None:
         sees = plan.sees[positions]
         starts = starts_of(positions, plan.sees)
     first, end = neighbours(positions, sees, window, starts)

@@ -40,8 +40,8 @@ def neighbours(
 ) -> tuple[Positions, Positions]:
     """The window of each row at `positions` [N]: its first position and the one after its last, int64 [N] each.
 
-    It reaches `reach` positions to each side, and ends before `sees`. With `starts` [N], where each row's block begins,
-    it reaches from `reach` positions before the block up to `sees`.
+    A window reaches `reach` positions to each side of its row, and ends before the position `sees`. With `starts` [N],
+    the first positions of the rows' blocks, it reaches from `reach` positions before the block up to `sees`.
     """
     if starts is not None:
         return np.maximum(starts - reach, 0), np.broadcast_to(sees, positions.shape)
@@ -165,14 +165,15 @@ class Span:
         """The span without the positions from `stop` on. A pick chooses at most the rows that remain."""
         lead = np.arange(len(self.rows)) < stop
 
-        def cut(mask: Mask | None) -> Mask | None:
+        def restrict(mask: Mask | None) -> Mask | None:
             return None if mask is None else mask & lead
 
         pick = self.pick
         if pick is not None:
             candidates = pick.candidates & lead
             pick = replace(pick, candidates=candidates, count=min(pick.count, int(np.count_nonzero(candidates))))
-        return Span(self.layers, self.rows & lead, cut(self.frozen), cut(self.save), pick, cut(self.held))
+        frozen, save, held = restrict(self.frozen), restrict(self.save), restrict(self.held)
+        return Span(self.layers, self.rows & lead, frozen=frozen, save=save, pick=pick, held=held)
 
     @property
     def masks(self) -> tuple[Mask | None, ...]:
@@ -243,7 +244,7 @@ class Spans(tuple[Span, ...]):
 
     @cached_property
     def joins(self) -> tuple[tuple[int, Mask], ...]:
-        """(Layer, mask of the rows) for each layer in which rows are live that were not in the layer before."""
+        """Each layer in which rows become live that were not in the layer before, with the mask of these rows."""
         joins = []
         for before, span in pairwise(self):
             if span.rows is not before.rows:
@@ -269,12 +270,14 @@ class Spans(tuple[Span, ...]):
 
     def rewrites(self, other: "Spans") -> bool:
         """Whether a pass over these spans overwrites, before it reads, all that a pass over `other` has written."""
-        return not (other.picks or other.saves) and not any(
-            (span.written & ~later.written).any()
-            for span in other
-            for later in self
-            if span.layers.start < later.layers.stop and later.layers.start < span.layers.stop
-        )
+        if other.picks or other.saves:
+            return False
+        for old in other:
+            for span in self:
+                overlaps = old.layers.start < span.layers.stop and span.layers.start < old.layers.stop
+                if overlaps and (old.written & ~span.written).any():
+                    return False
+        return True
 
     def at(self, layer: int) -> Span:
         """The span that covers `layer`."""
@@ -293,15 +296,15 @@ class Spans(tuple[Span, ...]):
                 spans.append(span)
         return self if len(spans) == len(self) else Spans(spans)
 
-    def map(self, f: Callable[[Span], Span]) -> "Spans":
-        """The results of `f` on each span."""
-        return Spans(f(span) for span in self)
+    def map(self, function: Callable[[Span], Span]) -> "Spans":
+        """The results of `function` on each span. Raises `PlanError` if they do not cover the layers in order."""
+        return Spans(map(function, self))
 
 
 class SpanMemo:
-    """The spans of the recent plans of one canvas, by keys of which equal ones always stand for equal spans."""
+    """The spans of the recent plans of one canvas by key. Equal keys must always stand for equal spans."""
 
-    MAX_SPANS = 8  # a policy alternates between very few, and those of earlier blocks are not used again
+    MAX_SPANS = 8  # a policy alternates between very few spans, and spans of earlier blocks are not used again
 
     def __init__(self) -> None:
         self._spans: OrderedDict[Hashable, Spans] = OrderedDict()  # least recently used first

@@ -15,7 +15,7 @@ from remask.policies.dense import Dense
 
 
 def percent(prefix_length: int, canvas_length: int) -> int:
-    """The prefix ratio r in percent, masks counted into the canvas; halves round to even, as the authors' do."""
+    """The prefix ratio r in percent of the canvas, masks included. Halves round to even, as in the authors' code."""
     return round(prefix_length / canvas_length * 100)
 
 
@@ -38,9 +38,9 @@ class DepthLookup:
         object.__setattr__(self, "entries", MappingProxyType(entries))
 
     def depth(self, prefix_length: int, canvas_length: int) -> int:
-        """Depth of the largest ratio in the table that is not above this request's; 0 (reuse nothing) below the first.
+        """The depth at the largest ratio in the table that is at most this request's; 0 (reuse nothing) if none is.
 
-        `prefix_length` and `canvas_length` are lengths in tokens.
+        Lengths are in tokens.
         """
         request_ratio = percent(prefix_length, canvas_length)
         return max((depth for ratio, depth in self.entries.items() if ratio <= request_ratio), default=0)
@@ -50,7 +50,7 @@ class DepthLookup:
 class Earned:
     """A depth that audits of requests earn (`policies.earned`)."""
 
-    start: DepthLookup | None = None  # is used until there are audits; None: nothing is read until then
+    start: DepthLookup | None = None  # the depths until there are audits; None: nothing is read until then
 
     def start_depth(self, prefix_length: int, canvas_length: int) -> int:
         """The depth that is read until there are audits, for lengths in tokens."""
@@ -89,10 +89,10 @@ class _Refreshing(Around):
 class BiCache(_Refreshing):
     """BiCache (arXiv 2606.07571, section 5) over any inner policy.
 
-    Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
-    rows are computed every `refresh_interval` steps, from the stored boundary state, and left out in between. The K/V
-    of the first layer above the boundary depend on that state alone, so they come from the store too. Without a shared
-    prefix this is the inner policy.
+    Below the boundary layer the K/V of the prefix come from the store, and the prefix rows are never computed. From the
+    boundary on the prefix rows are computed every `refresh_interval` steps, starting with the stored boundary state,
+    and left out in between. The K/V of the first of these layers depend on that state alone, so they come from the
+    store too. Without a shared prefix this is the inner policy.
 
     At depth 0 nothing is read from the store, and this is the inner policy. With `within_request` equation 5 still
     holds there, in all layers: the prefix's K/V belong to the request, and only refreshes renew them.
@@ -149,7 +149,7 @@ class BiCache(_Refreshing):
 
     @property
     def at_start_depth(self) -> "BiCache":
-        """This policy with the depths from before any audit; without such depths it reads nothing."""
+        """This policy with the depths that apply before any audit; it reads nothing if there are none."""
         return replace(self, depth=self.depth.start or DepthLookup({})) if isinstance(self.depth, Earned) else self
 
     def check(self, facts: RequestFacts) -> None:
@@ -166,6 +166,7 @@ class BiCache(_Refreshing):
         return min(depth, layers)
 
     def unread_reason(self, prefix_length: int, canvas_length: int) -> UnreadReason:
+        """Why depth 0 applies at this prefix ratio: no audit has proven more, or the setting or the table says so."""
         ratio = percent(prefix_length, canvas_length)
         no_layer = f"no layer reads a prefix of {prefix_length} tokens, {ratio} % of the canvas"
         if isinstance(self.depth, Earned):
@@ -185,7 +186,7 @@ class BiCache(_Refreshing):
         return min(boundary + int(restarts_from_store), layers)
 
     def repeats(self, view: View) -> int:
-        """As the inner policy, but at most up to the next refresh, as long as there are layers to refresh."""
+        """As the inner policy, but at most up to the next refresh, if there are layers to refresh."""
         if view.prefix is None or view.prefix.boundary == view.layers:
             return self.inner.repeats(view)
         return _Refreshing.repeats(self, view)
@@ -197,7 +198,7 @@ class BiCache(_Refreshing):
             return plan
         refresh = self._is_refresh(view) and view.prefix.boundary < view.layers  # else all layers read the store
         start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
-        return _over_prefix(plan, view, view.prefix, start, refresh=refresh)
+        return _over_prefix(plan, view, view.prefix, start=start, refresh=refresh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +219,19 @@ class WithinRequest(_Refreshing):
     name: ClassVar[str] = "bicache (within_request)"
 
     def plan(self, view: View) -> Plan:
-        nothing_leased = PrefixHit(self.prefix, 0)
-        return _over_prefix(self.inner.plan(view), view, nothing_leased, 0, refresh=self._is_refresh(view))
+        nothing_leased = PrefixHit(self.prefix, boundary=0)
+        return _over_prefix(self.inner.plan(view), view, nothing_leased, start=0, refresh=self._is_refresh(view))
 
 
-def _over_prefix(plan: Plan, view: View, hit: PrefixHit, start: int, *, refresh: bool) -> Plan:
-    """Return the inner `plan` without the prefix rows of `hit`, or on a `refresh` with them from layer `start` on."""
+def _over_prefix(plan: Plan, view: View, hit: PrefixHit, *, start: int, refresh: bool) -> Plan:
+    """Return the inner `plan` without the prefix rows of `hit`; on a `refresh` they are live from layer `start` on."""
     make_spans = partial(_spans_over_prefix, plan.spans, hit, start if refresh else None)
     return plan.over(view.spans((plan.spans, refresh), make_spans), refreshes=refresh)
 
 
 @lru_cache(maxsize=64)
 def _spans_over_prefix(spans: Spans, hit: PrefixHit, start: int | None) -> Spans:
-    """Return `spans` without the prefix rows, or with them in the layers from `start` on.
+    """Return `spans` without the prefix rows of `hit` (`start` None), or with them in the layers from `start` on.
 
     Cached, so that canvases with equal arguments share one object.
     """

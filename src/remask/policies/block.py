@@ -14,8 +14,9 @@ from remask.policies.base import ALWAYS, CachePolicy, IdlePasses, RequestFacts, 
 class Blockwise(CachePolicy):
     """Computes all rows in the first step of a block, and then only some of them (Fast-dLLM section 3.2).
 
-    If a row predicts the position after it (Dream), cached passes lack the row before the block. So the first pass
-    transfers the block's first token alone, whatever its confidence, unless that token is fixed.
+    If a row predicts the position after it (Dream), the block's first token is predicted by the row before the block,
+    which cached passes leave out. So the first pass transfers that token alone, whatever its confidence, unless it is
+    fixed.
     """
 
     __slots__ = ()

@@ -30,7 +30,7 @@ class _Delayed(CachePolicy):
 
     @abstractmethod
     def _rows(self, view: View) -> Mask:
-        """Rows that the pass computes, bool [T]."""
+        """The rows that the pass computes, bool [T]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,7 @@ class DkvGreedy(_Delayed):
         return view.block_step == 0 or (interval is not None and view.block_step % interval == 0)
 
     def _rows(self, view: View) -> Mask:
+        """Rows decoded by the last step and by this one, and windows around one of the two. All rows on a refresh."""
         if self._is_refresh(view):
             return view.everything
         assert view.decoding.order is not None
@@ -171,7 +172,7 @@ class DkvGreedy(_Delayed):
         return rows
 
     def _add_window(self, rows: Mask, noisy: Mask, centre: int) -> None:
-        """Add the `window` nearest `noisy` positions that `rows` does not have yet. Writes `rows`."""
+        """Add the `window` positions nearest to `centre` to the mask `rows` that are `noisy` and not in it yet."""
         count = 0
         for distance in range(1, len(rows)):
             for position in (centre - distance, centre + distance):
@@ -185,8 +186,9 @@ class DkvGreedy(_Delayed):
 def _decoded_steps(view: View, shift: str) -> NDArray[np.int32]:
     """Return the step at whose end each row counts as decoded, int32 [T], if row p predicts position p + 1.
 
-    The last row predicts nothing. Under "un" it counts as decoded at the end of step 0, as the original's roll gives it
-    the first token's step; under "un_right" it has the step of the row before it; under "right" that of its own token.
+    The last row predicts nothing. Under "un" it counts as decoded at the end of step 0, because the authors' code rolls
+    the array and so gives it the first token's step. Under "un_right" it has the step of the row before it, and under
+    "right" the step of its own token.
     """
     settled = view.settled
     if shift == "un":

@@ -111,6 +111,7 @@ class DllmCache(CachePolicy):
         return int((view.length - view.prompt) * self.ratio)
 
     def _spans(self, view: View, refresh_prompt: bool, refresh_response: bool, count: int) -> tuple[Span, ...]:
+        """The spans of a pass that recomputes `count` response rows, or all of them if the response is refreshed."""
         response = view.rows(view.prompt, view.length)
         rows = view.everything if refresh_prompt else view.rows(view.prompt - view.shift, view.length)
         held = view.rows(0, 0) if refresh_prompt else rows & ~response
@@ -120,7 +121,10 @@ class DllmCache(CachePolicy):
         return (Span(range(1), rows), *deep)
 
     def _deep_spans(self, view: View, rows: Mask, held: Mask, response: Mask, count: int) -> tuple[Span, ...]:
-        """The spans of all layers but the first. If `count` is above 0 they compute that many rows of `response`."""
+        """The spans of all layers but the first: all `rows` but `held` are computed, and only `count` of `response`.
+
+        With a `count` of 0 the rows of `response` are treated like any other.
+        """
         layers = range(1, view.layers)
         if not count:
             return (Span(layers, rows, held=held if held.any() else None),)

@@ -28,6 +28,7 @@ Of draws of six from requests whose predictions move by 0.4 nats in the mean 4 %
 PATIENCE: Final = 32  # audits at a depth after which it is given up, if it is neither proven nor refuted
 PREFIXES: Final = 8  # different prefixes among the audits before they prove anything for other prefixes
 WINDOW: Final = 64  # audits of a depth that count: the latest ones, so that depths follow the traffic
+HOPELESS: Final = 4  # audits at a depth after which it is given up, if their mean is beyond the alarm
 ALARM: Final = 3.0
 """Multiple of the bound: one audit beyond it revokes what earlier ones proved. It is rare if a depth may be read."""
 BUCKET: Final = 10  # percent of the prefix ratio that share one record
@@ -92,7 +93,7 @@ class Record:
         alarm: nats of one audit that revoke what earlier ones proved.
         unaudited: requests that have read the store since the last audit.
         common: layers that a prefix without audits of its own may read; any thread may read it.
-        neighbors: records of the ratios next to this one.
+        neighbours: records of the ratios next to this one.
     """
 
     def __init__(self, layers: int, bound: float) -> None:
@@ -101,7 +102,7 @@ class Record:
         self.alarm = ALARM * bound
         self.unaudited = 0
         self.common = 0
-        self.neighbors: list[Record] = []
+        self.neighbours: list[Record] = []
         self._by_depth: dict[int, deque[Audit]] = {}
         self._prefixes: set[int] = set()  # of the audits that count
         self._estimates: dict[int | None, dict[int, Estimate]] = {}  # by prefix and depth; cleared by every audit
@@ -122,7 +123,7 @@ class Record:
         self.unaudited = 0
         self._prefixes = {audit.prefix_key for audit in self.audits}
         self._estimates.clear()
-        for record in (self, *self.neighbors):
+        for record in (self, *self.neighbours):
             record.common = record.proven_depth(None)
         return bool(alarms)
 
@@ -136,10 +137,15 @@ class Record:
         return self._estimates[prefix_key]
 
     def depth(self, prefix_key: int, start: int) -> int:
-        """Return how many layers a request with this prefix may read; at most `start` if audits have proven nothing."""
+        """Return how many layers a request with this prefix may read; at most `start` if audits have proven nothing.
+
+        What audits of all prefixes refute does not count against a prefix that has a proven depth of its own.
+        """
         proven = self.proven_depth(prefix_key)
-        depth = proven or self.common or start
-        return min(depth, self._refuted_depth(prefix_key) - 1, self.layers if proven else self._refuted_depth(None) - 1)
+        if proven:
+            return min(proven, self._refuted_depth(prefix_key) - 1)
+        refuted = min(self._refuted_depth(prefix_key), self._refuted_depth(None))
+        return min(self.common or start, refuted - 1)
 
     def proven_depth(self, prefix_key: int | None) -> int:
         """Return the deepest depth that audits of one prefix, or of all prefixes (None), have proven; 0 without one."""
@@ -149,7 +155,7 @@ class Record:
                 break
             audit_count = self._audit_count(depth, prefix_key)
             if prefix_key is None and BORROWING <= audit_count < PROOF:
-                records = (self, *self.neighbors)
+                records = (self, *self.neighbours)
                 audits = [audit for record in records for audit in record._by_depth.get(depth, ())]
                 estimate, audit_count = Estimate.of(_means_by_prefix(audits)), len(audits)
             is_general = prefix_key is not None or estimate.count >= PREFIXES
@@ -158,18 +164,22 @@ class Record:
         return deepest
 
     def audit_depths(self, prefix_key: int) -> tuple[int, ...]:
-        """Return the depths, ascending, at which an audit of a request with this prefix would be informative."""
+        """Return the depths, ascending, at which an audit of a request with this prefix would be informative.
+
+        They are the deepest one that looks good but is not proven, and one in the middle between that and the smallest
+        refuted depth. If there is none between them, the refuted depth itself is tried again.
+        """
         rungs = ladder(self.layers)
         estimates = self.estimates()
         if not estimates:
-            neighbor_depths = {record.common for record in self.neighbors if record.common}
+            neighbour_depths = {record.common for record in self.neighbours if record.common}
             # A third, two thirds and all of the ladder: later audits search between two of these alone.
-            return tuple(sorted(neighbor_depths or {rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
+            return tuple(sorted(neighbour_depths or {rungs[len(rungs) // 3], rungs[2 * len(rungs) // 3], rungs[-1]}))
         proven = max(self.proven_depth(prefix_key), self.common)
         refuted = min(self._refuted_depth(None), self._refuted_depth(prefix_key))
         deepest_good = max((depth for depth in estimates if depth < refuted), default=0)
-        # What a neighbor has refuted is not tried anew, until this ratio has proven as much.
-        limits = [record._refuted_depth(None) for record in self.neighbors if record.common > proven]
+        # What a neighbour has refuted is not tried anew, until this ratio has proven as much.
+        limits = [record._refuted_depth(None) for record in self.neighbours if record.common > proven]
         depths: set[int] = set()
         if deepest_good > proven and not self._is_exhausted(deepest_good, prefix_key):
             depths.add(deepest_good)
@@ -210,16 +220,17 @@ class Record:
         return next((depth for depth, estimate in estimates if estimate.mean > self.bound), self.layers + 1)
 
     def _is_exhausted(self, depth: int, prefix_key: int) -> bool:
-        """Whether `PATIENCE` audits at a depth have proven nothing, so that no more are made."""
+        """Whether `PATIENCE` audits at a depth have neither proven nor refuted it, so that no more are made."""
         is_general = self.estimates()[depth].count >= PREFIXES
         return self._audit_count(depth, None if is_general else prefix_key) >= PATIENCE
 
     def _is_hopeless(self, depth: int) -> bool:
+        """Whether audits at a depth have shown that predictions move too far, so that no more are made."""
         estimate = self.estimates()[depth]
-        return estimate.low > self.bound or (estimate.mean > self.alarm and self._audit_count(depth, None) >= 4)
+        return estimate.low > self.bound or (estimate.mean > self.alarm and self._audit_count(depth, None) >= HOPELESS)
 
     def _drop_contradicted(self, alarm: Audit) -> None:
-        """Drop the audits that an alarm contradicts, but for prefixes whose own audits prove the alarm's depth."""
+        """Drop audits at the depth of `alarm` and deeper, except of prefixes whose own audits prove its depth."""
         proven_prefixes = {
             audit.prefix_key
             for audit in self.audits
@@ -249,10 +260,10 @@ class EarnedDepths:
     layers: int  # layers of the model
     bound: float = BOUND  # nats up to which predictions count as unmoved
     records: dict[tuple[str, int], Record] = field(default_factory=dict)  # by adapter and prefix ratio
-    changed: Callable[[], None] | None = None  # is called when the depth of a record has changed
+    changed: Callable[[], None] | None = None  # called when the depth of a record has changed
 
     def record(self, adapter: str, prefix_length: int, canvas_length: int) -> Record:
-        """Return the record of prefixes of this ratio. It is made if it does not exist. Lengths are in tokens."""
+        """Return the record of prefixes of this ratio, and make it if there is none. Lengths are in tokens."""
         return self._record(adapter, percent(prefix_length, canvas_length) // BUCKET * BUCKET)
 
     def _record(self, adapter: str, ratio: int) -> Record:
@@ -261,10 +272,10 @@ class EarnedDepths:
         if record is None:
             record = self.records[adapter, ratio] = Record(self.layers, self.bound)
             for next_ratio in (ratio - BUCKET, ratio + BUCKET):
-                neighbor = self.records.get((adapter, next_ratio))
-                if neighbor is not None:
-                    record.neighbors.append(neighbor)
-                    neighbor.neighbors.append(record)
+                neighbour = self.records.get((adapter, next_ratio))
+                if neighbour is not None:
+                    record.neighbours.append(neighbour)
+                    neighbour.neighbours.append(record)
         return record
 
     def add(self, record: Record, audits: Sequence[Audit]) -> bool:
@@ -275,7 +286,7 @@ class EarnedDepths:
         prefix_key = audits[0].prefix_key
 
         def proven_depths() -> list[int]:
-            return [record.proven_depth(prefix_key), *(other.common for other in (record, *record.neighbors))]
+            return [record.proven_depth(prefix_key), *(other.common for other in (record, *record.neighbours))]
 
         old_depths = proven_depths()
         revoked = record.add(audits)

@@ -43,6 +43,7 @@ class Exact(CachePolicy):
         return ALWAYS if view.block_step > 0 and not view.led else 0
 
     def plan(self, view: View) -> Plan:
+        """The block and all rows before it that are not committed yet; of a long prompt one chunk, as a fill pass."""
         if view.committed is not None:
             return self._causal_plan(view, view.committed)
         block = view.block
@@ -65,13 +66,13 @@ class Exact(CachePolicy):
         return Plan(spans, view.first, transfer=view.first) if view.opens else Plan(spans, view.candidates)
 
     def _with_predecessor(self, view: View, start: int, stop: int) -> Spans:
-        """The rows from `start` to `stop`, and the last one before the block, which keeps its cached K/V."""
+        """The rows from `start` up to `stop`, and the row before the block, which predicts but keeps its cached K/V."""
         rows = view.rows(view.block.start - 1, stop)
         frozen = view.rows(view.block.start - 1, start)
         return view.spans(("led", start, stop), lambda: [Span(range(view.layers), rows, frozen=frozen)])
 
     def _causal_plan(self, view: View, committed: int) -> Plan:
-        """The next chunk of the prompt, or all rows after the `committed` ones on which the block's tokens depend."""
+        """The next chunk of a long prompt, or all rows from `committed` on that the block's predictions depend on."""
         start, stop = committed, view.block.stop - view.shift
         if view.step == 0:
             start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * self.prefill_chunk

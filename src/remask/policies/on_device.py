@@ -100,8 +100,8 @@ class DeviceHook:
         return attention_of(self.model, self.pool, layer, [self._row_query(layer, rows) for rows in requests])
 
     def _row_query(self, layer: int, rows: AttendingRows) -> RowQuery:
-        branch = rows.branch
-        key_positions = rows.key_positions
+        """The query of `rows` on the device. Its inputs are tokens in layer 0, and kept hidden states above it."""
+        branch, key_positions = rows.branch, rows.key_positions
         states = None
         if layer:
             assert branch.states is not None
@@ -120,8 +120,8 @@ class DeviceHook:
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:  # noqa: ARG002
         """Act before `stage` runs. `h` is the output of the previous stage; `plans` are those of all canvases.
 
-        Returns plans with other rows in this layer. They replace the admitted plans, also if the pass is repeated,
-        because a choice cannot be made twice if the values that it compared are overwritten.
+        Returns plans with other rows in this layer. They replace the admitted plans, also if the pass is repeated: a
+        choice cannot be made twice, because the values that it compared are then overwritten.
         """
         return {}
 
@@ -137,7 +137,7 @@ class HoldStillRows(DeviceHook):
     """Compares what each layer is about to compute with the cache."""
 
     def before(self, stage: Stage, h: Tensor, plans: Sequence[Plan]) -> Changed:
-        """Waits for the device once for all canvases, if any of their plans compares rows in this layer."""
+        """Hold rows whose V is close to the cached V. Waits for the device if a plan compares rows in this layer."""
         layer = stage.layers.start
         starts = np.cumsum([0, *(len(plan.spans.at(layer).positions) for plan in plans)])
         drifts: list[tuple[int, Drift]] = []
@@ -154,8 +154,8 @@ class HoldStillRows(DeviceHook):
         if not drifts:
             return {}
         model = self.model
-        sent = send(np.stack([np.concatenate(rows), np.concatenate(slots)]), model.device)
-        similarity = fetch(model.ranks.run_on_all(_value_similarity, model, stage, h, self.pool, sent[0], sent[1]))
+        all_rows, all_slots = send(np.stack([np.concatenate(rows), np.concatenate(slots)]), model.device)
+        similarity = fetch(model.ranks.run_on_all(_value_similarity, model, stage, h, self.pool, all_rows, all_slots))
         ends = np.cumsum([len(canvas_rows) for canvas_rows in rows])[:-1]
         changed = {}
         for (number, drift), similarities in zip(drifts, np.split(similarity, ends), strict=True):

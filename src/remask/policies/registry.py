@@ -53,32 +53,20 @@ class PolicyType:
     @classmethod
     def of(cls, make: object, plugin: Plugin | None = None) -> "PolicyType":
         """Inspect the class `make`. Raises `TypeError`, whose text says what is wrong, if it is no policy class."""
-        if not isinstance(make, type) or not issubclass(make, CachePolicy):
-            name = make.__name__ if isinstance(make, type) else type(make).__name__
-            raise TypeError(f"it provides {'the class' if isinstance(make, type) else 'an object of type'} {name}")
-        if inspect.isabstract(make):
-            raise TypeError(f"{make.__name__} does not define {', '.join(sorted(make.__abstractmethods__))}")
-        if not dataclasses.is_dataclass(make):
-            raise TypeError(f"{make.__name__} is not a dataclass")
-        if not make.__dataclass_params__.frozen:
-            raise TypeError(f"{make.__name__} is a dataclass that is not frozen")
-        fields = [field for field in dataclasses.fields(make) if field.init]
-        for field in fields:
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise TypeError(f"field {field.name!r} of {make.__name__} has no default")
-        types = _field_types(make)
+        policy_class, fields = _checked_class(make)
+        types = _field_types(policy_class)
         tables = frozenset(field.name for field in fields if DepthLookup in types[field.name])
         earns = frozenset(name for name in tables if Earned in types[name])
         inner = [field.name for field in fields if CachePolicy in types[field.name]]
         if len(inner) > 1:
-            raise TypeError(f"{make.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
+            raise TypeError(f"{policy_class.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
         settings = [(_setting(field), field.name) for field in fields if field.name not in inner]
         names = [name for name, _ in settings]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
-            raise TypeError(f"two fields of {make.__name__} are the setting {duplicate!r}")
-        kinds = _default_kinds(make, tables)
-        return cls(make, dict(settings), next(iter(inner), None), tables, earns, kinds, plugin)
+            raise TypeError(f"two fields of {policy_class.__name__} are the setting {duplicate!r}")
+        kinds = _default_kinds(policy_class, tables)
+        return cls(policy_class, dict(settings), next(iter(inner), None), tables, earns, kinds=kinds, plugin=plugin)
 
     @property
     def owns_prefix(self) -> bool:
@@ -92,7 +80,7 @@ class PolicyType:
             fields[self.inner] = inner
         for name in self.tables:
             if name not in fields or fields[name] in (_TABLE, _EARNED):
-                fields[name] = _depth(depths(), fields.get(name), name in self.earns)
+                fields[name] = _depth(depths(), fields.get(name), earns=name in self.earns)
         if self.plugin is None:
             return self.make(**fields)
         try:
@@ -104,8 +92,29 @@ class PolicyType:
             raise ConfigError(f"{self.plugin} refuses {described}: {type(error).__name__}: {error}") from error
 
 
-def _depth(default: DepthLookup | Earned, setting: object, earns: bool) -> DepthLookup | Earned:
-    """Return the depth for the setting "table", "earned" or (None) the default. Without `earns` it is a table.
+def _checked_class(make: object) -> tuple[type[CachePolicy], "list[dataclasses.Field[Any]]"]:
+    """Return `make` and its fields that the constructor takes. Raises `TypeError` if it is not a usable class.
+
+    It must be a concrete subclass of `CachePolicy`, and a frozen dataclass whose fields have defaults.
+    """
+    if not isinstance(make, type) or not issubclass(make, CachePolicy):
+        name = make.__name__ if isinstance(make, type) else type(make).__name__
+        raise TypeError(f"it provides {'the class' if isinstance(make, type) else 'an object of type'} {name}")
+    if inspect.isabstract(make):
+        raise TypeError(f"{make.__name__} does not define {', '.join(sorted(make.__abstractmethods__))}")
+    if not dataclasses.is_dataclass(make):
+        raise TypeError(f"{make.__name__} is not a dataclass")
+    if not make.__dataclass_params__.frozen:
+        raise TypeError(f"{make.__name__} is a dataclass that is not frozen")
+    fields = [field for field in dataclasses.fields(make) if field.init]
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise TypeError(f"field {field.name!r} of {make.__name__} has no default")
+    return make, fields
+
+
+def _depth(default: DepthLookup | Earned, setting: object, *, earns: bool) -> DepthLookup | Earned:
+    """Return the depth for the setting "table", "earned", or None (the default). Without `earns` it is a table.
 
     Raises `ConfigError` if there is no table.
     """
@@ -138,6 +147,10 @@ def _field_types(make: type[CachePolicy]) -> dict[str, tuple[object, ...]]:
 
 
 def _default_kinds(make: type[CachePolicy], tables: frozenset[str]) -> tuple[ModelKind, ...]:
+    """Return the kinds of models that the policy with its defaults, and empty depth tables, is defined for.
+
+    Raises `TypeError` if the policy cannot be made so, or has other traits than `Traits` with known kinds.
+    """
     try:
         traits: object = make(**dict.fromkeys(tables, DepthLookup({}))).traits
     except Exception as error:  # another package's constructor or property may raise anything
@@ -226,19 +239,24 @@ def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, depths: D
         {key: unused.pop(f"{name}.{key}") for key in policy_type.settings if f"{name}.{key}" in unused}
         for name, policy_type in zip(names, types, strict=True)
     ]
-    for key in unused:
-        request_fields = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
-        if key in request_fields or key in declared(Terms):
-            raise ConfigError(f"{key} is no setting of cache policy {spec!r}: it belongs into the request itself")
-        allowed = [key for policy_type in types for key in policy_type.settings]
-        if not allowed:
-            raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
-        raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
+    if unused:
+        raise _unknown_setting(spec, next(iter(unused)), types)
     policy: CachePolicy | None = None
     for policy_type, policy_settings in zip(reversed(types), reversed(settings_by_policy), strict=True):
         policy = policy_type.build(policy_settings, policy, depths)
     assert policy is not None
     return policy
+
+
+def _unknown_setting(spec: str, key: object, types: Sequence[PolicyType]) -> ConfigError:
+    """Return the error that no policy of `spec` has the setting `key`. It says so if `key` is a field of requests."""
+    request_fields = {path.rpartition(".")[2] for path in paths(SamplingParams)} | declared(SamplingParams).keys()
+    if key in request_fields or key in declared(Terms):
+        return ConfigError(f"{key} is no setting of cache policy {spec!r}: it belongs into the request itself")
+    allowed = [name for policy_type in types for name in policy_type.settings]
+    if not allowed:
+        return ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
+    return UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
 
 
 def _policy_object(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy:
@@ -259,7 +277,10 @@ def _policy_object(policy: object, settings: Mapping[str, Any] | None) -> CacheP
 
 
 def _qualify_settings(names: Sequence[str], types: Sequence[PolicyType], settings: Mapping[str, Any]) -> dict[Any, Any]:
-    """Return `settings` with the key `NAME.setting` for every setting that a policy takes."""
+    """Return `settings` with `NAME.setting` as the key of each setting that a policy takes, and other keys unchanged.
+
+    Raises `ConfigError` if a setting is given under both keys.
+    """
     qualified: dict[Any, Any] = {}
     for key, value in settings.items():
         owner = next((name for name, policy in zip(names, types, strict=True) if key in policy.settings), None)
@@ -293,13 +314,14 @@ def settings_of(policy: CachePolicy) -> dict[str, Any]:
 
 
 def name_of(policy: CachePolicy) -> str:
-    """Return the spec of a policy, without settings. A policy without a name has its attribute `name`, or its class."""
+    """Return the spec of a policy, without settings. An unregistered policy has its attribute `name`, or its class."""
     _, inner = _outer_settings(policy)
     name = _outer_name(policy)
     return name if inner is None or isinstance(inner, Dense) else f"{name}+{name_of(inner)}"
 
 
 def _outer_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | None]:
+    """Return the settings of a policy without those of the inner policy, and the inner policy, if there is one."""
     settings: dict[str, Any] = {}
     inner = None
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()

@@ -111,6 +111,7 @@ class UniformCache(Blockwise):
         return Plan(spans, view.candidates & spans[0].rows, refreshes=True)
 
     def _cached_plan(self, view: View) -> Plan:
+        """In a correction the blocks that the last step changed; else the block, at intervals with the next block."""
         touched = view.decoding.touched
         if touched is not None:  # in a correction
             is_full = not touched.any()
@@ -128,14 +129,14 @@ class UniformCache(Blockwise):
 
     def _single_layer_spans(self, view: View, stop: int) -> list[Span]:
         rows = view.rows(view.block.start, stop)
-        return [Span(range(i, i + 1), rows) for i in range(view.layers)]
+        return [Span(range(layer, layer + 1), rows) for layer in range(view.layers)]
 
     def _may_compute_next(self, view: View) -> bool:
         end = view.length if view.response is None else view.response
         return self.refresh_next > 0 and view.block.stop < end
 
     def repeats(self, view: View) -> int:
-        """Up to the step that computes the next block too. In a correction rows depend on the changed tokens."""
+        """Up to the step that computes the next block too. In a correction never, as rows depend on changed tokens."""
         if view.block_step == 0 or view.decoding.touched is not None:
             return 0
         if not self._may_compute_next(view):

@@ -98,14 +98,14 @@ class Reader:
 
     The reader that a request brings may serve many requests and is never changed: only `decoding`, `check` and `start`
     are called on it. `start` returns the reader with the state of one request, on which all other methods are called.
-    An error that a method raises ends that request alone.
+    If a method raises, that request alone ends with the error.
 
     Attributes:
         name: the key of its `result` in `Result.reads`.
         foreseeable: the next pass can be planned before this reader has read the last one.
-        writes: it decides which tokens or positions are written.
-        generates: the response is written; if false, nothing is, and the result has no tokens.
-        rowwise: what it does to a row depends on that row and its position alone, so drafts may have it too.
+        writes: the reader decides which tokens or positions are written.
+        generates: the response is written. If False, nothing is written, and the result has no tokens.
+        rowwise: the reader treats each row by that row and its position alone, so it may act on drafts too.
     """
 
     name: ClassVar[str]
@@ -143,20 +143,20 @@ class Reader:
         """
         return None
 
-    def admit(self, step: ReadPass) -> None:
-        """Raise `PlanError` if this reader cannot read the pass. Called before every pass that predicts."""
+    def admit(self, read_pass: ReadPass) -> None:
+        """Raise `PlanError` if this reader cannot read the pass. Called before each pass that predicts positions."""
 
-    def on_device(self, step: ReadPass) -> DeviceRead | None:  # noqa: ARG002
-        """Prepare to read a pass that predicts. Returns the device part for its rows; None if nothing is read of it."""
+    def on_device(self, read_pass: ReadPass) -> DeviceRead | None:  # noqa: ARG002
+        """Prepare to read a pass that predicts positions. Returns the device part of its rows; None reads nothing."""
         return None
 
     def choose(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
-        """Change `predictions` by the device part's `numbers` [width, predicted]. Called before any `read`."""
+        """Change `predictions` in place by the device part's `numbers` [width, predicted]. Called before any `read`."""
 
     def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         """Take the `numbers` [width, predicted] of a pass for which `on_device` returned a device part."""
 
-    def end_pass(self, step: ReadPass, predictions: Predictions | None) -> None:
+    def end_pass(self, read_pass: ReadPass, predictions: Predictions | None) -> None:
         """Act at the end of a pass, before anything is transferred. `predictions` are None after a fill pass."""
 
     def step_writes(self, step: int) -> Written | None:  # noqa: ARG002

@@ -40,7 +40,7 @@ class ClassTable:
         self._copies: dict[torch.device, Tensor] = {}
 
     def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of `scores` [rows, V] in each class, and the first token that has it; [rows, C] each.
+        """The largest of `scores` [rows, V] in each class, and the first token with that score; [rows, classes] each.
 
         The token is 0 if all scores of a class are -inf.
         """
@@ -69,17 +69,17 @@ class Constraint(Reader):
         self.table = ClassTable(automaton.classes, automaton.class_count)
 
     def continued_from(self, state: int) -> "Constraint":
-        """The form of the rest of an answer whose beginning leads to `state`."""
-        rest = copy(self)
-        rest.automaton = self.automaton.starting_at(state)
-        return rest
+        """The constraint for the rest of an answer whose beginning has led the automaton to `state`."""
+        constraint = copy(self)
+        constraint.automaton = self.automaton.starting_at(state)
+        return constraint
 
     @property
     def has_form(self) -> bool:
         return True
 
     def check(self, request: RequestView, decoding: Decoding) -> None:
-        """Raise `ConfigError` if the request's model or parameters could break the form, or no answer of it fits."""
+        """Raise `ConfigError` if the model or the parameters could break the form, or no answer fits into the hole."""
         if request.shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
             raise FormError(
                 ": tokens of a uniform model, and under a rule that edits, may change once they are "
@@ -132,8 +132,8 @@ class ConstrainedHole(Reader):
         self._scope = scope
         self._block = range(0)  # positions that the pass denoises
 
-    def on_device(self, step: ReadPass) -> DeviceRead:
-        self._block = step.decoder.block
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:
+        self._block = read_pass.decoder.block
         return self._read
 
     def choose(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
@@ -185,7 +185,7 @@ class BestOfClasses(DeviceRead):
 
 
 def _only_hole(template: Template) -> Hole:
-    """The hole whose text has the form. Raises `FormError` if there are several, or its text has a least length."""
+    """The single hole of `template`. Raises `FormError` if there are several, or if it has a minimum length."""
     if len(template.holes) > 1:
         raise FormError(
             f": a form is that of one hole, and the canvas has {len(template.holes)}; leave it out, "

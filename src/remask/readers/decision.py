@@ -55,6 +55,7 @@ class Reading(Reader):
             )
 
     def decoding(self, request: RequestView) -> Decoding:
+        """See `Reader`. Raises `ConfigError` on models without masks, bad slots, readers that write, and parameters."""
         self.check_kind(request.shape.kind, request.shape.family)
         self._check_slots(request.shape.vocab, request.shape.mask_id)
         for reader in request.readers:
@@ -101,11 +102,11 @@ class _RunningReading(Reader):
         """See `Reader`. All masks are predicted, as a cache policy may plan to predict fewer."""
         return noisy.copy()
 
-    def on_device(self, step: ReadPass) -> DeviceRead:
-        """The labels of slots, with token 0 as padding and in the rows of other masks."""
-        labels = np.zeros((len(step.positions), max(map(len, self._slots.values()))), dtype=np.int64)
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:
+        """The tokens of each slot, in the row of its mask. Token 0 fills up shorter slots, and rows without a slot."""
+        labels = np.zeros((len(read_pass.positions), max(map(len, self._slots.values()))), dtype=np.int64)
         for slot, tokens in self._slots.items():
-            labels[np.searchsorted(step.positions, self._start + slot), : len(tokens)] = tokens
+            labels[np.searchsorted(read_pass.positions, self._start + slot), : len(tokens)] = tokens
         return Labels(labels)
 
     def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:

@@ -21,11 +21,12 @@ class Drafts(Reader):
     def start(self, start: Start) -> Reader:  # noqa: ARG002
         return type(self)()
 
-    def end_pass(self, step: ReadPass, predictions: Predictions | None) -> None:
-        self._passes.append(step.work())
+    def end_pass(self, read_pass: ReadPass, predictions: Predictions | None) -> None:
+        """Record the work of the pass. A pass that predicts also completes the step's draft, which `events` reports."""
+        self._passes.append(read_pass.work())
         if predictions is not None:
             self._draft = Draft(
-                step=step.decoder.step,
+                step=read_pass.decoder.step,
                 positions=tuple(predictions.positions.tolist()),
                 token_ids=tuple(predictions.tokens.tolist()),
                 confidences=tuple(predictions.confidence.tolist()),

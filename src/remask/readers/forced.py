@@ -36,6 +36,7 @@ class ForcedTokens(Reader):
         self.transfers = tuple(transfers)
 
     def check(self, request: RequestView, decoding: Decoding) -> None:  # noqa: ARG002
+        """Raise `ConfigError` if a step would write or see more than tokens that can be known before it."""
         shape = request.shape
         for name in ("correction_steps", "revision_tokens"):
             if getattr(request.params.uniform, name):
@@ -67,18 +68,18 @@ class _ForcedSteps(Reader):
         }
         self._last_step = max([steps - 1, *self._tokens_by_step])
 
-    def on_device(self, step: ReadPass) -> DeviceRead:
-        number = step.decoder.step
-        block = step.decoder.block
-        positions, tokens = self.step_writes(number)
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:
+        """The prescribed tokens of the predicted rows. Raises `ConfigError` if a position is not in the block."""
+        step, block = read_pass.decoder.step, read_pass.decoder.block
+        positions, tokens = self.step_writes(step)
         outside = [position for position in positions.tolist() if position not in block]
         if outside:
             raise ConfigError(
-                f"forced tokens: step {number} is to write position {outside[0]}, and denoises {block.start} to "
+                f"forced tokens: step {step} is to write position {outside[0]}, and denoises {block.start} to "
                 f"{block.stop - 1}"
             )
-        rows = np.full(len(step.positions), ForcedRows.NONE, dtype=np.int64)
-        rows[np.isin(step.positions, positions)] = tokens[np.isin(positions, step.positions)]
+        rows = np.full(len(read_pass.positions), ForcedRows.NONE, dtype=np.int64)
+        rows[np.isin(read_pass.positions, positions)] = tokens[np.isin(positions, read_pass.positions)]
         return ForcedRows(rows)
 
     def step_writes(self, step: int) -> Written:

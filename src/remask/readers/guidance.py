@@ -1,4 +1,4 @@
-"""Classifier-free guidance: logits move from those of the unconditional canvas towards the conditional ones, and on."""
+"""Classifier-free guidance: logits move from the unconditional ones to the conditional ones, and beyond by a scale."""
 
 from dataclasses import dataclass, field, replace
 
@@ -40,8 +40,8 @@ class Residual(RankLocal):
 class Guidance(Reader):
     """Guides the logits of a request that runs two canvases.
 
-    In a step that its cache policy runs without the unconditional canvas (`CachePolicy.guides`) the guidance is that of
-    the last step with both, at the same positions.
+    A cache policy may run a step without the unconditional canvas (`CachePolicy.guides`). Such a step reuses the
+    guidance that the last step with both canvases had at the same positions.
     """
 
     scale: float
@@ -51,16 +51,16 @@ class Guidance(Reader):
 
     name = "guidance"
 
-    def admit(self, step: ReadPass) -> None:
-        if not step.is_guided and self._residual is None:
+    def admit(self, read_pass: ReadPass) -> None:
+        if not read_pass.is_guided and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
 
-    def on_device(self, step: ReadPass) -> DeviceRead:
-        if step.is_guided:
-            self._pending = None if step.guides_next else Residual()
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:
+        if read_pass.is_guided:
+            self._pending = None if read_pass.guides_next else Residual()
             return PassGuidance(self.scale, self._pending)
         assert self._residual is not None
-        return StoredGuidance(self.scale, self._residual, np.searchsorted(self._positions, step.positions))
+        return StoredGuidance(self.scale, self._residual, np.searchsorted(self._positions, read_pass.positions))
 
     def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:  # noqa: ARG002
         if self._pending is not None:

@@ -50,7 +50,7 @@ def _implied_readers(start: Start, decoder: Decoder, policy: CachePolicy, params
 
 
 def _bars(start: Start, params: SamplingParams) -> Iterator[Reader]:
-    """The readers that bar tokens from a response: padding from holes, and stop tokens from the first `min_tokens`."""
+    """Yield the readers that bar tokens: padding from places without it, stop tokens from the first `min_tokens`."""
     response = start.response
     prompt = start.canvas.prompt
     bars = [(response.padding, response.unpadded)]
@@ -65,7 +65,7 @@ def _bars(start: Start, params: SamplingParams) -> Iterator[Reader]:
 
 
 def logit_readers(params: SamplingParams, canvas: Canvas) -> Iterator[Reader]:
-    """The readers that change or filter logits by `params`, in the order in which they act."""
+    """Yield the readers that change or filter logits by `params`, in the order in which they act."""
     if params.logit_bias:
         yield LogitBias(LogitOffsets.from_mapping(params.logit_bias))
     if params.has_penalties:
@@ -80,7 +80,7 @@ class _SteadyReader(Reader):
     def __init__(self, read: DeviceRead) -> None:
         self._read = read
 
-    def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:  # noqa: ARG002
         return self._read
 
 
@@ -110,8 +110,8 @@ class DecoderNumbers(Reader):
 
     name = "decoder"
 
-    def on_device(self, step: ReadPass) -> DeviceRead | None:
-        return step.decoder.context.device_read
+    def on_device(self, read_pass: ReadPass) -> DeviceRead | None:
+        return read_pass.decoder.context.device_read
 
     def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:
         predictions.numbers = numbers
@@ -127,8 +127,8 @@ class Bar(Reader):
         self._tokens = tokens
         self._mask = mask
 
-    def on_device(self, step: ReadPass) -> DeviceRead | None:
-        rows = self._mask[step.positions]
+    def on_device(self, read_pass: ReadPass) -> DeviceRead | None:
+        rows = self._mask[read_pass.positions]
         return TokenBars(self._tokens, rows) if rows.any() else None
 
 
@@ -194,7 +194,7 @@ class Penalties(Reader):
         self._canvas = canvas
         self._prompt_tokens = np.unique(canvas.tokens[: canvas.prompt])
 
-    def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:  # noqa: ARG002
         canvas = self._canvas
         params = self._params
         response = slice(canvas.prompt, canvas.end)

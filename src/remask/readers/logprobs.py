@@ -70,7 +70,7 @@ class PredictedLogprobs(Reader):
         self._ranking = Ranking(top, vocab_size)
         self._rows: NDArray[np.float32] = np.zeros((length, self._ranking.width), dtype=np.float32)
 
-    def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
+    def on_device(self, read_pass: ReadPass) -> DeviceRead:  # noqa: ARG002
         return self._ranking
 
     def read(self, predictions: Predictions, numbers: NDArray[np.float32]) -> None:

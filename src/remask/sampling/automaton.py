@@ -42,10 +42,11 @@ class TokenAutomaton:
     _by_pair: NDArray[np.int64] = field(init=False)  # the indices of the transitions in that order
 
     def __post_init__(self) -> None:
+        """Sort the transitions by target, which replaces the three arrays, and number the states for `best_path`."""
         order = np.argsort(self.target, kind="stable")
         self.source, self.label, self.target = self.source[order], self.label[order], self.target[order]
         targets, self._first = np.unique(self.target, return_index=True)
-        # `best_path` numbers states by their own order: those that are targets of transitions come first.
+        # Ranks of states: those that are targets of transitions come first, so that their scores are one slice.
         self._order = np.append(targets, np.setdiff1d(np.arange(self.state_count), targets))
         self._rank = np.empty(self.state_count, dtype=np.int64)
         self._rank[self._order] = np.arange(self.state_count)

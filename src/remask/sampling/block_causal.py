@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remask.denoising import select
-from remask.denoising.indel import EditTokens, IndelBlock, Limits, Round, TokenCandidates
+from remask.denoising.indel import EditTokens, IndelBlock, Limits, Probabilities, Round, TokenCandidates
 from remask.denoising.rules import (
     EDIT_THRESHOLD,
     INDEL_EDIT_THRESHOLD,
@@ -83,10 +83,19 @@ class BlockCausalDecoding(Decoding):
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
-        block_length = params.block_length or block_length
-        if block_length is None:
+        length = params.block_length or block_length
+        if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
         rule = RULES.get(params.remasking.rule or defaults.remasking)
+        decoding = cls(prompt, seed, params, rule, length, mask_id, defaults, template, edit_tokens, max_steps)
+        decoding._check_params(routing)
+        decoding._check_template()
+        decoding._check_indel()
+        return decoding
+
+    def _check_params(self, routing: int) -> None:
+        """Raise `ConfigError` if parameters contradict each other, the rule, or blocks of `routing` positions."""
+        params, rule, block_length = self.params, self.rule, self.block_length
         params.check_rule(rule)
         check_threshold(rule, params.threshold)
         if block_length % routing:
@@ -108,10 +117,6 @@ class BlockCausalDecoding(Decoding):
             )
         if params.remasking.eb_threshold is not None and rule.name != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded': set both, or neither")
-        decoding = cls(prompt, seed, params, rule, block_length, mask_id, defaults, template, edit_tokens, max_steps)
-        decoding._check_template()
-        decoding._check_indel()
-        return decoding
 
     def _check_indel(self) -> None:
         """Raise `ConfigError` if a rule that deletes and inserts does not suit the model or the request."""
@@ -221,6 +226,7 @@ class BlockCausalDecoding(Decoding):
 
     @property
     def _edit_steps(self) -> int:
+        """Steps of all blocks without masks, at most."""
         return len(self.block_ranges) * self.max_post_steps
 
     def may_stop_within_block(self, *, stop_written: bool) -> bool:
@@ -284,9 +290,9 @@ class BlockCausalDecoder(RuleDecoder):
         positions, confidence = predictions.positions, predictions.confidence
         sub_block_length = self.params.blocks.sub_block_length
         if sub_block_length is not None and len(positions):
-            # Sub-blocks are completed from left to right.
-            finished = (positions[0] - self.block.start) // sub_block_length
-            stop = self.block.start + (finished + 1) * sub_block_length
+            # Sub-blocks are completed from left to right, so the first mask is in the current one.
+            finished_count = (positions[0] - self.block.start) // sub_block_length
+            stop = self.block.start + (finished_count + 1) * sub_block_length
             count = int((positions < stop).sum())
             positions, confidence = positions[:count], confidence[:count]
         return positions[self._choose_indices(positions, confidence)]
@@ -308,6 +314,7 @@ class BlockCausalDecoder(RuleDecoder):
         self.context = self._opening_context if opens_block else self._context
 
     def _begin_block(self, block: range) -> None:
+        """Make `block` the current one, at the first step of its schedule and of its rule."""
         self.block = block
         self.block_step = 0
         self._schedule_step = 0
@@ -340,7 +347,8 @@ class BlockCausalDecoder(RuleDecoder):
     def _scheduled_count(self) -> int:
         """How many positions the schedule transfers in this step.
 
-        It is 1 after the schedule's last step, until the block is complete, and under a threshold that replaces it.
+        The count is 1 from the end of the schedule until the block is complete, and under a threshold that replaces the
+        schedule.
         """
         if self._schedule_step >= self._steps or (self._rule.counts == "schedule" and not self._follows_schedule):
             return 1
@@ -430,19 +438,18 @@ class IndelDecoder(BlockCausalDecoder):
         indel_block = self._indel_block
         positions = predictions.positions
         assert predictions.numbers is not None
-        old_tokens = indel_block.tokens
-        masks = indel_block.masks
+        old_tokens, masks = indel_block.tokens, indel_block.masks
         rng = np.random.default_rng([self._seed, self.step])
-        self._round = indel_block.choose(
-            TokenCandidates.of(predictions.numbers, drawn=not self.params.greedy),
-            lambda probabilities: int(
-                probabilities.argmin() if self.params.greedy else rng.integers(len(probabilities))
-            ),
-        )
-        changed = indel_block.tokens != old_tokens
-        self._edited_positions = positions[changed & ~masks]
-        written: Positions = positions[changed]
-        return written
+
+        def pick(probabilities: Probabilities) -> int:
+            return int(probabilities.argmin() if self.params.greedy else rng.integers(len(probabilities)))
+
+        candidates = TokenCandidates.of(predictions.numbers, drawn=not self.params.greedy)
+        self._round = indel_block.choose(candidates, pick)
+        has_changed = indel_block.tokens != old_tokens
+        self._edited_positions = positions[has_changed & ~masks]
+        changed_positions: Positions = positions[has_changed]
+        return changed_positions
 
     def outcome(self, positions: Positions) -> Outcome:
         """See `Decoder`: all noisy positions of the block are final if this step completes it, else none."""
@@ -452,7 +459,7 @@ class IndelDecoder(BlockCausalDecoder):
             final=positions[:0] if indel_block.end_reason is None else np.arange(first, self.block.stop),
             edits=positions[np.isin(positions, self._edited_positions)],
             tokens=indel_block.tokens[positions - first],
-            writes=tuple((first + index, token) for index, token in sorted((*self._round.fills, *self._round.edits))),
+            writes=tuple((first + place, token) for place, token in sorted((*self._round.fills, *self._round.edits))),
         )
 
     def _prepare_step(self) -> None:

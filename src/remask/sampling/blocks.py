@@ -43,8 +43,8 @@ def blocks_for(
 ) -> Blocks:
     """Return the blocks of a response. Raises `ConfigError` if the response or the steps cannot be divided.
 
-    The last block of a `growing` canvas may be shorter and then has fewer steps, as in a template without fixed parts.
-    The last of `ragged` blocks may be shorter, but has as many steps as the others.
+    The last block of a `growing` canvas may be shorter, and then has fewer steps. The last of `ragged` blocks may be
+    shorter, but has as many steps as the others.
     """
     if ragged and template is None:
         return ragged_blocks(params)
@@ -89,17 +89,17 @@ def ragged_blocks(params: SamplingParams) -> Blocks:
 
 
 def hole_blocks(params: SamplingParams, template: Template) -> Blocks:
-    """Return the blocks of a response with fixed parts that hold a position of a hole. The last may be shorter.
+    """Return the blocks of a response with a `template`, without blocks that it fixes. The last may be shorter.
 
-    By default a block has a step for each position to be denoised. A given number of steps is shared in proportion to
-    these, with at least one step each. Raises `ConfigError` if there are fewer steps than blocks.
+    By default a block has a step for each of its open positions. If the request sets `steps`, blocks share them in
+    proportion to their open positions, and have at least one each. Raises `ConfigError` if there are fewer steps than
+    blocks.
     """
     length = params.block_length or len(template)
-    is_open = ~template.pinned
     candidates = [range(start, min(start + length, len(template))) for start in range(0, len(template), length)]
-    counts = np.add.reduceat(is_open, [block.start for block in candidates], dtype=np.int64).tolist()
-    ranges = tuple(block for block, count in zip(candidates, counts, strict=True) if count)
-    mask_counts = [count for count in counts if count]
+    open_counts = np.add.reduceat(~template.pinned, [block.start for block in candidates], dtype=np.int64).tolist()
+    ranges = tuple(block for block, count in zip(candidates, open_counts, strict=True) if count)
+    mask_counts = [count for count in open_counts if count]
     _check_orders(params, len(ranges))
     if params.steps_per_block is not None:
         return Blocks(length, ranges, (params.steps_per_block,) * len(ranges))
@@ -112,17 +112,12 @@ def hole_blocks(params: SamplingParams, template: Template) -> Blocks:
             f"steps={params.steps} is less than the {len(ranges)} blocks of the canvas that hold positions to be "
             f"filled; use {len(ranges)} or more"
         )
-    cumulative = accumulate(mask_counts, initial=0)
-    return Blocks(
-        length,
-        ranges,
-        tuple(
-            1 + extra * after // total_masks - extra * before // total_masks for before, after in pairwise(cumulative)
-        ),
-    )
+    shares = [extra * cumulative // total_masks for cumulative in accumulate(mask_counts, initial=0)]
+    return Blocks(length, ranges, tuple(1 + after - before for before, after in pairwise(shares)))
 
 
 def _check_orders(params: SamplingParams, count: int) -> None:
+    """Raise `ConfigError` if the request has an order, but not one list for each of `count` blocks."""
     if params.remasking.order is not None and len(params.remasking.order) != count:
         raise ConfigError(
             f"order must hold one list per block: {count} blocks, got {len(params.remasking.order)} lists"
@@ -143,7 +138,7 @@ def even_count(mask_count: int, steps: int, step: int) -> int:
 class TimeSchedule:
     """Dream's schedule: times fall linearly from 1 to `eps`; a step transfers the share by which time falls in it.
 
-    All arithmetic is float32, as in the original: it decides how products round down. Nothing is stored per step.
+    All arithmetic is float32, as in the original, because it decides how products round down.
     """
 
     def __init__(self, steps: int, eps: float) -> None:
@@ -193,8 +188,8 @@ class TimeSchedule:
 class LinearSchedule:
     """A2D's schedule: with k steps left a step transfers 1 / k of the masks, rounded, halves to even.
 
-    All arithmetic but the product is float32, as in the original: it decides how halves round. Steps whose share rounds
-    to 0 are idle, and the last one transfers all remaining masks.
+    All arithmetic but the product is float32, as in the original, because it decides how halves round. Steps whose
+    share rounds to 0 are idle, and the last one transfers all remaining masks.
     """
 
     def __init__(self, steps: int) -> None:
@@ -215,7 +210,8 @@ class LinearSchedule:
         """Return the first step from `step` on that transfers any of `mask_count` masks; `step` if there are none."""
         if mask_count:
             # Rounding moves the step at which a share reaches a half by less than one step in a million.
-            step = max(step, self.steps - 2 * mask_count - 2 - (self.steps >> 20))
+            earliest = self.steps - 2 * mask_count - 2 - self.steps // 2**20
+            step = max(step, earliest)
             while step < self.steps and not self.count(step, mask_count):
                 step += 1
         return step

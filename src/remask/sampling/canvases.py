@@ -120,12 +120,11 @@ class CanvasDecoding(Decoding):
         if not self.params.greedy:
             return self.params.temperature
         renoising = self.params.renoising
-        first = T_MAX if renoising.t_max is None else renoising.t_max
-        last = T_MIN if renoising.t_min is None else renoising.t_min
+        first, last = _value_or(T_MAX, renoising.t_max), _value_or(T_MIN, renoising.t_min)
         return last + (first - last) * ((self.steps - step) / self.steps)
 
     def noise(self, step: int | None, count: int) -> Tokens:
-        """Return random tokens of `count` positions, int64, for after `step`, or (None) for the canvases' beginning."""
+        """Draw random tokens, int64 [count]: those that a canvas gets after `step`, or (None) begins with."""
         stream = [self.seed, 0] if step is None else [self.seed, 1, step]
         return np.random.default_rng(stream).integers(0, self.vocab_size, count)
 
@@ -140,8 +139,8 @@ class CanvasDecoding(Decoding):
 class CanvasDecoder(Decoder):
     """The decoding of one request in progress. The current block is the canvas that is denoised.
 
-    Final rows see themselves and the rows before them; rows of the canvas also see all of it. The pass after a canvas
-    is done computes its rows once more, as final ones.
+    Final rows see themselves and the rows before them; rows of the current canvas also see the whole canvas. The pass
+    after a canvas is done computes its rows once more, as final ones.
     """
 
     _stable_steps: int  # preceding steps with the same most probable tokens as the last one
@@ -176,22 +175,18 @@ class CanvasDecoder(Decoder):
         decoding = self._decoding
         renoising = decoding.params.renoising
         assert predictions.numbers is not None
-        positions = predictions.positions
-        tokens = predictions.tokens
+        positions, tokens = predictions.positions, predictions.tokens
         drawn, entropies = predictions.numbers
         self._stable_steps = self._stable_steps + 1 if np.array_equal(self._best_tokens, tokens) else 0
         self._best_tokens = tokens
-        min_stable_steps = (
-            STABILITY_THRESHOLD if renoising.stability_threshold is None else renoising.stability_threshold
-        )
-        max_entropy = CONFIDENCE_THRESHOLD if renoising.confidence_threshold is None else renoising.confidence_threshold
+        min_stable_steps = _value_or(STABILITY_THRESHOLD, renoising.stability_threshold)
+        max_entropy = _value_or(CONFIDENCE_THRESHOLD, renoising.confidence_threshold)
         is_stable = self._stable_steps >= min_stable_steps and float(entropies.mean()) < max_entropy
         self._canvas_done = is_stable or self.block_step + 1 >= decoding.steps
         if self._canvas_done:
             self._next_tokens = tokens
             return positions
-        budget = ENTROPY_BOUND if renoising.entropy_bound is None else renoising.entropy_bound
-        is_kept = within_budget(entropies, budget)
+        is_kept = within_budget(entropies, _value_or(ENTROPY_BOUND, renoising.entropy_bound))
         kept_tokens = tokens if decoding.has_form else drawn.astype(np.int64)
         self._next_tokens = np.where(is_kept, kept_tokens, decoding.noise(self.step, len(positions)))
         changed: Positions = positions[self._next_tokens != self.canvas.tokens[positions]]
@@ -212,8 +207,9 @@ class CanvasDecoder(Decoder):
         self._prepare_step(committed)
 
     def _begin_canvas(self) -> None:
-        stop = self._blocks[-1].stop
-        self.block = range(stop, stop) if self.finished else self._blocks[self._index]
+        """Make the canvas at the current index the block; after the last canvas, an empty block at its end."""
+        end = self._blocks[-1].stop
+        self.block = range(end, end) if self.finished else self._blocks[self._index]
         self.block_step = 0
         self._stable_steps = -1
         self._canvas_done = False
@@ -231,10 +227,15 @@ class CanvasDecoder(Decoder):
         )
 
 
-def within_budget(entropies: Confidence, budget: float) -> NDArray[np.bool_]:
-    """Return which positions are kept, bool [n]: the most certain ones, while those before have at most `budget`.
+def _value_or(default: float, value: float | None) -> float:
+    return default if value is None else value
 
-    `entropies` [n] and `budget`, for their sum, in nats. The most certain position is always kept.
+
+def within_budget(entropies: Confidence, budget: float) -> NDArray[np.bool_]:
+    """Return which positions are kept, bool [n], in the order of their `entropies` [n] (EB-Sampler).
+
+    A position is kept if the entropies of all positions before it sum to at most `budget`, in nats. So the most certain
+    position is always kept.
     """
     order = np.argsort(entropies, kind="stable")
     preceding = np.cumsum(entropies[order], dtype=np.float64) - entropies[order]

@@ -21,7 +21,7 @@ from remask.request.sampling_params import DIFFUSION, MODES, SPECULATION, Sampli
 from remask.sampling.decoder import Decoding, Outcome, Positions, Predictions, RuleDecoder, StepContext, blocks_of
 from remask.sampling.rows import RowGroup
 
-WINDOW, MAX_WINDOW = 8, 32  # of the authors' linear self-speculation
+WINDOW, MAX_WINDOW = 8, 32  # tokens of a draft at first and at most, as in the authors' linear self-speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +66,12 @@ class CausalDecoding(Decoding):
                 "canvas: this model writes behind what is final, and sees nothing after it; leave fixed parts of the "
                 "response out, or use a masked model"
             )
-        params.check_rule(rule)
-        if rule.edits:
-            raise ConfigError(f"remasking {rule.name!r} edits tokens, and a block here is final once it has no masks")
-        for path in paths(SamplingParams):
-            if not fits_mode(path, mode) and attrgetter(path)(params) is not None:
-                other = next(other for other in MODES if fits_mode(path, other))
-                raise ConfigError(f"{path} is for mode {other!r}, and this one is {mode!r}; leave one of the two out")
-        for path in ("remasking.fallback", "remasking.eb_threshold", "blocks.sub_block_length"):
-            if attrgetter(path)(params) is not None:
-                raise ConfigError(f"{path} has no meaning on models that a mode is chosen for; leave it out")
-        check_threshold(rule, params.threshold)
-        min_window, max_window = params.speculation.draft_window, params.speculation.max_draft_window
-        if min_window is not None and max_window is not None and min_window > max_window:
-            raise ConfigError(f"speculation.draft_window={min_window} is above max_draft_window={max_window}; lower it")
-        if params.speculation.lora and drafter is None:
-            raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
-        block_length = params.block_length or block_length
-        if block_length is None:
+        _check_params(params, mode, rule, drafter)
+        diffusion_length = params.block_length or block_length
+        if diffusion_length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
-        adapter = drafter if params.speculation.lora is not False and mode == SPECULATION else None
-        return cls(prompt, seed, params, mode, rule, block_length, mask_id, adapter)
+        used_drafter = drafter if params.speculation.lora is not False and mode == SPECULATION else None
+        return cls(prompt, seed, params, mode, rule, diffusion_length, mask_id, used_drafter)
 
     @property
     def block_length(self) -> int:
@@ -99,7 +84,7 @@ class CausalDecoding(Decoding):
 
     @property
     def block_ranges(self) -> list[range]:
-        """Blocks from the end of the prompt, the last of which may be shorter; single tokens but in "diffusion"."""
+        """Blocks from the end of the prompt on; the last may be shorter. Only those of "diffusion" exceed one token."""
         length = self.diffusion_length if self.mode == DIFFUSION else 1
         blocks = blocks_of(length, len(self.prompt), self.length)
         return [range(block.start, min(block.stop, self.length)) for block in blocks]
@@ -120,8 +105,8 @@ class CausalDecoding(Decoding):
     def may_stop_within_block(self, *, stop_written: bool) -> bool:  # noqa: ARG002
         """Return True unless the request asks for whole blocks.
 
-        NVIDIA's code leaves a block after the step that leaves no mask before an end token, whether that step wrote the
-        end token or the last mask before it.
+        NVIDIA's code leaves a block after the step that fills the last mask before an end token, or writes the end
+        token where no mask is before it.
         """
         return self.params.blocks.early_stop is not False
 
@@ -130,6 +115,26 @@ class CausalDecoding(Decoding):
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "CausalDecoder":  # noqa: ARG002
         return CausalDecoder(self, canvas)
+
+
+def _check_params(params: SamplingParams, mode: str, rule: Remasking, drafter: str | None) -> None:
+    """Raise `ConfigError` on parameters that contradict each other, the mode or the rule, or need an absent drafter."""
+    params.check_rule(rule)
+    if rule.edits:
+        raise ConfigError(f"remasking {rule.name!r} edits tokens, and a block here is final once it has no masks")
+    for path in paths(SamplingParams):
+        if not fits_mode(path, mode) and attrgetter(path)(params) is not None:
+            other = next(other for other in MODES if fits_mode(path, other))
+            raise ConfigError(f"{path} is for mode {other!r}, and this one is {mode!r}; leave one of the two out")
+    for path in ("remasking.fallback", "remasking.eb_threshold", "blocks.sub_block_length"):
+        if attrgetter(path)(params) is not None:
+            raise ConfigError(f"{path} has no meaning on models that a mode is chosen for; leave it out")
+    check_threshold(rule, params.threshold)
+    min_window, max_window = params.speculation.draft_window, params.speculation.max_draft_window
+    if min_window is not None and max_window is not None and min_window > max_window:
+        raise ConfigError(f"speculation.draft_window={min_window} is above max_draft_window={max_window}; lower it")
+    if params.speculation.lora and drafter is None:
+        raise ConfigError("speculation.lora: the model's folder has no adapter for drafts; leave lora out")
 
 
 class CausalDecoder(RuleDecoder):
@@ -153,14 +158,14 @@ class CausalDecoder(RuleDecoder):
         self._min_window = speculation.draft_window or min(WINDOW, self._max_window)
         self._window = self._min_window
         self._committed = 0  # before the first pass only the policy knows how many rows are shared
-        self._predict_next(canvas.prompt, 1)
+        self._prepare_causal_pass(canvas.prompt, 1)
 
     @property
     def finished(self) -> bool:
         return self._first_open == len(self.canvas)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read. Except in mode "diffusion" the draws of a position are equal in every pass."""
+        """Return how rows are read. In modes but "diffusion" a position has the same draws in every pass."""
         group = super().group(rows, positions)
         group.free = self.context.shift == 1
         if self._mode != DIFFUSION:
@@ -168,14 +173,15 @@ class CausalDecoder(RuleDecoder):
         return group
 
     def choose(self, predictions: Predictions) -> Positions:
-        """Return the positions that are written: after a draft its accepted leading tokens and the one after them.
+        """Return the positions that are written now, ascending.
 
-        In a block that is denoised they are the rule's choice, and in its last step all masks.
+        A causal pass writes the leading draft tokens that it predicts too, and the token after them. A pass over a
+        block writes the positions that the rule chooses, and in the block's last step all masks.
         """
         positions, tokens, confidence = predictions.positions, predictions.tokens, predictions.confidence
         if self.context.shift == 1:
-            accepted = tokens[:-1] == self.canvas.tokens[positions[:-1]]
-            return positions[: 1 + (len(accepted) if accepted.all() else int(accepted.argmin()))]
+            is_accepted = tokens[:-1] == self.canvas.tokens[positions[:-1]]
+            return positions[: 1 + (len(is_accepted) if is_accepted.all() else int(is_accepted.argmin()))]
         if len(positions) == 1 or self.block_step >= self._steps:
             return positions
         if self._rule.counts == "schedule" and self._rule.thresholds:
@@ -196,7 +202,7 @@ class CausalDecoder(RuleDecoder):
         After a draft, go to the causal pass that verifies it, which is a part of the same step.
         """
         if self.context.drafts:
-            self._predict_next(self.block.start + 1, len(self.block))
+            self._prepare_causal_pass(self.block.start + 1, len(self.block))
             return
         self.step += 1
         self.block_step += 1
@@ -209,37 +215,39 @@ class CausalDecoder(RuleDecoder):
             if self._mode == SPECULATION:
                 self._adapt_window(first_open - self.block.start)
                 if (size := min(self._window, length - first_open)) > 1:
-                    self._denoise(size, drafts=True)
+                    self._prepare_block_pass(size, drafts=True)
                     return
             if self._mode == DIFFUSION and (size := min(self._block_length, length - first_open + 1)) > 1:
-                self._denoise(size, drafts=False)
+                self._prepare_block_pass(size, drafts=False)
                 return
-        self._predict_next(first_open, 1)
+        self._prepare_causal_pass(first_open, 1)
 
     @property
     def _first_open(self) -> int:
         """The first position that is not final."""
         return self.canvas.prompt + self.canvas.settled_lead
 
-    def _adapt_window(self, written: int) -> None:
+    def _adapt_window(self, written_count: int) -> None:
         """Double the draft window if the whole block was written, and halve it if at most half of it was.
 
-        Args:
-            written: tokens of the block that are final: those of the draft that were accepted, and one more.
+        `written_count` is the number of final tokens of the block: the accepted draft tokens, and one more.
         """
-        if len(self.block) > 1 and written == len(self.block):
+        if len(self.block) > 1 and written_count == len(self.block):
             self._window = min(2 * self._window, self._max_window)
-        elif 2 * written <= len(self.block):
+        elif 2 * written_count <= len(self.block):
             self._window = max(self._window // 2, self._min_window)
 
-    def _predict_next(self, start: int, size: int) -> None:
-        """Prepare a causal pass that predicts `size` positions from `start` on."""
+    def _prepare_causal_pass(self, start: int, size: int) -> None:
+        """Set block and context for a causal pass that predicts `size` positions from `start` on."""
         self.block = range(start, start + size)
         self.block_step = 0
         self.context = StepContext(sees=self._causal_reach, shift=1, committed=self._committed)
 
-    def _denoise(self, size: int, *, drafts: bool) -> None:
-        """Prepare a pass over the block of `size` positions that begins with the last final token."""
+    def _prepare_block_pass(self, size: int, *, drafts: bool) -> None:
+        """Set block, context and rule for passes over `size` positions, of which the first is the last final token.
+
+        If the pass `drafts`, it belongs to the step of the causal pass that verifies it, and counts no step of its own.
+        """
         start = self._first_open - 1
         stop = start + size
         self.block = range(start, stop)

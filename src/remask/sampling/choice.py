@@ -12,9 +12,9 @@ from remask.denoising.select import RankRule
 from remask.machine.transfers import send
 from remask.sampling.decoder import Positions, Transfers
 
-KNOWN, RANKED = 1, 2
-"""Kinds of choice of a row: it is always chosen, or by its rank if it is noisy. 0: it is never chosen."""
-_BY_HOST = RankRule(0)
+NEVER, KNOWN, RANKED = 0, 1, 2
+"""Kinds of choice of a row: the device never chooses it, always, or by its rank if it is noisy."""
+_CHOOSE_NONE = RankRule(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,7 @@ class Candidates:
     """Predicted positions of one request. Some of them are transferred.
 
     Attributes:
-        choice: the rule by which they are chosen, or the chosen positions, which must be among `positions`. None: the
-            host chooses.
+        choice: the rule that chooses some of `positions`, or the chosen ones themselves. None: the host chooses.
         positions: the predicted positions, ascending, int64 [rows].
         block: the positions that may be transferred.
         places: for each canvas that gets the tokens, the index of each position in the token buffer, int64 [T].
@@ -35,9 +34,9 @@ class Candidates:
     places: Sequence[NDArray[np.int64]]
 
     def choice_kinds(self) -> int | NDArray[np.int64]:
-        """The kind of choice of each position, int64 [rows], or one number for all of them."""
+        """The kind of choice of each position, int64 [rows], or one number that holds for all of them."""
         if self.choice is None or not len(self.positions):
-            return 0
+            return NEVER
         if not isinstance(self.choice, RankRule):
             return KNOWN * np.isin(self.positions, self.choice).astype(np.int64)
         if self.block.start <= self.positions[0] and self.positions[-1] < self.block.stop:
@@ -73,22 +72,22 @@ class RowChoice:
         The token buffer's `spare_index` is used for requests that have fewer canvases than others.
         """
         counts = np.array([len(request.positions) for request in requests])
-        first = counts.cumsum() - counts
+        first_rows = counts.cumsum() - counts
         row_count = int(counts.sum())
         canvas_count = max(len(request.places) for request in requests)
-        rank_rules = [request.choice if isinstance(request.choice, RankRule) else _BY_HOST for request in requests]
+        rank_rules = [request.choice if isinstance(request.choice, RankRule) else _CHOOSE_NONE for request in requests]
         size = 6 * len(requests)
         packed = np.empty(size + (2 + canvas_count) * row_count, dtype=np.int64)
         rules = packed[:size].reshape(6, len(requests))
         owner, kinds, *targets = packed[size:].reshape(2 + canvas_count, row_count)
-        rules[0] = first
+        rules[0] = first_rows
         rules[1] = counts
         rules[2] = [rule.least for rule in rank_rules]
         rules[3].view(np.float64)[:] = [rule.threshold for rule in rank_rules]
         rules[4].view(np.float64)[:] = [-1.0 if rule.factor is None else rule.factor for rule in rank_rules]
         rules[5] = [rule.changes for rule in rank_rules]
         owner[:] = np.arange(len(requests)).repeat(counts)
-        for start, request in zip(first.tolist(), requests, strict=True):
+        for start, request in zip(first_rows.tolist(), requests, strict=True):
             rows = slice(start, start + len(request.positions))
             kinds[rows] = request.choice_kinds()
             for canvas, target in enumerate(targets):
@@ -102,9 +101,8 @@ class RowChoice:
     def choose(self, confidence: Tensor, noisy: Tensor, changes_token: Tensor) -> Tensor:
         """Return which rows are chosen, bool [R], by their `confidence`, float32 [R]. Changes no argument.
 
-        `noisy` [R] says which rows are noisy, `changes_token` [R] which rows predict another token than they have.
-
-        Of equal confidences the leftmost are chosen first, as on the host. Nothing waits for the device.
+        `noisy`, bool [R]: the row is noisy. `changes_token`, bool [R]: the row predicts another token than it has. Of
+        equal confidences the leftmost are chosen first, as on the host. The host does not wait.
         """
         owner = self.owner
         first, _, least, threshold, factor, changes = self.rules.unbind()

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ Transfers: TypeAlias = RankRule | Positions
 
 
 def blocks_of(length: int, start: int, stop: int) -> list[range]:
-    """Return blocks of `length` positions that cover `start` to `stop`; the last one may reach beyond `stop`."""
+    """Return the blocks of `length` positions that cover `start` to `stop`; the last may reach beyond `stop`."""
     return [range(first, first + length) for first in range(start, stop, length)]
 
 
@@ -43,14 +43,14 @@ class StepContext(StepFacts):
     Attributes:
         sees: how many leading positions each row attends to, int64 [T]; None: all of them.
         opens: the step writes only the block's first token, which the last row before the block predicts.
-        cut: if the tail of the canvas is left out, the number of positions before it, int64 [T], T times; else None.
-            The tail is neither computed nor attended to, whatever the cache policy plans.
+        cut: the number of positions before the tail, int64 [T], the same for each row; None: there is no tail. The tail
+            of the canvas is neither computed nor attended to, whatever the cache policy plans.
         shift: row p - shift predicts position p; None: the model family's shift.
-        committed: how many leading rows have final K/V, if that is no matter of whole blocks; else None.
+        committed: how many leading rows have final K/V; None: as many as are in completed blocks.
         adapter: the adapter that rows are computed with, if `shift` is set; None: the request's own, if any.
         drafts: the next pass that predicts is a draft: it transfers nothing, and its tokens are put on the canvas.
         conditioned: noisy rows take in the last pass' predictions for them (`Signal`).
-        device_read: reads the numbers that `choose` needs beside tokens and confidences; None: it needs none.
+        device_read: reads the numbers that `choose` needs beside tokens and confidences; None: `choose` needs none.
         corrections: correction steps so far; None if the request has none.
     """
 
@@ -92,7 +92,7 @@ class Predictions:
     numbers: Confidence | None = None
 
     def select(self, mask: Mask) -> "Predictions":
-        """The predictions that a decoder reads, of the positions in `mask`, bool [predicted]."""
+        """Return the predictions of the positions in `mask`, bool [predicted], without `logprobs` and `measured`."""
         numbers = None if self.numbers is None else self.numbers[:, mask]
         return Predictions(self.positions[mask], self.tokens[mask], self.confidence[mask], numbers=numbers)
 
@@ -169,7 +169,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """Go to the next step, or from a draft to the pass that verifies it. The canvas has the last pass' tokens."""
+        """Go to the next step, or from a draft to the pass that verifies it; the canvas has the last pass' tokens."""
 
 
 class RuleDecoder(Decoder):
@@ -184,12 +184,17 @@ class RuleDecoder(Decoder):
         super().__init__(canvas, seed, step)
         self.params = params
         self._rule = rule
-        temperature = 0.0 if params.greedy else params.temperature
-        self._row_settings = (rule.measure, basis, temperature, params.top_k, params.top_p)
+        self._row_settings: dict[str, Any] = {
+            "row_measure": rule.measure,
+            "basis": basis,
+            "temperature": 0.0 if params.greedy else params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+        }
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure."""
-        return RowGroup(rows, *self._row_settings, self._seed, self.step, positions)
+        return RowGroup(rows, **self._row_settings, seed=self._seed, step=self.step, positions=positions)
 
     def _count_masks(self) -> int:
         """Return the number of noisy positions of the block."""
@@ -206,8 +211,8 @@ class RuleDecoder(Decoder):
     def _apply_rule(
         self, positions: Positions, confidence: Confidence, count: int, share: np.float32 | None = None
     ) -> Chosen:
-        """Return the indices of the noisy `positions` that the rule transfers; the schedule's number is `count`."""
-        step = Step(positions, confidence, self.block_step, count, share, self.context.order, self._draw)
+        """Return the indices of the noisy `positions` that the rule transfers. The schedule transfers `count`."""
+        step = Step(positions, confidence, self.block_step, count, share, self.context.order, draw=self._draw)
         return check_progress(self._rule, self._choose(step), step, self._steps)
 
     def _draw(self, count: int) -> NDArray[np.float32]:

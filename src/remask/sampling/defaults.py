@@ -28,17 +28,21 @@ def fit_defaults(
 ) -> SamplingParams:
     """Return the `requested` parameters, with `defaults` for all others, adapted to fit them.
 
-    Requested values are never changed, and refused if they contradict each other. The defaults give way: a default
-    `max_tokens` to `min_tokens` and to the `room` beside the prompt (in tokens), a default `min_tokens` to
-    `max_tokens`, a default `block_length` to the largest one below it that divides `max_tokens`, and default `steps`
-    keep their number per token. Defaults of a range give way to its other end, and that of a sub-block to the block.
-    Defaults of one choice are dropped if the request sets another field of it, thresholds if it sets `steps`, a
-    fallback without a threshold, and those of other modes if the model has `modes`. A default `block_length` stays if
-    responses need not be `whole` blocks, or the last block may be shorter (`ragged`). None unsets a field.
+    Requested values are never changed. None unsets a field. Raises `ConfigError` if requested values contradict each
+    other, or a value is wrong. Defaults are adapted as follows:
 
-    The response of a `template`, of `max_tokens` positions, need not be a multiple of its block, and its steps follow
-    the positions to be filled. The same holds for a canvas that grows: by default if the model's family is `growing`. A
-    default `growing_canvas` gives way to a `template`. Raises `ConfigError`.
+    - `max_tokens` is raised to `min_tokens`, and lowered to the `room` beside the prompt (in tokens).
+    - `min_tokens` is lowered to `max_tokens`.
+    - `block_length` becomes the largest length up to the default that divides `max_tokens`. It stays if responses need
+      not be `whole` blocks, or the last block may be shorter (`ragged`).
+    - `steps` keep their number per token.
+    - One end of a range is moved to a requested other end, and a sub-block to a length that divides the block.
+    - Dropped are: fields of a choice of which the request sets another field, thresholds if it sets `steps`, a fallback
+      without a threshold, and fields of other modes if the model has `modes`.
+
+    A `template` has `max_tokens` positions. Its length need not be a multiple of the block, and its steps are in
+    proportion to the positions to be filled. A growing canvas (by default if the family is `growing`) is treated alike;
+    a default `growing_canvas` is dropped if there is a `template`.
     """
     defaults_by_path = _fields_by_path(defaults)
     requested_by_path = _fields_by_path(requested)
@@ -47,7 +51,7 @@ def fit_defaults(
         defaults_by_path = _fields_of_mode(defaults_by_path, mode)
     usable = _applicable_defaults(defaults_by_path, requested_by_path)
     merged = {**usable, **requested_by_path}
-    if template is not None and "blocks.growing_canvas" not in requested_by_path:  # such a canvas does not grow
+    if template is not None and "blocks.growing_canvas" not in requested_by_path:
         merged.pop("blocks.growing_canvas", None)
     if "max_tokens" not in requested_by_path:
         merged["max_tokens"] = _default_length(merged, 1 if ragged else merged.get("block_length", 1), room)
@@ -113,9 +117,9 @@ def _fields_by_path(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _applicable_defaults(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that do not belong to a choice which the request makes.
+    """Return the defaults without those that a requested field excludes.
 
-    A preset and the fields that it sets exclude each other too, and so do `steps` and thresholds.
+    Fields of one choice exclude each other, and so do a preset and the fields that it sets, and `steps` and thresholds.
     """
     choices = {path: field.choice for path, field in paths(SamplingParams).items() if field.choice is not None}
     requested_choices = {choices[path] for path in requested if path in choices}

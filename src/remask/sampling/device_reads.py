@@ -40,10 +40,11 @@ class LogProbabilities:
         return (self._vocabulary.at_several(self._logits, tokens) - self._total[:, None]).clamp_min(MIN_LOGPROB).T
 
     def _most_probable(self, count: int, mask_id: int) -> Sequence[Tensor]:
+        """The `count` most probable tokens but the mask, and their log-probabilities: float32 [count, rows] each."""
         if not count:
             return ()
         values, ids = self._vocabulary.top(self._logits, count + 1)
-        # Without the mask token, for which one more was read, the ranks after it move up.
+        # One more was read than is needed: if the mask token is among them, the ranks after it move up.
         ranks = torch.arange(count, device=ids.device) + (ids == mask_id).cumsum(dim=-1)[:, :count]
         return ids.gather(1, ranks).T.float(), (values.gather(1, ranks) - self._total[:, None]).T
 
@@ -57,7 +58,7 @@ def entropy(logits: Tensor, vocabulary: Vocabulary) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens(DeviceRead):
-    """A token of each row, drawn at a temperature with filters, and the entropy at that temperature without them."""
+    """A token of each row, drawn at a temperature with filters, and the entropy at that temperature without filters."""
 
     temperature: float
 
@@ -109,13 +110,10 @@ class MostProbable(DeviceRead):
     def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> NumberFunction:
         logprobs = LogProbabilities(logits, self.count, mask_id, vocabulary)
         drawn = self._draw(logits, rows, mask_id, vocabulary) if self.temperature else []
-
-        def read(tokens: Tensor) -> Tensor:
-            return torch.cat([logprobs.of(tokens)[1:], *drawn])
-
-        return read
+        return lambda tokens: torch.cat([logprobs.of(tokens)[1:], *drawn])
 
     def _draw(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> list[Tensor]:
+        """The drawn token, its probability, and the token drawn without those of `barred`: one float32 [3, rows]."""
         choice = logits / self.temperature
         vocabulary.bar(choice, [mask_id])
 

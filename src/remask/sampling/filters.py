@@ -20,7 +20,9 @@ Words: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 _ROUNDS = 10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85  # increments of the key from round to round
-_WORD = 0xFFFFFFFF
+_WORD = 0xFFFFFFFF  # the lower 32 bits
+_COLUMNS = 4  # columns whose numbers are the four words of one counter
+_MANTISSA = 23  # bits of a number: with one half added, float32 holds it exactly
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
@@ -41,30 +43,29 @@ def uniform(seed: int, step: int, rows: Tensor, columns: range) -> Tensor:
 
     The number in column c of row r depends on r, c and the lower 64 bits of `seed` and `step` alone.
     """
-    groups = torch.arange(columns.start // 4, -(-columns.stop // 4), device=rows.device)
-    column = groups.expand(len(rows), len(groups))
+    groups = torch.arange(columns.start // _COLUMNS, -(-columns.stop // _COLUMNS), device=rows.device)
+    group = groups.expand(len(rows), len(groups))
     row = rows[:, None].expand(len(rows), len(groups))
     low, high = torch.full_like(row, step & _WORD), torch.full_like(row, (step >> 32) & _WORD)
-    words = philox((column, row, low, high), (seed & _WORD, (seed >> 32) & _WORD))
-    first = columns.start % 4
+    words = philox((group, row, low, high), (seed & _WORD, (seed >> 32) & _WORD))
+    first = columns.start % _COLUMNS
     bits = torch.stack(words, dim=-1).flatten(1)[:, first : first + len(columns)]
-    # 23 bits plus one half: exact in float32, and never 0 or 1.
-    return ((bits >> 9).float() + 0.5) * 2.0**-23
+    return ((bits >> (32 - _MANTISSA)).float() + 0.5) * 2.0**-_MANTISSA  # the half keeps 0 and 1 out
 
 
 def top_p(logits: Tensor, share: float | None) -> Tensor:
-    """Keep the smallest set of most probable tokens whose probabilities sum to `share` or more; [rows, V]."""
+    """Return `logits` [rows, V] with -inf outside of the smallest set of most probable tokens that sums to `share`."""
     if share is None or share >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True)
     preceding = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
     preceding[:, 0] = 0
-    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, preceding > share)
-    return logits.masked_fill(dropped, -torch.inf)
+    is_dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, preceding > share)
+    return logits.masked_fill(is_dropped, -torch.inf)
 
 
 def top_k(logits: Tensor, count: int | None) -> Tensor:
-    """Keep the `count` most probable tokens, and ties with the last of them; [rows, V]."""
+    """Return `logits` [rows, V] with -inf but for the `count` most probable tokens, and ties with the last of these."""
     if count is None or count >= logits.shape[-1]:
         return logits
     kth = logits.topk(count, dim=-1).values[:, -1:]

@@ -19,8 +19,8 @@ from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 class GrowingDecoding(MaskedDecoding):
     """Masked diffusion of one block, the last one of the canvas. All tokens before it are final.
 
-    To a cache policy each block is a request of its own, whose canvas has the decoded tokens as fixed ones. Blocks and
-    steps are those of the longest response.
+    To a cache policy each block is a request of its own, on whose canvas the decoded tokens are fixed. `blocks` and
+    their steps are those of the longest response.
 
     Attributes:
         number: index of the block.

@@ -26,7 +26,7 @@ class Rule:
     Attributes:
         remasking: the remasking rule.
         eps: end of Dream's time schedule, if that decides how many positions a step transfers; else None.
-        linear: A2D's schedule decides how many positions a step transfers.
+        linear: whether A2D's schedule decides how many positions a step transfers.
     """
 
     remasking: Remasking
@@ -55,12 +55,10 @@ def resolve_rule(params: SamplingParams, defaults: SamplingDefaults, blockwise: 
     timed = rule.timed == "always" or timed_by_family
     if params.remasking.eps is not None and not timed:
         raise ConfigError(f"remasking.eps shapes Dream's time schedule; remasking {rule.name!r} does not use one")
-    linear = defaults.schedule == "linear"
+    eps = EPS if params.remasking.eps is None else params.remasking.eps
     if rule.blockwise is not None and blockwise:
-        return Rule(RULES.get(rule.blockwise), None, linear)
-    if not timed:
-        return Rule(rule, None, linear)
-    return Rule(rule, EPS if params.remasking.eps is None else params.remasking.eps, linear)
+        rule, timed = RULES.get(rule.blockwise), False
+    return Rule(rule, eps if timed else None, linear=defaults.schedule == "linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class MaskedDecoding(Decoding):
         decoding._check_order(noisy)
         mask_counts = np.add.reduceat(noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
         for mask_count, steps in sorted(set(zip(mask_counts.tolist(), blocks.steps, strict=True))):
-            rule.remasking.begin(BlockFacts(mask_count, steps, params.knobs))  # raises ConfigError on bad blocks
+            rule.remasking.begin(BlockFacts(mask_count, steps, params.knobs))  # raises ConfigError if it does not fit
         return decoding
 
     def _check_order(self, noisy: Mask) -> None:
@@ -140,7 +138,7 @@ class MaskedDecoding(Decoding):
         return None if self.has_no_schedule else self.total_steps
 
     def max_passes(self, *, skips: bool) -> int:
-        """Return the number of steps, or of positions to be filled if that is less and idle steps are not run."""
+        """Return the number of steps; with `skips` at most one for each position to be filled."""
         return min(self.total_steps, self._mask_count) if skips else self.total_steps
 
     @property
@@ -169,10 +167,10 @@ class MaskedDecoding(Decoding):
 
 
 class MaskedDecoder(RuleDecoder):
-    """The decoding of one request in progress, from `first_block` on, which begins with `step`.
+    """The decoding of one request in progress, from the block `first_block` on, whose first step is `step`.
 
-    `idle` says which scheduled steps run even if they transfer nothing: "skipped" steps count, but run no pass;
-    "within_block" ends a block when it is complete; "all" runs the whole schedule.
+    `idle` says which scheduled steps run even if they transfer nothing: "skipped" runs none of them, though they count;
+    "within_block" runs them until the block is complete; "all" runs the whole schedule.
     """
 
     def __init__(
@@ -212,6 +210,7 @@ class MaskedDecoder(RuleDecoder):
         return self._blind_choice()
 
     def choose(self, predictions: Predictions) -> Positions:
+        """See `Decoder`: the positions that threshold or factor, the schedule or the rule select. They may be none."""
         positions, confidence = predictions.positions, predictions.confidence
         if not len(positions):
             return positions
@@ -230,7 +229,7 @@ class MaskedDecoder(RuleDecoder):
             self._prepare_step()
 
     def _prepare_step(self) -> None:
-        """Go to the next step that runs, and set its order, if the rule knows that before the pass."""
+        """Skip idle steps if they run no pass, and put the step's order into the context if the rule has one."""
         if self._skips:
             self._skip_idle()
         if self._rule.order is not None and not self.finished:
@@ -239,18 +238,20 @@ class MaskedDecoder(RuleDecoder):
             self.context = replace(self.context, order=noisy[: self._scheduled_count()])
 
     def _advance_steps(self, steps: int = 1) -> None:
+        """Count `steps` as done, and begin the next block if that ends the current one."""
         self.step += steps
         self.block_step += steps
         # A block whose first pass transferred less than its share takes as many more steps as it needs.
         if self._count_masks():
             return
-        no_schedule = self._uses_threshold or self._rule.counts == "rule"
-        if no_schedule or self.idle == "within_block" or self.block_step >= self._steps:
+        has_no_schedule = self._uses_threshold or self._rule.counts == "rule"
+        if has_no_schedule or self.idle == "within_block" or self.block_step >= self._steps:
             self.block_index += 1
             if not self.finished:
                 self._begin_block()
 
     def _begin_block(self) -> None:
+        """Make the block at `block_index` the current one, at the first step of its schedule and of its rule."""
         self.block = shift_range(self.blocks.ranges[self.block_index], self.canvas.prompt)
         self._steps = self.blocks.steps[self.block_index]
         self._schedule = self._make_schedule()
@@ -267,7 +268,8 @@ class MaskedDecoder(RuleDecoder):
         return LinearSchedule(self._steps) if self._schedule_rule.linear else None
 
     def _leave_out(self, tail: int | None) -> None:
-        if tail is None or (self.canvas.settled[tail:] == -1).any():  # fixed tokens are not left out
+        """Leave the positions from `tail` on out of the next passes; none if `tail` is None or one is fixed."""
+        if tail is None or (self.canvas.settled[tail:] == -1).any():
             self.context = replace(self.context, cut=None)
         elif self.context.cut is None:  # else the array stays the same, as a new one would be packed again
             self.context = replace(self.context, cut=np.full(len(self.canvas), tail, dtype=np.int64))
@@ -278,7 +280,7 @@ class MaskedDecoder(RuleDecoder):
             self._advance_steps(idle)
 
     def _idle_steps(self) -> int:
-        """How many steps from this one on are known to transfer nothing, up to the end of the block."""
+        """Return how many steps from this one on are known to transfer nothing, up to the end of the block."""
         if self._scheduled_count():
             return 0
         mask_count = self._count_masks()
@@ -290,6 +292,7 @@ class MaskedDecoder(RuleDecoder):
         return steps_left - 1  # the last step transfers what the others leave
 
     def _scheduled_count(self) -> int:
+        """Return how many positions the schedule transfers in this step."""
         if self._schedule is not None:
             return self._schedule.count(self.block_step, self._count_masks())
         if self.block_step >= self._steps - 1:

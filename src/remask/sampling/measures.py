@@ -7,17 +7,19 @@ from torch import Tensor
 
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
+_EPSILON = 1e-10  # as in Dream's code: keeps the logarithm of 0 finite
+
 
 def margin(logprobs: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """How much more probable the best token is than the second, [rows]; `logprobs` [rows, V]."""
-    first, second = vocabulary.top(logprobs, 2)[0].exp().unbind(dim=-1)
-    return first - second
+    """The probability of the best token minus that of the second, [rows]; `logprobs` [rows, V]."""
+    best, second = vocabulary.top(logprobs, 2)[0].exp().unbind(dim=-1)
+    return best - second
 
 
 def negative_entropy(logprobs: Tensor, vocabulary: Vocabulary) -> Tensor:
     """The negative entropy in nats, so that larger is more confident, [rows]; `logprobs` [rows, V]."""
     probabilities = logprobs.exp()
-    return vocabulary.sum(probabilities * (probabilities + 1e-10).log())
+    return vocabulary.sum(probabilities * (probabilities + _EPSILON).log())
 
 
 def divergence(reference: Tensor, predicted: Tensor, vocabulary: Vocabulary = WHOLE) -> Tensor:

@@ -24,9 +24,9 @@ NumberFunction: TypeAlias = Callable[[Tensor], Tensor]
 class DeviceRead:
     """The device part of a reader, for the rows of one pass of one request; the base class does nothing.
 
-    The methods are called in the order of this class. None waits for the device, and none changes the object. It is
-    pickled to every rank of a parallel model, where `logits` have the columns of the rank's tokens, which `vocabulary`
-    reads.
+    The methods are called in the order of this class. None may wait for the device, or change the object. The object is
+    pickled to every rank of a parallel model. There `logits` have the columns of that rank's tokens alone, and are read
+    by the methods of `vocabulary`.
 
     Attributes:
         bars: whether `bar` excludes tokens, so that the most probable token may not be chosen.
@@ -63,7 +63,7 @@ class DeviceRead:
     ) -> NumberFunction | None:
         """Return a function from tokens to the reader's numbers; None if it reads none. Must change no argument.
 
-        `logits` are [rows, V], of the tokens that `vocabulary` has.
+        `logits` [rows, V] are read by the methods of `vocabulary`.
         """
         return None
 
@@ -78,7 +78,7 @@ class DeviceRead:
         return choice
 
     def replace(self, tokens: Tensor) -> Tensor:
-        """Return the tokens that replace the sampler's, float32 [rows] like all numbers that go to the host."""
+        """Return the tokens that replace the sampler's `tokens`; both float32 [rows], as all that the host reads."""
         return tokens
 
 
@@ -131,9 +131,10 @@ class RowGroup:
     Draws in a row depend on the request's `seed`, its `step` and the row's position alone. Without `positions` rows
     are numbered from 0 on.
 
-    The confidence is the `row_measure` of a distribution, or without one the probability of the token. The `basis` of
-    the distribution is the plain logits, those after temperature, or those after temperature, top-p and top-k. `noisy`
-    rows of a uniform model have measures of their own. A `penalty` lowers logits before all of that.
+    The confidence is the `row_measure` of a distribution, or without one the probability of the token. The distribution
+    is the softmax of the plain logits, or by `basis` of the logits after temperature ("tempered"), or after
+    temperature, top-p and top-k ("filtered"). `noisy` rows of a uniform model have measures of their own. A `penalty`
+    lowers logits before all of that.
 
     In `free` rows the mask token may be chosen like any other. The next pass takes in the predictions of rows with a
     `signal`. `guide` are the rows of the unconditional canvas for the same positions, if it runs. `reads` are the

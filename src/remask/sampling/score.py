@@ -16,7 +16,7 @@ from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 
 def greedy_rows(group: RowGroup) -> int:
-    """Return how many greedily read rows need as much memory as a group's logits and their copies."""
+    """Return the memory of a group's logits and their copies, in rows that are read greedily."""
     row_count: int = group.rows.stop - group.rows.start
     return row_count * (1 if group.guide is None else 2) * (1 if _is_plain(group) else DRAW_WEIGHT)
 
@@ -32,14 +32,14 @@ def score(
 ) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2 + width, rows], in order, without guide rows.
 
-    The next `width` rows hold the numbers of each group's readers, in their order, filled up with zeros; `width` is the
-    largest count of any group.
+    The last `width` numbers of a row are those of its group's readers, in their order, filled up with zeros; `width` is
+    the largest count of any group.
 
-    `logits` [M, V], or a rank's columns of them by its `vocabulary`, may be overwritten. Positions of `groups` that
+    `logits` [M, V], or a rank's columns of them by its `vocabulary`, may be overwritten. The positions of `groups` that
     draw are sent to the device in one copy, and replaced in the groups. The mask token is chosen in free rows alone,
     but counts in the probabilities, as in the original samplers. With `per_group` each group is read separately, else
-    all greedy groups together, which may change the last bits of sums. Nothing waits for the device. `store_signal` is
-    called with the logits [rows, V] of each group that has a signal, as the sampler and the readers have changed them.
+    all greedy groups together, which may change the last bits of sums. `store_signal` is called with the logits
+    [rows, V] of each group that has a signal, as the sampler and the readers have changed them. The host does not wait.
     """
     if not (per_group or width) and _are_all_plain(groups, len(logits)):
         return vocabulary.greedy(logits, mask_id)
@@ -183,7 +183,7 @@ def distributions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities for confidences, and logits to choose by, unfiltered and filtered; [rows, V] each.
 
-    The logits to choose by are without barred tokens, and without the mask token but in free rows.
+    In the logits to choose by, barred tokens have -inf, and so has the mask token except in free rows.
     """
 
     def apply_all_filters(logits: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from remask.sampling.decoder import (
     blocks_of,
 )
 from remask.sampling.device_reads import BestTokens
-from remask.sampling.rows import Basis, RowGroup
+from remask.sampling.rows import RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
@@ -38,12 +38,12 @@ def check_blockwise(params: SamplingParams) -> None:
     """Raise `ConfigError` on parameters that are only for models that denoise a canvas as a whole."""
     uniform = params.uniform
     name = next((f"uniform.{name}" for name in _WHOLE_CANVAS_FIELDS if getattr(uniform, name) is not None), None)
-    way_out = "leave it out"
+    advice = "leave it out"
     if name is None and uniform.sampler == GREEDY:
-        name, way_out = f"sampler={GREEDY!r}", "use 'adaptive'"
+        name, advice = f"sampler={GREEDY!r}", "use 'adaptive'"
     if name is not None:
         raise ConfigError(
-            f"{name} is for models that denoise their canvas as a whole, and this one goes block by block; {way_out}"
+            f"{name} is for models that denoise their canvas as a whole, and this one goes block by block; {advice}"
         )
 
 
@@ -69,8 +69,8 @@ class UniformDecoding(Decoding):
 
     The canvas has the model's length, or `canvas_length`. Positions after the response are noise that is attended to
     and never changed. The last block may reach into it; its tokens there are not part of the answer. Blocks without a
-    hole of the `template` are skipped. For attention a fixed token counts as noise until its block is done or skipped,
-    as a row sees a leading part of the canvas.
+    hole of the `template` are skipped. A row attends to a leading part of the canvas, so attention treats a fixed token
+    as noise until its block is done or skipped.
     """
 
     params: SamplingParams
@@ -126,7 +126,7 @@ class UniformDecoding(Decoding):
         return decoding
 
     def _check_revision(self) -> None:
-        """Raise `ConfigError` if completed blocks are to be revised and cannot be."""
+        """Raise `ConfigError` if `revision_tokens` is set and model, template or sampler cannot revise blocks."""
         tokens = self.params.uniform.revision_tokens
         if not tokens:
             return
@@ -180,6 +180,7 @@ class UniformDecoding(Decoding):
         return log_snrs(schedule, steps, self.noise.min_log_snr, self.noise.max_log_snr)
 
     def _fixed_count(self, block: range) -> int:
+        """Return the number of positions of `block` that the template fixes."""
         if self.template is None:
             return 0
         first = block.start - len(self.prompt)
@@ -206,13 +207,15 @@ class UniformDecoding(Decoding):
 class UniformDecoder(Decoder):
     """The decoding of one request in progress.
 
-    With correction steps nothing is final before the last of them. In a correction the current block is the whole
-    response. In the first step of a block that may revise completed blocks, it is these and the new block.
+    If the request has correction steps, no position is final before the last of them. `block` is the new block, with
+    two
+    exceptions: in a correction it is the whole response, and in the first step of a block that may revise completed
+    blocks it begins with the first completed block.
     """
 
     _steps: int  # of the new block
     _log_snrs: NDArray[np.float64]  # of the new block, the cleanest first, [steps + 1]
-    _new_block: range  # the block that is denoised, without completed blocks that it may revise
+    _new_block: range  # the block that is denoised, without the completed blocks that its first step may revise
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
         super().__init__(canvas, decoding.seed)
@@ -236,16 +239,14 @@ class UniformDecoder(Decoder):
         uniform = self._params.uniform
         if correction is None:
             corrections = 0 if uniform.correction_steps else None
-            return StepContext(fresh=self._revision_block(), sees=self._sees(), corrections=corrections)
+            # A step that may revise completed blocks tells which block is new.
+            fresh = self._new_block if self.block.start < self._new_block.start else None
+            return StepContext(fresh=fresh, sees=self._sees(), corrections=corrections)
         changed_blocks = None
         if correction.steps:
             changed_blocks = correction.changed_blocks(self._decoding.block_length, len(self.canvas))
         read = None if uniform.correction_patience == 0 else BestTokens()
         return StepContext(touched=changed_blocks, sees=self._sees(), device_read=read, corrections=correction.steps)
-
-    def _revision_block(self) -> range | None:
-        """The block that begins, if the step may revise completed blocks as well; else None."""
-        return self._new_block if self.block.start < self._new_block.start and self._correction is None else None
 
     def _sees(self) -> Reach | None:
         """Return how many leading positions each row attends to, int64 [T]. Returns None without structured attention.
@@ -268,31 +269,33 @@ class UniformDecoder(Decoder):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), draws of the reverse step (ancestral), or proposals."""
-        decoding = self._decoding
         params = self._params
-        temperature = params.temperature
-        filters = (params.top_k, params.top_p)
-        basis: Basis = "logits"
         current = self.canvas.tokens[positions]
-        noisy = NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._banned_row_count(positions))
-        if self._correction is not None:
-            basis = "tempered"
-            filters = (None, None)
-            correction_temperature = params.uniform.correction_temperature
-            temperature = TEMPERATURE if correction_temperature is None else correction_temperature
+        # No end token may be written within `min_tokens`.
+        banned_rows = int((positions < self.canvas.prompt + (params.min_tokens or 0)).sum())
+        noisy = NoisyRows(current, banned=self._decoding.stop_ids, banned_rows=banned_rows)
+        group = RowGroup(rows, seed=self._seed, step=self.step, positions=positions, noisy=noisy)
+        if self._correction is None:
+            group.noisy = self._with_step(noisy, positions, current)
+            temperature = params.temperature
+            group.top_k, group.top_p = params.top_k, params.top_p
         else:
-            index = self._steps - self.block_step
-            log_snr = float(self._log_snrs[index])
-            if decoding.ancestral:
-                next_log_snr = float(self._log_snrs[index - 1])
-                marginal = params.uniform.sampler == MARGINAL
-                step = Transition(decoding.noise, log_snr, next_log_snr, marginal=marginal)
-                noisy = replace(noisy, transition=step)
-            else:
-                noisy = self._with_weights(noisy, positions, current, log_snr)
-        if is_greedy(temperature):
-            temperature = 0.0
-        return RowGroup(rows, None, basis, temperature, *filters, self._seed, self.step, positions, noisy=noisy)
+            set_temperature = params.uniform.correction_temperature
+            temperature = TEMPERATURE if set_temperature is None else set_temperature
+            group.basis = "tempered"
+        group.temperature = 0.0 if is_greedy(temperature) else temperature
+        return group
+
+    def _with_step(self, noisy: NoisyRows, positions: Positions, current: Tokens) -> NoisyRows:
+        """Return `noisy` rows with what the sampler needs in this step: the transition (ancestral) or the weights."""
+        decoding = self._decoding
+        index = self._steps - self.block_step
+        log_snr = float(self._log_snrs[index])
+        if not decoding.ancestral:
+            return self._with_weights(noisy, positions, current, log_snr)
+        next_log_snr = float(self._log_snrs[index - 1])
+        marginal = self._params.uniform.sampler == MARGINAL
+        return replace(noisy, transition=Transition(decoding.noise, log_snr, next_log_snr, marginal=marginal))
 
     def choose(self, predictions: Predictions) -> Positions:
         """See `Decoder`. A correction records the pass."""
@@ -320,22 +323,18 @@ class UniformDecoder(Decoder):
         With revisions or correction steps all blocks are final in the last step of the request.
         """
         uniform = self._params.uniform
-        edits = positions[:0]
-        tokens = None
+        no_positions = positions[:0]
         if self._correction is not None:
-            is_final = self._correction.finished
-            start = self.block.start
-            tokens = self._correction.proposals(positions)
-        else:
-            if self.context.fresh is not None:
-                edits = positions[positions < self._new_block.start]
-            is_final = self.block_step + 1 == self._steps and not uniform.correction_steps
-            start = self._new_block.start
-            if uniform.revision_tokens:
-                is_final = is_final and self._block_index + 1 == len(self._blocks)
-                start = self.canvas.prompt
-        final = np.arange(start, self.block.stop) if is_final else np.empty(0, dtype=np.int64)
-        return Outcome(final, edits, tokens)
+            final = np.arange(self.block.start, self.block.stop) if self._correction.finished else no_positions
+            return Outcome(final, edits=no_positions, tokens=self._correction.proposals(positions))
+        is_final = self.block_step + 1 == self._steps and not uniform.correction_steps
+        start = self._new_block.start
+        if uniform.revision_tokens:
+            is_final = is_final and self._block_index + 1 == len(self._blocks)
+            start = self.canvas.prompt
+        final = np.arange(start, self.block.stop) if is_final else no_positions
+        revised = no_positions if self.context.fresh is None else positions[positions < self._new_block.start]
+        return Outcome(final, edits=revised)
 
     def advance(self) -> None:
         """Go to the next step: after a block's last step to the next block, and after the last block to corrections."""
@@ -373,16 +372,13 @@ class UniformDecoder(Decoder):
         self._log_snrs = decoding.log_snr_grid(self._steps)
 
     def _begin_correction(self, steps: int) -> None:
+        """Begin a correction of at most `steps` steps; the whole response becomes the current block."""
         uniform = self._params.uniform
         canvas = self.canvas
         self.block = range(canvas.prompt, canvas.end)
         patience = PATIENCE if uniform.correction_patience is None else uniform.correction_patience
         open_count = int(np.count_nonzero(canvas.noisy[canvas.prompt : canvas.end]))
         self._correction = Correction(self.block, steps, uniform.correction_tokens or 1, patience, open_count)
-
-    def _banned_row_count(self, positions: Positions) -> int:
-        """Return how many of `positions` are within `min_tokens`, where no end token may be written."""
-        return int((positions < self.canvas.prompt + (self._params.min_tokens or 0)).sum())
 
     def _with_weights(self, noisy: NoisyRows, positions: Positions, current: Tokens, log_snr: float) -> NoisyRows:
         """Return `noisy` rows with the weights of the adaptive sampler."""

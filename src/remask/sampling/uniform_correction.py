@@ -32,7 +32,8 @@ class Correction:
     ) -> None:
         """Begin a correction of at most `limit` steps of up to `per_step` changes each. Patience 0 is unlimited.
 
-        `open_count` positions of the scope may change, and are those that a full pass predicts; by default all.
+        `open_count` is the number of positions of `scope` that may change; a full pass predicts all of these. None:
+        all.
         """
         self.scope = scope
         self.steps = 0
@@ -66,7 +67,7 @@ class Correction:
         return self.changed
 
     def record_argmax(self, positions: Positions, argmax_tokens: Tokens) -> None:
-        """Record the argmax of each of `positions`, before their proposals. Others keep that of an earlier pass."""
+        """Record the argmax of each of `positions`; call it before `choose`. Others keep that of an earlier pass."""
         self._argmax_tokens[positions - self.scope.start] = argmax_tokens
 
     def _count_stagnation(self, current: Tokens) -> bool:

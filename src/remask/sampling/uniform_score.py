@@ -13,6 +13,8 @@ from remask.machine.transfers import send
 from remask.sampling.filters import Draws
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
+_SMALLEST = 1e-38  # about the smallest normal float32: keeps a division by 0 finite
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -36,8 +38,10 @@ class NoisyRows:
 
     Attributes:
         current: their current tokens, int64 [rows].
-        weights: the adaptive sampler's prior probability of each current token, float32 [rows]; None without them.
-        transition: the reverse step from which rows are drawn. With neither, rows propose tokens of a correction.
+        weights: the adaptive sampler's prior probability of each current token, float32 [rows]; None for other
+            samplers.
+        transition: the reverse step from which rows are drawn; None for samplers that are not ancestral. Rows with
+            neither weights nor a transition propose tokens of a correction.
         banned, banned_rows: tokens that the first `banned_rows` rows never yield.
         table: the weight of a token that is no mask, and of a mask, by the number of masks among the current tokens,
             float32 [rows + 1, 2]; None if weights do not follow from that number.
@@ -78,7 +82,8 @@ def read_noisy(
 ) -> Tensor:
     """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`.
 
-    `apply_filters` is applied before `top_k` and `top_p`, and changes no argument.
+    The score is 1 for tokens drawn from a transition, the gain with weights, and otherwise the token's probability.
+    `apply_filters` is applied before `top_k` and `top_p`, and must not change its argument.
     """
     logits = logits.clone()
     vocabulary.bar(logits, [mask_id] if mask_id >= 0 else [])
@@ -137,7 +142,7 @@ def reverse_step(
     forward = from_clean + from_noise  # mean of q(z_s | x) over x
     evidence = by_noise if step.marginal else alpha_t * clean_current + by_noise
     is_undefined = evidence <= 0
-    evidence = evidence.clamp_min(1e-38)
+    evidence = evidence.clamp_min(_SMALLEST)
     if step.marginal:
         # The term of x is divided by q(z_t | x), which is `evidence`, and alpha_t more for x = z_t.
         noise_scale = clean_current / (alpha_t + by_noise) + (1 - clean_current) / evidence

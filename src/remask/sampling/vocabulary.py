@@ -18,13 +18,13 @@ _BITS = 32  # of a float32
 
 
 class Vocabulary:
-    """The tokens of the columns of logits [rows, columns]. Here they are all tokens, and tensors are [rows, V].
+    """Operations on logits [rows, columns], whose columns are tokens; in this class all tokens, [rows, V].
 
-    No method changes its arguments but `bar`, `lower` and `greedy`.
+    Only `bar`, `lower` and `greedy` change their arguments.
     """
 
     def size(self, logits: Tensor) -> int:
-        """Tokens of the whole vocabulary."""
+        """Number of tokens of the whole vocabulary."""
         return logits.shape[-1]
 
     def bar(self, logits: Tensor, tokens: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class Vocabulary:
         logits.scatter_add_(1, tokens[:, None], -losses[:, None])
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which of `tokens` [n] these logits have, bool [n], and the columns of those tokens, int64; on the host."""
+        """Whether logits have a column for each of `tokens` [n], bool [n], and these columns, int64; on the host."""
         return np.ones(len(tokens), dtype=np.bool_), tokens
 
     def columns(self, values: Tensor) -> Tensor:
@@ -85,21 +85,21 @@ class Vocabulary:
     def scale(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers b and s of every row, [rows] each, such that exp(logit - b) / s are probabilities.
 
-        Of large logits they are exact to float32, which logsumexp rounds to its own size.
+        They are exact to float32 even if logits are large, where the rounding of a log-sum-exp would be felt.
         """
         top = logits.amax(dim=-1)
         return top, (logits - top[:, None]).exp_().sum(dim=-1)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
-        """[rows]"""
+        """The log-sum-exp of every row, [rows]."""
         return logits.logsumexp(dim=-1)
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """[rows, columns]"""
+        """The probability of each column among all tokens, [rows, columns]."""
         return logits.softmax(dim=-1)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """[rows, columns]"""
+        """The logarithms of `softmax`, [rows, columns]."""
         return logits.log_softmax(dim=-1)
 
     def top_k(self, logits: Tensor, count: int | None) -> Tensor:
@@ -111,7 +111,7 @@ class Vocabulary:
         return filters.top_p(logits, share)
 
     def min_p(self, logits: Tensor, share: float) -> Tensor:
-        """Keep the tokens that have at least `share`, above 0, of the most probable one's probability; [rows, V]."""
+        """Return `logits` [rows, V] with -inf for tokens less probable than `share` > 0 times the most probable one."""
         return logits.masked_fill(logits < self.best(logits)[0][:, None] + math.log(share), -torch.inf)
 
     def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
@@ -122,8 +122,8 @@ class Vocabulary:
 class SplitVocabulary(Vocabulary):
     """The tokens of one rank, `token_range` of `total`. Every rank calls the same methods in the same order.
 
-    Ranks exchange numbers of rows, never logits: a maximum, a sum, or some of the largest logits of each rank. All ties
-    with the last token of a nucleus are kept; `Vocabulary` keeps only the first of them.
+    Ranks exchange a few numbers a row, never all logits: a maximum, a sum, or some of the largest logits of each rank.
+    `top_p` keeps all ties with the last token of a nucleus; that of `Vocabulary` keeps only the first of them.
     """
 
     def __init__(self, token_range: range, total: int, gather: Gather) -> None:
@@ -199,7 +199,7 @@ class SplitVocabulary(Vocabulary):
         return logits.masked_fill(logits < self.top(logits, count)[0][:, -1:], -torch.inf)
 
     def top_p(self, logits: Tensor, share: float | None) -> Tensor:
-        """A token is kept if more probable ones have at most `share`. The smallest such logit is found bit by bit."""
+        """See `Vocabulary`. Finds each row's smallest logit to keep by a binary search over the bits of a float32."""
         if share is None or share >= 1:
             return logits
         probabilities = self.softmax(logits)
@@ -217,7 +217,7 @@ class SplitVocabulary(Vocabulary):
         return self.best(filters.add_gumbel_noise(logits, draws, self.token_range.start))[1]
 
     def _local_columns(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of `tokens`, and which of them this rank has; a token of another rank gets a valid column."""
+        """The columns of `tokens`, and whether this rank has each; tokens of other ranks get some valid column."""
         is_local = (tokens >= self.token_range.start) & (tokens < self.token_range.stop)
         return (tokens - self.token_range.start).clamp(0, len(self.token_range) - 1), is_local
 

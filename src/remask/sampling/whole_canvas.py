@@ -18,7 +18,7 @@ from remask.sampling.rows import RowGroup
 from remask.sampling.uniform import UniformDecoder, UniformDecoding, check_initial, check_tokens
 from remask.sampling.uniform_score import NoisyRows
 
-# The defaults of the authors' code.
+# The defaults of the authors' code: steps, positions of the canvas, sampler and schedule.
 STEPS, CANVAS = 128, 2048
 SAMPLER, SCHEDULE = "ancestral", "linear"
 
@@ -122,7 +122,7 @@ class WholeCanvasDecoding(UniformDecoding):
         return max(1, min(self.params.max_tokens, self.length - len(self.prompt) - self._anchor_length))
 
     def response_template(self, template: Template) -> Template:
-        """Return the template of the answer. Without an end token after it, it reaches to the end of the canvas."""
+        """Return the template of the answer, which reaches to the end of the canvas unless an end token is fixed."""
         if self.template is not None:
             return template
         uniform = self.params.uniform
@@ -144,22 +144,22 @@ class WholeCanvasDecoding(UniformDecoding):
         return canvas_log_snrs(self.params.uniform.schedule or SCHEDULE, steps, *self._log_snrs)
 
     def canvas(self) -> Canvas:
+        """Return a new canvas of noise. Frozen tokens, or else the anchor, and the tail are final from the start."""
         uniform = self.params.uniform
-        prompt = len(self.prompt)
-        noise = (
-            self.noise.draw(self.block_length, self.seed) if uniform.initial_canvas is None else uniform.initial_canvas
-        )
+        first = len(self.prompt)
+        initial = uniform.initial_canvas
+        noise = self.noise.draw(self.block_length, self.seed) if initial is None else initial
         response = self.response_template(self.template or Template.plain(self.params.max_tokens))
         canvas = Canvas(self.prompt, noise, len(response), self.template)
         pairs = uniform.frozen
         if pairs is None:
             assert self.noise.anchor is not None
-            end = prompt + (self._answer_length if self.template is None else len(self.template))
+            end = first + (self._answer_length if self.template is None else len(self.template))
             pairs = list(enumerate(self.noise.anchor, end)) if self._anchor_length else ()
         # Reversed, so that of several tokens for one position the first one counts.
-        fixed = {position: token for position, token in reversed(pairs) if prompt <= position < self.length}
+        fixed = {position: token for position, token in reversed(pairs) if first <= position < self.length}
         canvas.tokens[list(fixed)] = list(fixed.values())
-        tail_start = self.length if uniform.denoise_end is None else max(prompt, uniform.denoise_end)
+        tail_start = self.length if uniform.denoise_end is None else max(first, uniform.denoise_end)
         for position in (*fixed, *range(tail_start, self.length)):
             canvas.noisy[position] = False
             canvas.settled[position] = -1  # as the prompt

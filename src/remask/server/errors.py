@@ -234,11 +234,18 @@ def _routing_message(error: HTTPException, request: Request) -> str:
         return str(error.detail)
     paths: Sequence[str] = request.app.state.paths
     # A base URL with one /v1 too many or too few, or with none, is the commonest cause.
-    end = f"/{path.strip('/').rpartition('v1/')[2]}"
+    end = _without_version(path)
     similar = [name for name in paths if f"/{name.strip('/')}".endswith(end)]
-    similar = similar or difflib.get_close_matches(path, paths, n=1, cutoff=0.8)
+    if not similar:
+        by_end = {_without_version(name): name for name in paths}
+        similar = [by_end[name] for name in difflib.get_close_matches(end, by_end, n=1, cutoff=0.8)]
     hint = f"Did you mean {similar[0]}? " if similar else ""
     return f"there is no path {path!r}. {hint}GET /openapi.json lists all of them"
+
+
+def _without_version(path: str) -> str:
+    """`path` behind its last "v1", with a slash before it and none at its end."""
+    return f"/{path.strip('/').rpartition('v1/')[2]}"
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]], body: Any = None) -> ApiError:

@@ -308,11 +308,9 @@ class Intake:
     def _check_choices(self, body: GenerationBody) -> None:
         choices = body.choices
         prompts = len(body.prompts) if isinstance(body, CompletionBody) else 1
-        if choices < 1 or choices * prompts > self.config.max_choices:
-            raise ConfigError(
-                f"n={choices} for {prompts} prompts: n must be at least 1, and n times the prompts at most "
-                f"{self.config.max_choices}"
-            )
+        limit = self.config.max_choices
+        if not 1 <= choices * prompts <= limit:
+            raise ConfigError(f"n times the number of prompts must be from 1 to {limit}, got {choices} x {prompts}")
 
     def _choice_params(self, params: SamplingParams, choice: int) -> SamplingParams:
         """Return the sampling parameters of the choice with this number, which has a seed of its own.

@@ -57,8 +57,8 @@ class ChainStats:
 class PageChain:
     """Published pages of all requests, each identified by the hash of its parent's identity and its tokens.
 
-    A page is owned by the store and by every request that reads it, by reference counts. Pages that no request reads
-    are evicted when room is needed, the least recently used leaf of a chain first; a page goes before its parent.
+    The store and every request that reads a page hold a reference to it. When room is needed, the least recently used
+    page is evicted that no request reads and that has no children, so a page is evicted before its parent.
     """
 
     allocator: PageAllocator
@@ -104,7 +104,7 @@ class PageChain:
         return slice(page_index * self.page_size, (page_index + 1) * self.page_size + block_offset)
 
     def identities(self, tokens: Sequence[int], salt: str = "", block_offset: int = 0) -> list[int]:
-        """The keys, in order, of the whole pages in `tokens` that `block_offset` more tokens follow."""
+        """The keys, in order, of the whole pages in `tokens`. Each must be followed by `block_offset` more tokens."""
         keys: list[int] = []
         for page_index in range(max(0, len(tokens) - block_offset) // self.page_size):
             parent = keys[-1] if keys else None
@@ -112,7 +112,7 @@ class PageChain:
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
-        """As `find`, and add a reference to each page, which the caller must release."""
+        """Find pages as `find` does, and add a reference to each of them, which the caller must release."""
         pages = self.find(tokens, keys, salt)
         for page in pages:
             self.allocator.retain(page.extent)
@@ -133,7 +133,7 @@ class PageChain:
         return pages
 
     def record_lookup(self, pages: Sequence[Page], page_count: int) -> None:
-        """Count a lookup of `page_count` pages, of which `pages` are stored, and mark these as recently used."""
+        """Count a lookup of `page_count` pages of which `pages` were stored, and mark the stored ones as just used."""
         for page in reversed(pages):  # a page counts as used after its children
             page.hits += 1
             self._pages.move_to_end(page.key)

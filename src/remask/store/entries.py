@@ -22,7 +22,7 @@ def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
 
 
 def prefix_hashes(tokens: Sequence[int], lengths: Sequence[int], salt: bytes = b"") -> list[int]:
-    """`prefix_hash` of the first `length` tokens, for each of the ascending `lengths`, in one pass over the tokens."""
+    """`prefix_hash` of the leading tokens at each of the ascending `lengths`, in one pass over the tokens."""
     ids = np.asarray(tokens, dtype="<u4")
     state = xxhash.xxh64(salt)
     hashes = []
@@ -82,15 +82,15 @@ class EntryInfo:
 Hashes: TypeAlias = Callable[[Sequence[int], Sequence[int], bytes], list[int]]
 """From tokens, ascending lengths, and a salt to the keys of the prefixes of these lengths."""
 
-MAX_REQUESTED = 4096
+MAX_REQUESTED = 4096  # prefixes that are remembered as requested although they are not stored
 
 
 @dataclass(slots=True)
 class PrefixIndex:
     """Entries by key, and the lengths that exist under each salt.
 
-    One pass over the tokens of a prompt finds all entries that it begins with, as it hashes them at every stored
-    length. The cost is O(tokens + lengths), not O(entries x tokens).
+    One pass over the tokens of a prompt finds all entries that the prompt begins with, because it hashes the tokens up
+    to every stored length. The cost is O(tokens + lengths), not O(entries x tokens).
     """
 
     salt: bytes
@@ -98,6 +98,7 @@ class PrefixIndex:
     entries: OrderedDict[int, PrefixEntry] = field(default_factory=OrderedDict)  # the next to be evicted first
     _counts: dict[str, Counter[int]] = field(default_factory=dict)  # by cache_salt: entries of each length
     _lengths: dict[str, list[int]] = field(default_factory=dict)  # by cache_salt, ascending
+    # Keys of requested prefixes in place of which a shorter entry was read, oldest first
     _requested: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def key(self, tokens: Sequence[int], cache_salt: str) -> int:

@@ -28,8 +28,8 @@ class PageRange:
         """One extent for each page. The last one may have fewer tokens than a page."""
         size = self.page_size
         return [
-            PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.length - i * size))
-            for i in range(len(self.pages))
+            PageRange(self.layers, self.pages[index : index + 1], size, length=min(size, self.length - index * size))
+            for index in range(len(self.pages))
         ]
 
     def below(self, layer: int) -> "PageRange":

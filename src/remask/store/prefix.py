@@ -43,13 +43,13 @@ class StoreStats:
 class PrefixStore:
     """Entries under a token budget, in pages of the pool that running requests use too.
 
-    An entry is admitted if it is strictly smaller than the rest of the budget, as in the authors' engine. Other entries
-    are evicted for it one at a time, but never an entry that is leased or whose pass has not run.
+    An entry is admitted if it is strictly smaller than the unused budget, as in the BiCache authors' engine. Other
+    entries are evicted for it one at a time, but never an entry that is leased or whose pass has not run.
 
-    With `prefix_match` "longest" a request reads the longest entry that its prefix begins with in two cases: if that
-    covers at least the share `prefix_cover` of the prefix and no earlier request had the same prefix, or if the prefix
-    can never be stored. Otherwise the prefix gets a pass and an entry of its own, because a prefix that comes twice is
-    likely to come again.
+    With `prefix_match` "longest" a request may read a shorter entry: the longest one that its prefix begins with. It
+    does so if that entry covers at least the share `prefix_cover` of the prefix and no earlier request had the same
+    prefix, or if the prefix can never be stored. Otherwise the prefix gets a pass and an entry of its own, because a
+    prefix that comes twice is likely to come again.
     """
 
     allocator: PageAllocator
@@ -94,19 +94,20 @@ class PrefixStore:
         return length < self.budget_tokens and self.allocator.pages_for(length) <= self.allocator.references.shape[1]
 
     def describe(self) -> tuple[EntryInfo, ...]:
-        """All entries, for an operator."""
-        return tuple(
-            EntryInfo(
-                prefix_id=f"{entry.key:016x}",
-                tokens=len(entry),
-                layers=len(extent.layers),
-                bytes=len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes + entry.states.nbytes,
-                hits=entry.hits,
-                leases=entry.leases,
-                ready=entry.ready,
-            )
-            for entry in self.entries
-            for extent in [entry.extent]
+        """All entries in the order of eviction, for an operator."""
+        return tuple(map(self._describe_entry, self.entries))
+
+    def _describe_entry(self, entry: PrefixEntry) -> EntryInfo:
+        layers = len(entry.extent.layers)
+        slot_count = layers * len(entry.extent.pages) * entry.extent.page_size
+        return EntryInfo(
+            prefix_id=f"{entry.key:016x}",
+            tokens=len(entry),
+            layers=layers,
+            bytes=slot_count * self.slot_bytes + entry.states.nbytes,
+            hits=entry.hits,
+            leases=entry.leases,
+            ready=entry.ready,
         )
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
@@ -210,7 +211,7 @@ class PrefixStore:
     def _find_victims(
         self, tokens: Sequence[int], cache_salt: str, reserved: Sequence[PageRange] = ()
     ) -> list[PrefixEntry] | None:
-        """The first idle entries in eviction order whose eviction makes room for a new one beside `reserved` pages.
+        """The idle entries, in eviction order, that must be evicted for a new entry while `reserved` pages are taken.
 
         Returns None if leased entries leave no room. Raises `IntegrityError` if the prefix is stored already.
         """

@@ -82,7 +82,7 @@ class PromptTree:
         return node
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Move the first `length` tokens of `node` to a new parent of it, which is returned; 0 < length < all."""
+        """Move the first `length` tokens of `node`, 0 < `length` < all, to a new parent. Returns the parent."""
         assert node.parent is not None
         head = _Node(node.tokens[:length].copy(), node.parent)
         node.parent.children[int(head.tokens[0])] = head
@@ -111,9 +111,9 @@ class PromptTree:
 class RecentPrompts:
     """The trees of up to `max_tenants` tenants, by `cache_salt`.
 
-    Beyond that, the least recently used tenant without `min_shared` common tokens in any two prompts is dropped; if all
-    have some, the least recently used of all. So a client that sends a new salt with every prompt can push out at most
-    one tenant for which remembering pays.
+    If there are more, the least recently used tenant is dropped among those of whose prompts no two have had
+    `min_shared` leading tokens in common, or among all if every tenant has such prompts. So a client that sends a new
+    salt with every prompt can push out at most one tenant for which remembering pays.
     """
 
     max_tenants: int = MAX_TENANTS

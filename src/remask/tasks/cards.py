@@ -11,9 +11,10 @@ from remask.tasks import page, relay, tariff, transit
 
 QUESTION_COUNT: Final = 3  # questions that a card shows
 _PROMPT_SEED: Final = 20  # of the system prompt, which all questions of a model share
+_OPTION_COUNT: Final = 4  # of a decision
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exercise:
     """A question in three forms: with its answer, as an answer with holes, and as a decision."""
 
@@ -23,7 +24,7 @@ class Exercise:
     decision: Mapping[str, Any] | None  # a question of `POST /v1/decisions`; None if the model takes none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """The card of one model."""
 
@@ -54,26 +55,29 @@ def card(model: str) -> Card | None:
 
 
 def _tariff() -> Card:
+    """The card of the model of the tariff task. Its questions are of all kinds in turn."""
     prompt = tariff.draw_prompt(random.Random(_PROMPT_SEED), tariff.TariffSettings())
 
     def draw(number: int) -> Exercise:
+        """The question of a number. Its canvas and its decision give all items, and leave the names open."""
         kind = tariff.KINDS[number % len(tariff.KINDS)]
         question = tariff.draw_question(random.Random(number), prompt, kind)
         names = tariff.expected_names(prompt, question)
         first, *others = question.items
+        template = " ".join([f"{first} {{answer}}", *(f"{item}{{mask}}" for item in others)])
         return Exercise(
-            question.text,
-            tariff.reference_response(prompt, question),
+            question=question.text,
+            answer=tariff.reference_response(prompt, question),
             # The space before a name is part of its token.
-            " ".join([f"{first} {names[0]}", *(f"{item}[[1]]" for item in others)]),
-            _decision(question.text, names, " ".join([f"{first} {{answer}}", *(f"{item}{{mask}}" for item in others)])),
+            canvas=" ".join([f"{first} {names[0]}", *(f"{item}[[1]]" for item in others)]),
+            decision=_decision(question.text, names, template),
         )
 
     return Card(
-        "A demonstration model: it answers who ordered four things of the list in its system prompt, and who pays four "
-        "prices under a plan. It knows questions of exactly these forms and answers nonsense to all others.",
-        prompt.text,
-        draw,
+        answers="A demonstration model: it answers who ordered four things of the list in its system prompt, and who "
+        "pays four prices under a plan. It knows questions of exactly these forms and answers nonsense to all others.",
+        system=prompt.text,
+        draw=draw,
     )
 
 
@@ -84,41 +88,43 @@ def _relay(*, first: int = 0, decides: bool = True) -> Card:
     def draw(number: int) -> Exercise:
         question = relay.draw_question(random.Random(first + number), prompt)
         towns = relay.route(prompt, question)
+        template = "{answer}" + "{mask}" * (len(towns) - 1)
         return Exercise(
-            question.text,
-            relay.reference_response(prompt, question),
+            question=question.text,
+            answer=relay.reference_response(prompt, question),
             # The space before a town is part of its token.
-            "".join([towns[0], "[[1]]" * (len(towns) - 1)]),
-            _decision(question.text, towns[:4], "{answer}" + "{mask}" * (len(towns) - 1)) if decides else None,
+            canvas="".join([towns[0], "[[1]]" * (len(towns) - 1)]),
+            decision=_decision(question.text, towns[:_OPTION_COUNT], template) if decides else None,
         )
 
     return Card(
-        "A demonstration model: it answers which six towns a route leads through, by the list of goods in its system "
-        "prompt and a season. It knows questions of exactly this form and answers nonsense to all others.",
-        prompt.text,
-        draw,
+        answers="A demonstration model: it answers which six towns a route leads through, by the list of goods in its "
+        "system prompt and a season. It knows questions of exactly this form and answers nonsense to all others.",
+        system=prompt.text,
+        draw=draw,
     )
 
 
 def _transit() -> Card:
+    """The card of the model of the transit task."""
     prompt = transit.draw_prompt(random.Random(_PROMPT_SEED))
 
     def draw(number: int) -> Exercise:
         question = transit.draw_question(random.Random(number), prompt)
         stops = transit.route(prompt, question)
-        others = [stop for stop, _ in prompt.rows if stop not in stops][:3]
+        others = [stop for stop, _ in prompt.rows if stop not in stops][: _OPTION_COUNT - 1]
         return Exercise(
-            question.text,
-            transit.reference_response(prompt, question),
-            f"{stops[0]} > {'[[1]] > ' * (len(stops) - 2)}[[1]] ## [[1]]",
-            _decision(question.text, [stops[1], *others], f"{stops[0]} > {{answer}}"),
+            question=question.text,
+            answer=transit.reference_response(prompt, question),
+            canvas=f"{stops[0]} > {'[[1]] > ' * (len(stops) - 2)}[[1]] ## [[1]]",
+            decision=_decision(question.text, [stops[1], *others], f"{stops[0]} > {{answer}}"),
         )
 
     return Card(
-        "A demonstration model: it answers where one to three stops lead on the line in its system prompt. It knows "
-        "questions of exactly this form and answers nonsense to all others.",
-        prompt.text,
-        draw,
+        answers="A demonstration model: it answers where one to three stops lead on the line in its system prompt. It "
+        "knows questions of exactly this form and answers nonsense to all others.",
+        system=prompt.text,
+        draw=draw,
     )
 
 
@@ -142,14 +148,14 @@ def _smollm2(*, is_block_causal: bool = False) -> Card:
         before, _, after = item.answer.partition(item.fact)
         # A block-causal model sees nothing behind the block of a hole, so its canvas ends with the hole.
         canvas = f"{before}[[1-16]]" if is_block_causal else f"{before}[[1-16]]{after}"
-        return Exercise(item.question, item.answer, canvas, None)
+        return Exercise(question=item.question, answer=item.answer, canvas=canvas, decision=None)
 
     form = ", which writes blocks of eight tokens and answers much as SmolLM2 does" if is_block_causal else ""
     return Card(
-        f"SmolLM2-135M, made a diffusion model{form}: good for looking up what stands on a page that you give it. It "
-        "knows little of the world, and what it says of that is often wrong.",
-        questions[0].system,
-        draw,
+        answers=f"SmolLM2-135M, made a diffusion model{form}: good for looking up what stands on a page that you give "
+        "it. It knows little of the world, and what it says of that is often wrong.",
+        system=questions[0].system,
+        draw=draw,
         alone=False,
     )
 

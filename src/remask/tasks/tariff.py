@@ -111,6 +111,7 @@ class TariffPrompt:
 
 
 def _single_name(predicate: str, names: Sequence[str]) -> str:
+    """The only one of `names`. Raises `ConfigError` if there is none or several; `predicate` says who was asked for."""
     if len(names) != 1:
         raise ConfigError(f"{len(names) or 'no'} names fit 'who {predicate}'; a question has exactly one answer.")
     return names[0]

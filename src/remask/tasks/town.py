@@ -47,6 +47,8 @@ STREETS: Final = tuple(f"{name} Street" for name in (
 # fmt: on
 """No two shops of a page share a street, so a street tells its shop."""
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+OPENS: Final = 6, 11  # the first and the last hour at which a shop opens
+CLOSES: Final = 14, 22  # the first and the last hour at which a shop closes
 KINDS: Final = ("find", "street", "record", "count")
 RULES: Final = "Answer from this page."
 DEFAULT_SHOPS: Final = 16  # of a page, which then has some 450 tokens
@@ -105,7 +107,7 @@ def draw_page(rng: random.Random, shops: int = DEFAULT_SHOPS) -> list[Shop]:
     """The shops of a town, in the order of its page."""
     streets = rng.sample(STREETS, shops)
     return [
-        Shop(name, street, rng.randint(6, 11), rng.randint(14, 22), rng.choice(DAYS))
+        Shop(name=name, street=street, opens=rng.randint(*OPENS), closes=rng.randint(*CLOSES), shut=rng.choice(DAYS))
         for name, street in zip(rng.sample(SHOPS, shops), streets, strict=True)
     ]
 
@@ -143,7 +145,10 @@ def make_workload(requests: int, pages: int, seed: int, settings: TownSettings |
     settings = settings or TownSettings()
     draw = partial(draw_page, shops=settings.shops)
     workload = deal(random.Random(seed), requests, pages, draw, _draw_with_kind, KINDS)
-    return [TownRequest(page, page_text(shops), *question) for page, shops, question in workload]
+    return [
+        TownRequest(page=page, system=page_text(shops), kind=kind, question=question, answer=answer, fact=fact)
+        for page, shops, (kind, question, answer, fact) in workload
+    ]
 
 
 def _draw_with_kind(rng: random.Random, shops: list[Shop], kind: str) -> tuple[str, str, str, str]:

@@ -104,13 +104,13 @@ class ResponseText:
         return self._context[-1] if self._context else None
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Append `tokens`. Returns the text of the answer that is final with them."""
+        """Append `tokens`, of which the template must have places left. Returns the text that is final with them."""
         text = ""
-        rest = list(tokens)
-        while rest:
+        remaining = list(tokens)
+        while remaining:
             part_end, _ = self._parts[self._part_index]
-            part_tokens = rest[: part_end - self._place]
-            rest = rest[len(part_tokens) :]
+            part_tokens = remaining[: part_end - self._place]
+            remaining = remaining[len(part_tokens) :]
             self._place += len(part_tokens)
             text += self._add_text(self._text.push(self._take_visible(part_tokens)))
             if self._place == part_end:

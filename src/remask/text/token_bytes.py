@@ -67,14 +67,17 @@ def printable_bytes() -> dict[str, int]:
 
 
 def _from_printable(name: str, table: Mapping[str, int]) -> bytes | None:
+    """Return the bytes that a name spells in GPT-2's alphabet `table`; None if it has other characters."""
     return bytes(table[char] for char in name) if all(char in table for char in name) else None
 
 
 def _is_byte(name: str) -> bool:
+    """Whether a name is that of a byte token, such as `<0x0A>`."""
     return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
 
 def _from_fallback(name: str, replacements: Sequence[tuple[str, str] | None] = ()) -> bytes:
+    """Return the byte of a byte token's name, or the UTF-8 bytes of another name after the replacements."""
     for pair in replacements:
         name = name if pair is None else name.replace(*pair)
     return bytes([int(name[3:5], 16)]) if _is_byte(name) else name.encode()

@@ -164,6 +164,7 @@ def _prompts(questions: int) -> int:
 
 
 def _result(name: str, llm: LLM, args: argparse.Namespace, data: Mapping[str, Any]) -> Result:
+    """The record of a measurement; its options are the settings."""
     settings = {option: value for option, value in vars(args).items() if option not in ("json", "model", "seed")}
     return Result(f"audits {name}", about(llm, seed=args.seed, settings=settings), data)
 

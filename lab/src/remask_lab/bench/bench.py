@@ -33,10 +33,10 @@ LEAST_ACCURACY = 0.1
 _WRONG_ANSWERS = 2  # that an error quotes
 
 FIRST = 8
-"""Questions that are asked first: a baseline that answers none of them rightly stops a bench."""
+"""The number of questions that are asked first: a baseline that answers none of them rightly stops a bench."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class BenchRound:
     """One run of one contender over tasks: its time, the outputs in their order, and stats of the engine.
 
@@ -230,8 +230,8 @@ def _check_answers(row: BenchRow, tasks: Sequence[Task], questions: int | None =
     if row.contender.name != row.contender.baseline or params.remasking.rule == "random":
         return
     outputs = row.rounds[-1].outputs
-    verdicts = [task.correct(output.text) for task, output in zip(tasks, outputs, strict=True)]
-    verdicts = [verdict for verdict in verdicts if verdict is not None]
+    judged = (task.correct(output.text) for task, output in zip(tasks, outputs, strict=True))
+    verdicts = [verdict for verdict in judged if verdict is not None]
     if verdicts:
         scope = "" if questions is None else f" (the first {len(tasks)} of {questions} were asked)"
         accuracy = sum(map(bool, verdicts)) / len(verdicts)
@@ -302,18 +302,18 @@ def _run_turn(
         bar.update()
     seconds = time.perf_counter() - start
     return BenchRound(
-        seconds,
-        [outputs[task.request.id] for task in tasks],
-        engine.store.stats.hits,
-        engine.store.stats.partial_hits,
-        engine.stats.prefix_row_layers,
-        engine.stats.audit_row_layers,
-        engine.stats.peak_memory_bytes,
+        seconds=seconds,
+        outputs=[outputs[task.request.id] for task in tasks],
+        prefix_hits=engine.store.stats.hits,
+        partial_prefix_hits=engine.store.stats.partial_hits,
+        prefix_row_layers=engine.stats.prefix_row_layers,
+        audit_row_layers=engine.stats.audit_row_layers,
+        peak_memory_bytes=engine.stats.peak_memory_bytes,
     )
 
 
 def _responses(llm: LLM, rows: Sequence[BenchRow]) -> Iterator[dict[str, Any]]:
-    """For each prompt its text, its right answer, and the responses of all contenders, as records hold them."""
+    """Yield for each prompt its text, its right answer, and the responses of all contenders, as records hold them."""
     outputs = {row.contender.name: row.outputs for row in rows}
     for number, task in enumerate(rows[0].tasks):
         answers = []

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from remask.checks.fields import by_path
@@ -35,6 +35,7 @@ class Contender:
 
     name: str
     policy: CachePolicy
+    _: KW_ONLY
     workload: Workload | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     baseline: str = "none"
@@ -49,12 +50,7 @@ class LeftOut:
     reason: str
 
 
-def contender(
-    llm: LLM,
-    cache: str | CachePolicy,
-    settings: Mapping[str, Any] | None,
-    workload: Workload,
-) -> Contender:
+def contender(llm: LLM, cache: str | CachePolicy, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
     """The policy `cache`, a name or an object, as a contender. Raises `ConfigError` if it cannot run `workload`."""
     policy = llm.session.policy(cache, settings)
     for task in workload.tasks:
@@ -94,14 +90,22 @@ def every_contender(
             rows.append(Contender(name, policy, settings=settings_of(policy)))
             continue
         variant = _random_order(workload)
-        error = "no schedule says how many a step transfers" if variant is None else _refusal(llm, policy, variant)
-        if variant is None or error is not None:
-            left_out.append(LeftOut(name, f"{reason}; with remasking 'random': {error}"))
+        variant_reason: str | None = "no schedule says how many a step transfers"
+        if variant is not None:
+            variant_reason = _refusal(llm, policy, variant)
+        if variant is None or variant_reason is not None:
+            left_out.append(LeftOut(name, f"{reason}; with remasking 'random': {variant_reason}"))
             continue
         sampling = {"remasking": "random"}
         if all(row.name != RANDOM_ORDER for row in rows):
-            rows.append(Contender(RANDOM_ORDER, llm.session.policy("none"), variant, sampling, RANDOM_ORDER))
-        rows.append(Contender(name, policy, variant, settings_of(policy) | sampling, RANDOM_ORDER))
+            rows.append(
+                Contender(
+                    RANDOM_ORDER, llm.session.policy("none"), workload=variant, settings=sampling, baseline=RANDOM_ORDER
+                )
+            )
+        rows.append(
+            Contender(name, policy, workload=variant, settings=settings_of(policy) | sampling, baseline=RANDOM_ORDER)
+        )
     return rows, left_out
 
 

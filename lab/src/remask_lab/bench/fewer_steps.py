@@ -1,7 +1,7 @@
 """Baselines in fewer steps: `none` under a shorter schedule, which a cache should beat (dKV-Cache, table 1)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from remask.engine.config import EngineConfig
@@ -34,7 +34,8 @@ def step_baselines(
     baselines: dict[str, Contender] = {}
     left_out: list[LeftOut] = []
     for word in (part.strip() for part in text.split(",")):
-        targets = _equal_work(llm, workload, rows, engine) if word == FEW else iter([(_steps(word, workload), None)])
+        targets: Iterable[tuple[float, Contender | None]]
+        targets = _equal_work(llm, workload, rows, engine) if word == FEW else [(_steps(word, workload), None)]
         for target, row in targets:
             base = workload if row is None or row.workload is None else row.workload
             full = base.tasks[0].request.params
@@ -77,16 +78,16 @@ def with_steps(params: SamplingParams, target: float) -> SamplingParams:
     Of two equally near numbers it takes the smaller one. If `target` is below one step a block, blocks are joined until
     they are at most `target`, or one.
     """
-    length = joined = even_blocks(params).length
-    while params.max_tokens // joined > max(1.0, target):
-        lengths = range(joined + 1, params.max_tokens + 1)
-        joined = next(size for size in lengths if size % length == 0 and params.max_tokens % size == 0)
-    blocks = params.max_tokens // joined
-    block_steps = target / blocks
-    # Joined blocks never take more steps than `target`, or they might take as many as the full schedule.
-    steps = max(1, math.ceil(block_steps - 0.5) if joined == length else int(block_steps)) * blocks
-    block_length = params.block_length if joined == length else joined
-    return replace(params, steps=steps, steps_per_block=None, block_length=block_length)
+    length = joined_length = even_blocks(params).length
+    while params.max_tokens // joined_length > max(1.0, target):
+        longer = range(joined_length + 1, params.max_tokens + 1)
+        joined_length = next(size for size in longer if size % length == 0 and params.max_tokens % size == 0)
+    blocks = params.max_tokens // joined_length
+    if joined_length == length:
+        block_length, block_steps = params.block_length, math.ceil(target / blocks - 0.5)
+    else:  # joined blocks never take more steps than `target`, or they might take as many as the full schedule
+        block_length, block_steps = joined_length, int(target / blocks)
+    return replace(params, steps=max(1, block_steps) * blocks, steps_per_block=None, block_length=block_length)
 
 
 def _steps(word: str, workload: Workload) -> float:
@@ -131,7 +132,7 @@ def _check_scheduled(workload: Workload) -> None:
 def _equal_work(
     llm: LLM, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
 ) -> Iterator[tuple[float, Contender]]:
-    """For each row that computes fewer row-layers than its baseline, the baseline's steps that compute as many.
+    """Yield, for each row that computes fewer row-layers than its baseline, the steps in which that computes as many.
 
     Row-layers are measured on one batch. Prefix-only passes do not count, since many requests share them.
     """
@@ -175,4 +176,4 @@ def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contend
     reduced, policy = replace(workload, tasks=tuple(tasks)), llm.session.policy("none")
     llm.engine.check(reduced.tasks[0].request.with_policy(policy))
     rule = {} if baseline == "none" else {"remasking": params.remasking.rule}
-    return Contender(name, policy, reduced, {**settings, **rule}, baseline)
+    return Contender(name, policy, workload=reduced, settings={**settings, **rule}, baseline=baseline)

@@ -96,9 +96,9 @@ def _names(text: str, value: str) -> bool:
     return re.search(rf"(?<![\w:.]){re.escape(value)}(?!\w|[:.]\d)", text, re.IGNORECASE) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Topic:
-    """What pages of one topic are drawn from.
+    """The texts and values that pages of one topic are drawn from.
 
     Attributes:
         opening: the first sentence of a page.
@@ -114,13 +114,15 @@ class _Topic:
 
 
 def _people(rng: random.Random, count: int) -> list[dict[str, str]]:
+    """Draw people with teams, rooms and extensions, none of which two people share."""
     columns = (rng.sample(PEOPLE, count), rng.sample(TEAMS, count), rng.sample(range(101, 340), count))
     extensions = rng.sample(range(20, 100), count)
     return _entries(("person", "team", "room", "extension"), *columns, extensions)
 
 
 def _trains(rng: random.Random, count: int) -> list[dict[str, str]]:
-    slots = rng.sample(range(72, 264), 2 * count)  # of five minutes, from six in the morning to ten in the evening
+    """Draw trains with cities, platforms and times between 6:00 and 22:00, none of which two trains share."""
+    slots = rng.sample(range(6 * 12, 22 * 12), 2 * count)  # of five minutes, twelve an hour
     pairs = [sorted(slots[number : number + 2]) for number in range(0, 2 * count, 2)]
     leaves, arrives = ([f"{slot // 12}:{5 * (slot % 12):02d}" for slot in times] for times in zip(*pairs, strict=True))
     platforms = rng.sample(range(1, 24), count)
@@ -128,6 +130,7 @@ def _trains(rng: random.Random, count: int) -> list[dict[str, str]]:
 
 
 def _dishes(rng: random.Random, count: int) -> list[dict[str, str]]:
+    """Draw dishes with seasonings, minutes and servings; several dishes may serve as many."""
     minutes = rng.sample(range(15, 120, 5), count)
     serves = [rng.randint(2, 12) for _ in range(count)]
     dishes = rng.sample(DISHES, count)
@@ -141,10 +144,10 @@ def _entries(kinds: Sequence[str], *columns: Sequence[object]) -> list[dict[str,
 
 TOPICS: Final[Mapping[str, _Topic]] = {
     "offices": _Topic(
-        "These people work on our floor.",
-        "{person} of the {team} team sits in room {room} and answers extension {extension}.",
-        _people,
-        (
+        opening="These people work on our floor.",
+        entry="{person} of the {team} team sits in room {room} and answers extension {extension}.",
+        draw=_people,
+        questions=(
             ("room", "Which room does {person} sit in?"),
             ("extension", "Which extension does {person} answer?"),
             ("person", "Who sits in room {room}?"),
@@ -152,10 +155,10 @@ TOPICS: Final[Mapping[str, _Topic]] = {
         ),
     ),
     "timetable": _Topic(
-        "This is the timetable of our station.",
-        "The train to {city} leaves platform {platform} at {leaves} and arrives at {arrives}.",
-        _trains,
-        (
+        opening="This is the timetable of our station.",
+        entry="The train to {city} leaves platform {platform} at {leaves} and arrives at {arrives}.",
+        draw=_trains,
+        questions=(
             ("platform", "Which platform does the train to {city} leave from?"),
             ("leaves", "What time does the train to {city} leave?"),
             ("arrives", "What time does the train to {city} arrive?"),
@@ -163,10 +166,10 @@ TOPICS: Final[Mapping[str, _Topic]] = {
         ),
     ),
     "recipes": _Topic(
-        "These dishes are in our cookbook.",
-        "The {dish} is seasoned with {food}, takes {minutes} minutes and serves {serves}.",
-        _dishes,
-        (
+        opening="These dishes are in our cookbook.",
+        entry="The {dish} is seasoned with {food}, takes {minutes} minutes and serves {serves}.",
+        draw=_dishes,
+        questions=(
             ("minutes", "How many minutes does the {dish} take?"),
             ("serves", "How many people does the {dish} serve?"),
             ("food", "What is the {dish} seasoned with?"),
@@ -196,7 +199,7 @@ def _draw_page(rng: random.Random, name: str, count: int) -> tuple[Page, list[di
     entries = topic.draw(rng, count)
     values = {kind: [entry[kind] for entry in entries] for kind in entries[0]}
     text = " ".join([topic.opening, *(topic.entry.format(**entry) for entry in entries)])
-    return Page(name, text, values), entries
+    return Page(topic=name, text=text, values=values), entries
 
 
 def _ask(rng: random.Random, drawn_page: tuple[Page, list[dict[str, str]]], _: object) -> LookupRequest:
@@ -228,7 +231,7 @@ def read_pages() -> list[list[LookupRequest]]:
     """The questions about each page that was written by hand."""
     by_page = []
     for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["pages"]:
-        page = Page(entry["topic"], " ".join(entry["text"].split()), entry["values"])
+        page = Page(topic=entry["topic"], text=" ".join(entry["text"].split()), values=entry["values"])
         by_page.append([_request(page, question, kind, value) for question, kind, value in entry["questions"]])
     return by_page
 
@@ -236,4 +239,4 @@ def read_pages() -> list[list[LookupRequest]]:
 def _request(page: Page, question: str, kind: str, value: str) -> LookupRequest:
     """A question for a value of a kind. The other values are those of this kind that the question does not name."""
     others = [other for other in dict.fromkeys(page.values[kind]) if other != value and not _names(question, other)]
-    return LookupRequest(page, question, value, tuple(others))
+    return LookupRequest(page=page, question=question, value=value, others=tuple(others))

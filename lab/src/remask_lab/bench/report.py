@@ -67,6 +67,7 @@ def _flat(result: Result, prefix: str = "") -> dict[str, Any]:
 
 
 def _accuracy(result: Result) -> str:
+    """The share of right answers with its interval; `NONE` if no answer is judged."""
     share = result["accuracy"]
     return NONE if share is None else percent_text(share, result["accuracy_interval"])
 
@@ -108,6 +109,7 @@ def _efficiency(result: Result) -> str:
 
 
 def _staleness(result: Result) -> str:
+    """The mean age of K/V in passes, after "<=" if only a bound of it is known."""
     return ("<= " if result["staleness_is_upper_bound"] else "") + f"{result['staleness']:.2f}"
 
 
@@ -218,6 +220,7 @@ def _settings_note(record: Record) -> str:
 
 
 def _loss_notes(results: Sequence[Result]) -> list[str]:
+    """The meaning of losses, and why rows have none."""
     note = (
         "Loss: of the tokens of the reference answers, written in random order, each read in the step that writes it; "
         "answers of the model's own are not judged."

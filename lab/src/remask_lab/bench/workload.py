@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -67,8 +67,11 @@ SAYS = (
 
 def says(text: str, answer: str) -> bool:
     """Whether `text` gives `answer`, by the rule `SAYS`."""
-    response, right = (" ".join(side.rpartition("##")[2].split()).rstrip(".").casefold() for side in (text, answer))
-    return response == right
+
+    def normalized(side: str) -> str:
+        return " ".join(side.rpartition("##")[2].split()).rstrip(".").casefold()
+
+    return normalized(text) == normalized(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Workload:
     """Requests with `prefixes` different shared prefixes. `name` and `seed` identify the draw."""
 
     name: str
+    _: KW_ONLY
     seed: int
     tasks: tuple[Task, ...]
     prefixes: int
@@ -222,22 +226,23 @@ class _Kind:
 
     settings: Any
     sampling: Mapping[str, Any]
+    _: KW_ONLY
     draw: Callable[[int, int, int, Any], Sequence[Any]]
     fields: Callable[[Any, Any], dict[str, Any]]
 
 
 _KINDS: Mapping[str, _Kind] = {
-    "tariff": _Kind(TariffSettings, tariff.SAMPLING, tariff.make_workload, _tariff),
-    "relay": _Kind(RelaySettings, relay.SAMPLING, relay.make_workload, _relay),
+    "tariff": _Kind(TariffSettings, tariff.SAMPLING, draw=tariff.make_workload, fields=_tariff),
+    "relay": _Kind(RelaySettings, relay.SAMPLING, draw=relay.make_workload, fields=_relay),
     "transit": _Kind(
         TransitSettings,
         transit.SAMPLING,
-        lambda requests, prefixes, seed, settings: make_workload(requests, prefixes, seed, settings.rows),
-        _transit,
+        draw=lambda requests, prefixes, seed, settings: make_workload(requests, prefixes, seed, settings.rows),
+        fields=_transit,
     ),
-    "town": _Kind(TownSettings, town.SAMPLING, town.make_workload, _town),
-    "lookup": _Kind(LookupSettings, lookup.SAMPLING, lookup.make_workload, _lookup),
-    "gsm8k": _Kind(Gsm8kSettings, gsm8k.SAMPLING, _gsm8k_questions, _gsm8k),
+    "town": _Kind(TownSettings, town.SAMPLING, draw=town.make_workload, fields=_town),
+    "lookup": _Kind(LookupSettings, lookup.SAMPLING, draw=lookup.make_workload, fields=_lookup),
+    "gsm8k": _Kind(Gsm8kSettings, gsm8k.SAMPLING, draw=_gsm8k_questions, fields=_gsm8k),
 }
 
 
@@ -308,23 +313,31 @@ def usual_workload(
     params = SamplingParams.from_mapping(merge_sampling(defaults, sampling))
     if kind is not None:
         prefixes = prefixes or (requests if uniform else PREFIXES)
-        workload = chat_workload(llm, task, requests, prefixes, seed, params)
+        workload = chat_workload(llm, task, requests=requests, prefixes=prefixes, seed=seed, sampling=params)
         # The seed of a request decides its initial noise, so every policy begins with the same canvas.
         return workload.seeded if uniform else workload
     prefixes = prefixes or PREFIXES
     prefix_tokens = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
     prompt_tokens = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
-    return random_workload(llm, requests, prefixes, seed, params, prefix_tokens, prompt_tokens)
+    return random_workload(
+        llm,
+        requests=requests,
+        prefixes=prefixes,
+        seed=seed,
+        sampling=params,
+        prefix_tokens=prefix_tokens,
+        prompt_tokens=prompt_tokens,
+    )
 
 
 def chat_workload(
     llm: LLM,
     task: TaskChoice,
+    *,
     requests: int,
     prefixes: int,
     seed: int,
     sampling: SamplingParams,
-    *,
     with_prefix: bool = True,
 ) -> Workload:
     """Held-out questions of a task whose system prompts are shared, behind these or, without `with_prefix`, alone.
@@ -346,10 +359,10 @@ def chat_workload(
         request = _chat(llm, index, messages if with_prefix else messages[-1:], sampling)
         tasks.append(Task(request, question=messages[-1]["content"], **kind.fields(item, settings)))
     name = "GSM8K" if task.name == "gsm8k" else task.name
-    return Workload(_workload_name(name, settings, with_prefix), seed, tuple(tasks), prefixes)
+    return Workload(_workload_name(name, settings, with_prefix), seed=seed, tasks=tuple(tasks), prefixes=prefixes)
 
 
-def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
+def conversation_workload(llm: LLM, *, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
     """Questions of the transit task as turns of conversations, whose shared prefixes begin with one another.
 
     The shared prefix of a request is the system prompt, followed by up to `MAX_HISTORY` earlier turns with their right
@@ -359,21 +372,27 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
     tasks = []
     prefixes = min(prefixes, requests)
     for index, item in enumerate(make_workload(requests, prefixes, seed)):
-        turn = index % (MAX_HISTORY + 1)
-        if turn == 0:
-            line, history = item, item.messages[:1]
-        # Turns after the first are about their conversation's line, whatever line was drawn for them.
-        question = item.question if turn == 0 else draw_question(rng, line.prompt)
+        if index % (MAX_HISTORY + 1) == 0:
+            line, question, history = item.prompt, item.question, item.messages[:1]
+        else:  # about the line of the conversation, whatever line was drawn for this request
+            question = draw_question(rng, line)
         messages = [*history, {"role": "user", "content": question.text}]
-        answer = reference_response(line.prompt, question)
+        answer = reference_response(line, question)
         request = _chat(llm, index, messages, sampling)
         tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1], question=question.text, reference=answer))
         history = [*messages, {"role": "assistant", "content": answer}]
-    return Workload("transit, conversations", seed, tuple(tasks), prefixes)
+    return Workload("transit, conversations", seed=seed, tasks=tuple(tasks), prefixes=prefixes)
 
 
 def random_workload(
-    llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, prefix_tokens: int, prompt_tokens: int
+    llm: LLM,
+    *,
+    requests: int,
+    prefixes: int = 1,
+    seed: int = 0,
+    sampling: SamplingParams,
+    prefix_tokens: int = 0,
+    prompt_tokens: int,
 ) -> Workload:
     """Random token ids without answers: `prefix_tokens` that requests share, then `prompt_tokens` that they do not."""
     rng = np.random.default_rng(seed)
@@ -384,7 +403,7 @@ def random_workload(
     for index in range(requests):
         prompt = prefix_ids[index % prefixes] + rng.integers(0, vocab, prompt_tokens).tolist()
         tasks.append(Task(Request(str(index), prompt, sampling, prefix_tokens)))
-    return Workload("random tokens", seed, tuple(tasks), prefixes)
+    return Workload("random tokens", seed=seed, tasks=tuple(tasks), prefixes=prefixes)
 
 
 def reads_chats(llm: LLM) -> bool:

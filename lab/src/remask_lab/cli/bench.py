@@ -127,7 +127,9 @@ def _workload(llm: LLM, args: argparse.Namespace, lines: RequestFile | None) -> 
     if task.settings is not None:
         raise ConfigError("--prefix-match longest asks about lines of the usual length; leave --task-settings out")
     params = SamplingParams.from_mapping(merge_sampling(transit.SAMPLING, sampling_options(args)))
-    return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
+    return conversation_workload(
+        llm, requests=args.requests, prefixes=args.prefixes or PREFIXES, seed=args.seed, sampling=params
+    )
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
@@ -157,9 +159,9 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     baselines, impossible = step_baselines_option(llm, steps, workload, rows, llm.session.engine_config)
     rows, left_out = rows + baselines, left_out + impossible
     if args.without_prefix:
-        sampling = workload.tasks[0].request.params
-        task = task_option(args) or own_task(llm)
-        bare = chat_workload(llm, task, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
+        task, sampling = task_option(args) or own_task(llm), workload.tasks[0].request.params
+        counts = {"requests": args.requests, "prefixes": workload.prefixes}
+        bare = chat_workload(llm, task, **counts, seed=args.seed, sampling=sampling, with_prefix=False)
         bare = replace(bare, prefixes=workload.prefixes)
-        rows.append(Contender("none, prefix removed", llm.session.policy("none"), bare))
+        rows.append(Contender("none, prefix removed", llm.session.policy("none"), workload=bare))
     return rows, left_out

@@ -79,7 +79,7 @@ def draw(count: int, seed: int, per_state: int = PER_STATE) -> list[KnownQuestio
         state, types = (_page, _message)[number % 2](rng)
         for index in range(2 * per_state):
             question, answer = next(types[index % 2])
-            questions.append(KnownQuestion(number, state, question, answer))
+            questions.append(KnownQuestion(state_number=number, state=state, question=question, answer=answer))
         number += 1
     return questions[:count]
 
@@ -101,12 +101,14 @@ def _page(rng: random.Random) -> tuple[str, tuple[Questions, Questions]]:
         )
 
     def yes_no() -> Questions:
+        """Yield pairs of a true and a false statement as questions, in random order."""
         while True:
             for true in rng.sample([True, False], 2):
                 shop, other = rng.sample(shops, 2)
                 yield {"type": "yes_no", "instructions": text(shop, other, true=true)}, "yes" if true else "no"
 
     def choice() -> Questions:
+        """Yield questions with three to five choices, one of which the page names."""
         while True:
             shop, *others = rng.sample(shops, 5)
             days = [day for day in DAYS if day != shop.shut]
@@ -137,6 +139,7 @@ def _message(rng: random.Random) -> tuple[str, tuple[Questions, Questions]]:
     other_channels = [other for other in _CHANNELS if other != channel]
 
     def yes_no() -> Questions:
+        """Yield questions about refund, trouble and channel in random order; half of the claims are true."""
         while True:
             claim = rng.choice([summary, rng.choice(others)])
             claimed_channel = rng.choice([channel, rng.choice(other_channels)])
@@ -149,6 +152,7 @@ def _message(rng: random.Random) -> tuple[str, tuple[Questions, Questions]]:
                 yield {"type": "yes_no", "instructions": text}, "yes" if true else "no"
 
     def choice() -> Questions:
+        """Yield questions about team, channel and trouble, with their choices in random order."""
         while True:
             summaries = [summary, *rng.sample(others, 3)]
             questions: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -4,7 +4,7 @@ import sys
 import time
 from importlib.util import find_spec
 
-STARTED = time.monotonic()
+START = time.monotonic()
 # Packages that every part needs, by the names of their imports. `Part.needs` has the others.
 NEEDED = {
     "numpy": "numpy",
@@ -25,7 +25,7 @@ def main() -> int:
         return 2
     from remask_lab.gpu.run import run
 
-    return run(STARTED)
+    return run(START)
 
 
 if __name__ == "__main__":

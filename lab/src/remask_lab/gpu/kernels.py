@@ -17,9 +17,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +34,7 @@ from remask_lab.speed.command import command_parser, run_command
 SHARED_BYTES: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
 """Most shared memory of a block, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 NAMES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-# Bytes a thread. Compilers keep a few on the stack that are no spilled registers.
-SPILLS: Final = 64
+MAX_LOCAL_BYTES: Final = 64  # a thread: compilers keep a few bytes on the stack that are no spilled registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,7 @@ class Variant:
 
     kernel: str
     dtype: torch.dtype
+    _: KW_ONLY
     types: Mapping[str, str]
     constants: Mapping[str, Any]
     aligned: frozenset[str] = frozenset()
@@ -89,7 +89,7 @@ class Compiled:
         """Why it cannot run well on devices of compute capability `target` / 10, in words; None where it can."""
         if self.shared > SHARED_BYTES[target]:
             return f"{self.shared} bytes of shared memory, and the device has {SHARED_BYTES[target]}"
-        return f"{self.local} bytes of registers a thread are spilled" if self.local > SPILLS else None
+        return f"{self.local} bytes of registers a thread are spilled" if self.local > MAX_LOCAL_BYTES else None
 
 
 def main() -> None:
@@ -106,11 +106,12 @@ def main() -> None:
             raise ConfigError(f"--targets names {name!r}; known: {', '.join(known)}")
     if _interpreted():
         raise ConfigError("TRITON_INTERPRET=1 leaves nothing to compile; unset it")
+    prefixes = tuple(args.match or [""])
+    matching = [variant for variant in variants(presets().values()) if variant.label.startswith(prefixes)]
     jobs = [
-        (variant, int(target))
-        for target in targets
-        for variant in variants(presets().values())
-        if (args.all or usual(variant, int(target))) and variant.label.startswith(tuple(args.match or [""]))
+        (variant, target)
+        for target, variant in product(map(int, targets), matching)
+        if args.all or usual(variant, target)
     ]
     failed = 0
     with ProcessPoolExecutor() as pool:
@@ -134,23 +135,24 @@ def usual(variant: Variant, target: int) -> bool:
 
 
 def variants(shapes: Iterable[ModelConfig]) -> Iterator[Variant]:
-    """All kernels at those `shapes` that Triton's attention serves, in all dtypes, without repetitions."""
+    """Yield all kernels at those `shapes` that Triton's attention serves, in all dtypes, without repetitions."""
     keys: set[str] = set()
-    for shape in shapes:
-        if max(layer_shape.head_dim for layer_shape in shape.shapes) > LARGEST_HEAD:
-            continue  # PyTorch computes such models
-        for dtype in NAMES:
-            for variant in chain(_attention(shape, dtype), _layer(shape, dtype), _sampling(dtype)):
-                key = re.sub(r" HEADS=\d+", "", variant.label) if "_heads" not in variant.kernel else variant.label
-                if key not in keys:
-                    keys.add(key)
-                    yield variant
+    served_shapes = (  # PyTorch computes models with larger heads
+        shape for shape in shapes if max(layer_shape.head_dim for layer_shape in shape.shapes) <= LARGEST_HEAD
+    )
+    for shape, dtype in product(served_shapes, NAMES):
+        for variant in chain(_attention(shape, dtype), _layer(shape, dtype), _sampling(dtype)):
+            key = re.sub(r" HEADS=\d+", "", variant.label) if "_heads" not in variant.kernel else variant.label
+            if key not in keys:
+                keys.add(key)
+                yield variant
 
 
 def _attention(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
-    """Both kernels of `remask.model.attention_triton`, with and without what they can leave out."""
+    """Yield both kernels of `remask.model.attention_triton`, with and without merging and attention sinks."""
     from remask.model import attention_triton
 
+    module = attention_triton.__name__
     heads, groups, dim, capped = shape.heads, shape.kv_heads, shape.head_dim, shape.score_cap is not None
     numbers = {"scale": "fp32", "cap": "fp32", "sums": "*fp32"}
     strides = dict.fromkeys(("q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head"), "i32")
@@ -158,41 +160,43 @@ def _attention(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
     for merged in (False, True):
         _, options = attention_triton.attend_options(heads, groups, dim, dtype, capped=capped, merges=merged)
         types = numbers | indices | strides | ({"outputs": "*fp32"} if merged else {})
-        yield Variant(f"{attention_triton.__name__}:_attend", dtype, types, options, frozenset(strides))
+        yield Variant(f"{module}:_attend", dtype, types=types, constants=options, aligned=frozenset(strides))
     strides = dict.fromkeys(("q_row", "q_head"), "i32")
     types = numbers | strides | {"partial": "*fp32", "order": "*i32", "starts": "*i32"}
     for sink in {False, shape.sink is not None}:
         _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
-        yield Variant(f"{attention_triton.__name__}:_merge", dtype, types, options, frozenset(strides))
+        yield Variant(f"{module}:_merge", dtype, types=types, constants=options, aligned=frozenset(strides))
 
 
 def _layer(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
-    """The kernels of `remask.model.layer_triton`."""
+    """Yield the kernels of `remask.model.layer_triton`."""
     from remask.model import layer_triton
 
+    module = layer_triton.__name__
     types = {"slots": "*i64", "eps": "fp32"}
     for add, norm, store in ((False, True, False), (True, True, True), (True, False, True)):
         options = layer_triton.sum_options(shape.hidden, add=add, norm=norm, store=store, centred=shape.norm == "layer")
-        yield Variant(f"{layer_triton.__name__}:_sum_and_norm", dtype, types, options)
+        yield Variant(f"{module}:_sum_and_norm", dtype, types=types, constants=options)
     types = types | (dict.fromkeys(("cos", "sin"), "*fp32") if shape.rope_float32 else {})
-    yield Variant(f"{layer_triton.__name__}:_heads", dtype, types, layer_triton.heads_options(shape))
+    yield Variant(f"{module}:_heads", dtype, types=types, constants=layer_triton.heads_options(shape))
     sizes = {"total": "i32", "SIZE": "i32"}
     options = {"BLOCK": layer_triton.BLOCK, "GELU": shape.mlp == "geglu"}
-    yield Variant(f"{layer_triton.__name__}:_gate", dtype, sizes, options, frozenset(sizes))
+    yield Variant(f"{module}:_gate", dtype, types=sizes, constants=options, aligned=frozenset(sizes))
 
 
 def _sampling(dtype: torch.dtype) -> Iterator[Variant]:
-    """The kernels of `remask.sampling.kernels_triton`."""
+    """Yield the kernels of `remask.sampling.kernels_triton`."""
     from remask.sampling import kernels_triton
 
+    module = kernels_triton.__name__
     types = {"out": "*fp32", **dict.fromkeys(("rows", "size", "barred", "stride"), "i32")}
     aligned = frozenset(("size", "stride"))
-    yield Variant(f"{kernels_triton.__name__}:_greedy", dtype, types, {"BLOCK": kernels_triton.BLOCK}, aligned)
+    yield Variant(f"{module}:_greedy", dtype, types=types, constants={"BLOCK": kernels_triton.BLOCK}, aligned=aligned)
     types = {"answer": "*fp32", **dict.fromkeys(("values", "rules", "kinds", "targets"), "*i64")}
     types |= dict.fromkeys(("requests", "total", "last"), "i32")
     for rows in (32, kernels_triton.MAX_ROWS):
         options = kernels_triton.transfer_options(rows) | {"CANVASES": 1}
-        yield Variant(f"{kernels_triton.__name__}:_transfer", dtype, types, options)
+        yield Variant(f"{module}:_transfer", dtype, types=types, constants=options)
 
 
 def compile_variant(variant: Variant, target: int) -> Compiled:
@@ -224,7 +228,13 @@ def compile_variant(variant: Variant, target: int) -> Compiled:
     registers, local = _usage(binary.asm["cubin"])
     instructions = re.findall(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync", binary.asm["ptx"])
     matrix = f"{len(instructions)} {instructions[0]}" if instructions else "no matrix units"
-    return Compiled(binary.metadata.shared, registers, local, matrix, _longest_loop(binary.asm["cubin"]))
+    return Compiled(
+        shared=binary.metadata.shared,
+        registers=registers,
+        local=local,
+        matrix=matrix,
+        loop=_longest_loop(binary.asm["cubin"]),
+    )
 
 
 def _try_compile(job: tuple[Variant, int]) -> Compiled | str:

@@ -60,7 +60,8 @@ def _machine(finding: Mapping[str, Any]) -> str:
 
 
 def _shape(shape: Mapping[str, Any], quantization: str | None) -> str:
-    quantization_text = "" if quantization is None else f", matrices {quantization}"
+    """The model and the requests of a part, in a sentence."""
+    quantization_text = "" if quantization is None else f", {quantization} weights"
     return (
         f"{shape['preset']} with random weights, {shape['dtype']}{quantization_text}: canvas {shape['canvas']}, "
         f"shared prefix {shape['prefix']}, {shape['response']} new tokens in blocks of {shape['block']}. One block's "

@@ -149,6 +149,7 @@ def _machine(setting: Setting) -> Iterator[Finding]:
 
 
 def _triton() -> str | None:
+    """The version of Triton; None if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -188,28 +189,27 @@ class _Bench:
     """A model with random weights whose speed is measured. The engine that it opens takes next to no memory."""
 
     def __init__(self, setting: Setting, shape: Shape | None = None, quantization: Quantization | None = None) -> None:
-        self.shape = shape = shape or setting.shape
-        limits = EngineConfig(max_num_seqs=1, max_model_len=shape.block, store_budget_tokens=0)
+        """`shape` is by default that of `setting`. Peaks are measured if the part `machine` has not run."""
+        self.shape = shape or setting.shape
         self.llm = LLM(
-            shape.preset,
+            self.shape.preset,
             load_format="dummy",
-            dtype=shape.dtype,
+            dtype=self.shape.dtype,
             device=str(setting.device),
             quantization=quantization,
-            engine=limits,
+            engine=EngineConfig(max_num_seqs=1, max_model_len=self.shape.block, store_budget_tokens=0),
         )
-        # Attention is Triton's where the part `proof` has proven it; peaks are those of the part `machine`, if it ran.
         proof, machine = (Result.read(setting.folder, part) for part in ("proof", "machine"))
         triton_proven = proof is not None and proof.found.get("executor") == "triton" and not proof.found["faults"]
         self.attention: AttentionName = "triton" if triton_proven else "torch"
         peaks = {} if machine is None else machine.found.get("peaks", {})
-        dtype = shape.dtype
+        dtype = self.shape.dtype
         self.peaks = Peaks(**peaks[dtype]) if dtype in peaks else measure_peaks(setting.device, getattr(torch, dtype))
 
     def cell(self, cache: str, requests: int, tokens_per_step: int = 2, **engine: bool) -> Cell:
         """A cell; `bicache` gets the shape's depth and a refresh every 16 steps, and `engine` are engine settings."""
         settings = {"depth": self.shape.depth, "refresh_interval": 16} if "bicache" in cache else {}
-        return Cell(cache, requests, settings, tokens_per_step, engine)
+        return Cell(cache, requests, settings=settings, tokens_per_step=tokens_per_step, engine=engine)
 
     def speed(self, cell: Cell, attention: AttentionName | None = None) -> tuple[str, Measure]:
         """The name of the measurement of a cell's speed, and the function that makes it."""
@@ -217,7 +217,7 @@ class _Bench:
         return f"{executor} {cell.name}", partial(measure_cell, self.llm, self.shape, cell, self.peaks, executor)
 
     def profile(self, cell: Cell) -> tuple[str, Measure]:
-        """The same for a profile of the cell."""
+        """The name of the profile of a cell, and the function that makes it."""
         return cell.name, partial(profile_cell, self.llm, self.shape, cell, self.attention)
 
 
@@ -245,14 +245,16 @@ FAST = {"overlap": True, "graphs": True}
 
 
 def _speed(setting: Setting) -> Iterator[Finding]:
+    """Measure `_speed_cells` on the shape of `setting`."""
     bench = _Bench(setting)
     yield from _measure_each({"shape": asdict(bench.shape), "quantization": None}, _speed_cells(bench, setting.device))
 
 
 def _speed_cells(bench: _Bench, device: torch.device) -> Iterator[tuple[str, Measure]]:
-    """Every cache at every number of requests, with both kinds of attention, and the plain loop.
+    """Yield a measurement of every cache at every number of requests, and of the plain loop.
 
-    The most important cells come first, each beside those that it is compared with, as time may end the part.
+    A few are repeated with PyTorch's attention. The most important cells come first, each beside those that it is
+    compared with, as time may end the part.
     """
     cell, speed = bench.cell, bench.speed
     alone, several, *many = bench.shape.batches
@@ -313,6 +315,7 @@ def _quantized(setting: Setting) -> Iterator[Finding]:
 
 
 def _profile(setting: Setting) -> Iterator[Finding]:
+    """Profile steps of several caches, the most important first, alone and in batches, with graphs and without."""
     bench = _Bench(setting)
     cell = bench.cell
     alone, several, most = (bench.shape.batches[index] for index in (0, 1, -1))
@@ -335,11 +338,11 @@ def _profile(setting: Setting) -> Iterator[Finding]:
 TESTED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
 
 PARTS: Mapping[str, Part] = {
-    "proof": Part("What the start of an engine proves", _proof, 0.25),
-    "machine": Part("The machine and its peaks", _machine, 0.2),
-    "speed": Part("Speed of the caches", _speed, 0.6),
-    "profile": Part("Where the time of a step goes", _profile, 0.4),
-    "small": Part("Speed of a small model", _small, 0.35),
-    "tests": Part("Kernels, and recorded runs of the original codes", _tests, 0.65, TESTED),
-    "quantized": Part("Speed with quantized weights", _quantized, 1.0),
+    "proof": Part("What the start of an engine proves", _proof, share=0.25),
+    "machine": Part("The machine and its peaks", _machine, share=0.2),
+    "speed": Part("Speed of the caches", _speed, share=0.6),
+    "profile": Part("Where the time of a step goes", _profile, share=0.4),
+    "small": Part("Speed of a small model", _small, share=0.35),
+    "tests": Part("Kernels, and recorded runs of the original codes", _tests, share=0.65, needs=TESTED),
+    "quantized": Part("Speed with quantized weights", _quantized, share=1.0),
 }

@@ -14,12 +14,13 @@ from remask.model.quantized import empty_matrix
 from remask_lab.gpu.steady import Shape, synchronize
 from remask_lab.ops.clock import time_call
 
-PASSES = 6
+PASSES = 6  # that are timed together
+TOKENS_PER_STEP = 2
 
 
 @torch.inference_mode()
 def plain_row(config: ModelConfig, shape: Shape, requests: int, device: torch.device) -> dict[str, object]:
-    """Time passes over whole canvases of a dense model of the shape `config`, as a row of speeds at 2 tokens a step.
+    """Time passes over whole canvases of a dense model of the shape `config`. Returns a row of `measure_cell`'s form.
 
     The loop is better than such code usually is: one product for Q, K and V, one for gate and up, fused attention, and
     logits of the response alone. All layers share the matrices of one, which are larger than a GPU's caches.
@@ -38,9 +39,9 @@ def plain_row(config: ModelConfig, shape: Shape, requests: int, device: torch.de
         "attention": "torch",
         "settings": {},
         "requests": requests,
-        "tokens_per_step": 2,
+        "tokens_per_step": TOKENS_PER_STEP,
         "steps": PASSES,
-        "tok_s": 2 * requests / seconds,
+        "tok_s": TOKENS_PER_STEP * requests / seconds,
         "ms_per_step": 1e3 * seconds,
     }
 
@@ -50,15 +51,21 @@ class _PlainLoop:
 
     def __init__(self, config: ModelConfig, shape: Shape, requests: int, device: torch.device) -> None:
         hidden, queries, keys = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.config, self.response, dtype = config, shape.response, getattr(torch, shape.dtype)
+        dtype = getattr(torch, shape.dtype)
 
         def random(*sizes: int) -> Tensor:
-            return torch.randn(sizes, device=device, dtype=dtype) * 0.02
+            return torch.randn(sizes, device=device, dtype=dtype) * 0.02  # as large as weights usually are
 
-        self.qkv, self.out = random(queries + 2 * keys, hidden), random(hidden, queries)
-        self.gate_up, self.down = random(2 * config.intermediate, hidden), random(hidden, config.intermediate)
-        self.head, self.x = random(config.vocab, hidden), random(requests, shape.canvas, hidden)
-        self.gain, self.angle = torch.ones(hidden, device=device, dtype=dtype), random(shape.canvas, config.head_dim)
+        self.config = config
+        self.response = shape.response
+        self.qkv = random(queries + 2 * keys, hidden)
+        self.out = random(hidden, queries)
+        self.gate_up = random(2 * config.intermediate, hidden)
+        self.down = random(hidden, config.intermediate)
+        self.head = random(config.vocab, hidden)
+        self.x = random(requests, shape.canvas, hidden)
+        self.gain = torch.ones(hidden, device=device, dtype=dtype)
+        self.angle = random(shape.canvas, config.head_dim)
 
     def __call__(self) -> Tensor:
         """Run the pass, and return a token id for each position of the responses."""
@@ -77,12 +84,13 @@ class _PlainLoop:
         return F.rms_norm(x, (self.config.hidden,), self.gain)
 
     def _rotate(self, x: Tensor) -> Tensor:
+        """The operations of RoPE on `x` [requests, heads, canvas, Dh], with random numbers as cosines and sines."""
         left, right = x.chunk(2, dim=-1)
         return x * self.angle + torch.cat([-right, left], dim=-1) * self.angle
 
 
 ROWS = (8, 32, 256, 1024, 8192)
-CALLS, TRIES = 10, 5
+CALLS, TRIES = 10, 5  # calls that are queued together, and repetitions of them
 
 
 @torch.inference_mode()
@@ -108,7 +116,7 @@ def time_products(kind: Quantization, shape: Shape, rows: int, device: torch.dev
 
 
 def _milliseconds(x: Tensor, matrix: Tensor) -> float:
-    """Milliseconds of one product, as a share of `CALLS` that are queued; the best of `TRIES`."""
+    """The milliseconds of one product: those of `CALLS` products divided by `CALLS`, the least of `TRIES` times."""
 
     def calls() -> None:
         for _ in range(CALLS):

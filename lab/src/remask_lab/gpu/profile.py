@@ -13,7 +13,7 @@ from remask import LLM
 from remask.checks import AttentionName
 from remask_lab.gpu.steady import Cell, Shape, run_steps, start_engine, synchronize
 
-KERNELS = 25  # those that are listed, which take the most time
+KERNELS, HOST_CALLS = 25, 10  # the numbers that are listed, of those that take the most time
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 
@@ -31,13 +31,13 @@ def profile_cell(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -
     rehearsal, PyTorch's operations stand for kernels.
     """
     device = llm.model.device
-    cycle = shape.block // cell.tokens_per_step
+    steps = shape.block // cell.tokens_per_step
     engine = start_engine(llm, shape, cell, attention)
-    run_steps(engine, cycle)
+    run_steps(engine, steps)
     synchronize(device)
     with profile(activities=_activities(device)) as profiler:
         start = time.perf_counter()
-        run_steps(engine, cycle)
+        run_steps(engine, steps)
         synchronize(device)
         seconds = time.perf_counter() - start
     events = profiler.events() or []
@@ -53,23 +53,26 @@ def profile_cell(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -
         if event.device_type == DeviceType.CPU:
             host_us[event.name] += microseconds
             host_counts[event.name] += 1
-    per_step = 1e3 * cycle  # divides microseconds of all steps into milliseconds a step
+
+    def ms_per_step(microseconds: float) -> float:
+        return microseconds / (1e3 * steps)
+
     return {
         "cell": cell.name,
         "attention": attention,
-        "steps": cycle,
-        "ms_per_step": 1e3 * seconds / cycle,
-        "busy_ms_per_step": _covered(spans) / per_step,
+        "steps": steps,
+        "ms_per_step": 1e3 * seconds / steps,
+        "busy_ms_per_step": ms_per_step(_covered(spans)),
         "busy_share": _covered(spans) / 1e6 / seconds,
-        "kernels_per_step": sum(kernel_counts.values()) / cycle,
-        "launches_per_step": {name: host_counts[name] / cycle for name in LAUNCHES if host_counts[name]},
-        "wait_ms_per_step": sum(host_us[name] for name in WAITS) / per_step,
+        "kernels_per_step": sum(kernel_counts.values()) / steps,
+        "launches_per_step": {name: host_counts[name] / steps for name in LAUNCHES if host_counts[name]},
+        "wait_ms_per_step": ms_per_step(sum(host_us[name] for name in WAITS)),
         "host_calls": [
-            {"name": name, "ms_per_step": host_us[name] / per_step, "per_step": host_counts[name] / cycle}
-            for name, _ in host_us.most_common(10)
+            {"name": name, "ms_per_step": ms_per_step(microseconds), "per_step": host_counts[name] / steps}
+            for name, microseconds in host_us.most_common(HOST_CALLS)
         ],
         "kernels": [
-            {"name": name[:160], "ms_per_step": microseconds / per_step, "per_step": kernel_counts[name] / cycle}
+            {"name": name[:160], "ms_per_step": ms_per_step(microseconds), "per_step": kernel_counts[name] / steps}
             for name, microseconds in kernel_us.most_common(KERNELS)
         ],
     }

@@ -33,13 +33,16 @@ SPARE_S = 3.0  # what a process may take to end beside its part
 LEAST_S = 10.0  # less is not enough for any part
 
 
-def run(started: float) -> int:
-    """Run the command, whose time began at `started` (`time.monotonic`, seconds). Returns its exit status."""
-    return run_command(partial(main, started))
+def run(start: float) -> int:
+    """Run the command, whose time began at `start` (`time.monotonic`, seconds). Returns its exit status."""
+    return run_command(partial(main, start))
 
 
-def main(started: float) -> None:
-    """Run the parts that `--parts` names, each in a process of its own; with `--here` one part in this process."""
+def main(start: float) -> None:
+    """Run the parts that `--parts` names, each in a process of its own; with `--here` one part in this process.
+
+    Writes the report. Exits with a message if a part has failed.
+    """
     parser = command_parser(__doc__)
     parser.add_argument("output", type=Path, help="folder of the results")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
@@ -57,7 +60,9 @@ def main(started: float) -> None:
     device = resolve_device(args.device)
     args.output.mkdir(parents=True, exist_ok=True)
     shape = find_shape(args.shape, device)
-    setting = Setting(device, shape, args.output.resolve(), started + 60 * args.minutes, args.tests)
+    setting = Setting(
+        device=device, shape=shape, folder=args.output.resolve(), deadline=start + 60 * args.minutes, tests=args.tests
+    )
     if args.here:
         run_part(names[0], setting)
         return

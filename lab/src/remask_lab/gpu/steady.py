@@ -23,7 +23,7 @@ from remask_lab.observe import CostMeter, observe_costs
 from remask_lab.ops.roofline import Peaks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A preset with random weights, and requests for it.
 
@@ -55,12 +55,19 @@ class Shape:
 
 
 # The shared prefix is 0.9 of the prompt, and the depth that of LLaDA-8B-Instruct's shipped table at this ratio.
-_PAPER = Shape("llada-8b", "llada-8b", "bfloat16", 1280, 922, 18, 256, 32, (1, 8, 32), 60 << 30)
+_PAPER = Shape(
+    name="llada-8b", preset="llada-8b", dtype="bfloat16", canvas=1280, prefix=922, depth=18, response=256, block=32,
+    batches=(1, 8, 32), memory=60 << 30,
+)  # fmt: skip
+_TINY = Shape(
+    name="tiny", preset="llada-tiny", dtype="float32", canvas=72, prefix=36, depth=1, response=32, block=8,
+    batches=(1, 2), memory=0,
+)  # fmt: skip
 SHAPES = (
     _PAPER,
     replace(_PAPER, name="llada-8b-short", batches=(1, 4), memory=24 << 30),
     replace(_PAPER, name="llada-100m", preset="llada-100m", depth=6, memory=4 << 30),
-    Shape("tiny", "llada-tiny", "float32", 72, 36, 1, 32, 8, (1, 2), 0),
+    _TINY,
 )
 
 
@@ -124,19 +131,19 @@ def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: At
 
     Raises `ConfigError` on settings that the engine or the cache refuses, and PyTorch's errors where memory is short.
     """
-    cycle = shape.block // cell.tokens_per_step
+    steps = shape.block // cell.tokens_per_step
     engine = start_engine(llm, shape, cell, attention)
-    run_steps(engine, cycle)
+    run_steps(engine, steps)
     synchronize(llm.model.device)
     start = time.perf_counter()
     host_start = engine.stats.step_cpu_seconds
-    run_steps(engine, cycle)
+    run_steps(engine, steps)
     synchronize(llm.model.device)
     seconds = time.perf_counter() - start
-    host = engine.stats.step_cpu_seconds - host_start
+    host_seconds = engine.stats.step_cpu_seconds - host_start
     meter = RoofMeter(llm.model.config.widths(llm.model.dtype.itemsize), peaks=peaks)
     observe_costs(engine, meter)
-    run_steps(engine, cycle)
+    run_steps(engine, steps)
     return {
         "cell": cell.name,
         "cache": cell.cache,
@@ -144,11 +151,11 @@ def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: At
         "settings": {**cell.settings, **cell.engine},
         "requests": cell.requests,
         "tokens_per_step": cell.tokens_per_step,
-        "steps": cycle,
-        "tok_s": cell.requests * cell.tokens_per_step * cycle / seconds,
-        "ms_per_step": 1e3 * seconds / cycle,
-        "host_ms_per_step": 1e3 * host / cycle,
-        "roof_ms_per_step": 1e3 * meter.seconds / cycle,
+        "steps": steps,
+        "tok_s": cell.requests * cell.tokens_per_step * steps / seconds,
+        "ms_per_step": 1e3 * seconds / steps,
+        "host_ms_per_step": 1e3 * host_seconds / steps,
+        "roof_ms_per_step": 1e3 * meter.seconds / steps,
         "share_of_roof": meter.seconds / seconds,
     }
 
@@ -168,7 +175,9 @@ def start_engine(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -
     steps = shape.response // cell.tokens_per_step
     sampling = SamplingParams(max_tokens=shape.response, steps=steps, block_length=shape.block, ignore_eos=True)
     policy = llm.session.policy(cell.cache, cell.settings)
-    workload = random_workload(llm, cell.requests, 1, 0, sampling, shape.prefix, shape.suffix)
+    workload = random_workload(
+        llm, requests=cell.requests, sampling=sampling, prefix_tokens=shape.prefix, prompt_tokens=shape.suffix
+    )
     for task in workload.tasks:
         engine.add(task.request.with_policy(policy))
     waiting = {task.request.id for task in workload.tasks}

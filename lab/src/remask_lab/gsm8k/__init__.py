@@ -60,11 +60,11 @@ def make_questions(requests: int, prompts: int, seed: int, shots: int = EXAMPLES
     """
     rng = random.Random(seed)
     order = rng.sample(conversations(), len(conversations()))
-    examples, rest = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
+    examples, asked = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
     systems = [_system(examples[index * EXAMPLES :][:shots]) for index in range(prompts)]
     questions = []
     for index in range(requests):
-        user, solution = rest[index % len(rest)]
+        user, solution = asked[index % len(asked)]
         steps, answer = _split(solution)
         questions.append(MathQuestion((systems[index % prompts], user), answer, f"{steps} {answer}"))
     return questions
@@ -83,6 +83,7 @@ def keeps_format(text: str) -> bool:
 
 
 def _system(examples: list[tuple[Message, Message]]) -> Message:
+    """The system message of rules and worked examples."""
     texts = [f"Question: {user['content']}\n{' '.join(_split(solution))}" for user, solution in examples]
     return {"role": "system", "content": "\n\n".join([RULES, *texts])}
 

@@ -48,6 +48,7 @@ class Format:
 
 
 def _gsm8k(line: Line) -> Doc:
+    """A question of GSM8K, as it is published, or as a chat of a question and its answer."""
     question, reasoning = line.exchange() if line.has("messages") else (line.text("question"), line.text("answer"))
     if "####" not in reasoning:
         raise line.error(f"field 'answer' has no '####' before its final number: {reasoning[-60:]!r}")
@@ -60,6 +61,7 @@ def _math500(line: Line) -> Doc:
 
 
 def _arc(line: Line) -> Doc:
+    """A question of ARC, whose choices are two lists, of texts and of labels."""
     choices = line.get("choices")
     texts, labels = (choices.get(name) if isinstance(choices, dict) else None for name in ("text", "label"))
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
@@ -72,6 +74,7 @@ def _arc(line: Line) -> Doc:
 
 
 def _gpqa(line: Line) -> Doc:
+    """A question of GPQA with its four choices in a random order."""
     right = line.text("Correct Answer").strip()
     wrong = [line.text(f"Incorrect Answer {number}").strip() for number in (1, 2, 3)]
     question = line.text("Question").strip()

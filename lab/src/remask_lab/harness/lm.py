@@ -28,7 +28,7 @@ from remask_lab.likelihood.masked import MaskLikelihoods
 from remask_lab.likelihood.passes import Pair, encode_pair
 from remask_lab.records.interval import wilson
 
-_MAX_TOKENS = 256  # where a task gives no length
+_MAX_TOKENS = 256  # of a response, if the task gives no length
 _GENERATION = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k")
 
 
@@ -54,12 +54,18 @@ class RemaskLM(LM):
         estimator: MaskLikelihoods | None = None,
         examples: Sequence[Message] = (),
     ) -> None:
+        """Raises `ConfigError` if the model has no tokenizer."""
         super().__init__()
         if llm.tokenizer is None:
             raise ConfigError("this model folder has no tokenizer, and lm-eval's tasks are text; give a model with one")
-        self._llm, self._policy, self._sampling, self._seed = llm, policy, sampling, seed
-        self._tokenizer, self._estimator, self._examples = llm.tokenizer, estimator, examples
-        self._shared: dict[str, int] = {}  # shared tokens of every rendered chat
+        self._llm = llm
+        self._tokenizer = llm.tokenizer
+        self._policy = policy
+        self._sampling = sampling
+        self._seed = seed
+        self._estimator = estimator
+        self._examples = examples
+        self._shared: dict[str, int] = {}  # number of shared tokens of every rendered chat, by its text
         self.generation: Generation | None = None  # of the last `generate_until`
         self.standard_errors: list[float] = []  # of the last log-likelihoods, in nats
 
@@ -73,12 +79,12 @@ class RemaskLM(LM):
 
         Without a generation prompt the text ends with the last message, which the model continues.
         """
-        chat_history = [*chat_history[:-1], *self._examples, chat_history[-1]]
+        messages = [*chat_history[:-1], *self._examples, chat_history[-1]]
         if add_generation_prompt:
-            text = self._tokenizer.render_chat(chat_history)
+            text = self._tokenizer.render_chat(messages)
         else:
-            text = self._tokenizer.render_chat(chat_history[:-1]) + chat_history[-1]["content"]
-        self._shared[text] = self._tokenizer.shared_prefix(chat_history)
+            text = self._tokenizer.render_chat(messages[:-1]) + messages[-1]["content"]
+        self._shared[text] = self._tokenizer.shared_prefix(messages)
         return text
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
@@ -116,10 +122,9 @@ class RemaskLM(LM):
                 stop = start + half if len(starts) > 1 else len(tokens)
                 pairs.append(Pair(tokens[max(0, start - half) : start], tokens[start:stop]))
                 owners.append(number)
+        likelihoods = estimator.score(pairs, range(len(pairs)), self._llm.session.progress)
         sums = [0.0] * len(requests)
-        for number, likelihood in zip(
-            owners, estimator.score(pairs, range(len(pairs)), self._llm.session.progress), strict=True
-        ):
+        for number, likelihood in zip(owners, likelihoods, strict=True):
             sums[number] += likelihood.log_likelihood
         return sums
 
@@ -274,7 +279,7 @@ def _metrics(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -
 
 log = logging.getLogger(__name__)
 
-SECONDS = 4.0
+SECONDS = 4.0  # for one connection to the hub
 
 
 def go_offline_without_network() -> None:

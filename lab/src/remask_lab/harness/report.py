@@ -34,7 +34,8 @@ def loss_table(rows: Sequence[EvalRow]) -> str:
 
     "work saved" is the ratio of row-layers, prefix-only passes included, and "speed" that of seconds.
     """
-    cells, baseline = [], rows[0]["result"]
+    cells = []
+    baseline = rows[0]["result"]
     for row in rows:
         result = row["result"]
         loss = number_text(".3f", result["loss"])

@@ -107,12 +107,12 @@ def run_local(
     llm: LLM,
     task: Benchmark,
     docs: Sequence[Doc],
+    *,
     role: str,
     policy: CachePolicy,
     sampling: Mapping[str, Any],
     seed: int,
     shots: Sequence[Doc] = (),
-    *,
     losses: bool = False,
 ) -> dict[str, Any]:
     """Ask all of `docs` under the shared system prompt, score the responses, and return one row of results.
@@ -133,8 +133,8 @@ def run_local(
     samples = [{"text": output.text, "token_ids": list(output.token_ids)} for output in generation.outputs]
     if losses:
         references = [Reference(request, doc.solution) for request, doc in zip(requests, docs, strict=True)]
-        losses_read, reason = measure_losses(llm, references, policy, seed)
-        return {**generation.costs(), **mean_loss(losses_read), "no_loss": reason, "samples": samples}
+        losses_by_request, reason = measure_losses(llm, references, policy, seed)
+        return {**generation.costs(), **mean_loss(losses_by_request), "no_loss": reason, "samples": samples}
     for doc, sample in zip(docs, samples, strict=True):
         verdict = judge(sample["text"] or "", doc.right)
         sample |= {"right": doc.right, "answer": verdict.answer, **verdict.metrics}
@@ -145,6 +145,7 @@ def check_first(
     llm: LLM,
     task: Benchmark,
     docs: Sequence[Doc],
+    *,
     role: str,
     sampling: Mapping[str, Any],
     seed: int,
@@ -156,7 +157,9 @@ def check_first(
     """
     if len(docs) <= FIRST:
         return
-    metrics = run_local(llm, task, docs[:FIRST], role, llm.session.policy("none"), sampling, seed, shots)["metrics"]
+    metrics = run_local(
+        llm, task, docs[:FIRST], role=role, policy=llm.session.policy("none"), sampling=sampling, seed=seed, shots=shots
+    )["metrics"]
     if not any(metric["value"] for metric in metrics.values()):
         note = f" (the first {FIRST} of {len(docs)} were asked)"
         check_answers("none", 0.0, sampling_of(llm, sampling, task.max_tokens), note)

@@ -84,12 +84,12 @@ def same_answer(candidate: str, answer: str) -> bool:
 
     A unit is dropped from `candidate` alone, and only where `answer` is a number: "3 x" is not "3 y".
     """
-    ours, reference = _plain(candidate), _plain(answer)
-    number = _number(reference)
+    plain_candidate, plain_answer = _plain(candidate), _plain(answer)
+    number = _number(plain_answer)
     if number is not None:
-        value = _number(ours)
-        return (value if value is not None else _number_before_unit(ours)) == number
-    return _squeezed(ours) == _squeezed(reference) != ""
+        value = _number(plain_candidate)
+        return (_number_before_unit(plain_candidate) if value is None else value) == number
+    return _squeezed(plain_candidate) == _squeezed(plain_answer) != ""
 
 
 def _plain(text: str) -> str:
@@ -135,5 +135,5 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 def _squeezed(text: str) -> str:
     """`text` without spaces, for comparison. A single letter is a choice, whose case does not matter."""
-    text = "".join(text.split())
-    return text.upper() if len(text) == 1 else text
+    squeezed = "".join(text.split())
+    return squeezed.upper() if len(squeezed) == 1 else squeezed

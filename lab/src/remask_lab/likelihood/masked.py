@@ -24,6 +24,7 @@ from remask_lab.likelihood import MAX_ROWS
 from remask_lab.likelihood.passes import Job, Pair, UncachedPasses
 
 TOGETHER = 64  # pairs whose masks are in memory at the same time
+MAX_BITS = 63  # of a set of masks as an int64
 
 Floats = NDArray[np.float64]
 MaskedPair = tuple[Pair, Mask]
@@ -111,6 +112,7 @@ class MaskLikelihoods:
         return self._score(pairs, [0] * len(pairs) if groups is None else groups, progress)
 
     def _score(self, pairs: Sequence[Pair], groups: Sequence[int], progress: bool) -> list[Likelihood]:
+        """Score checked pairs, `TOGETHER` at a time."""
         scored = []
         with tqdm(total=len(pairs), desc="likelihood", unit="resp", disable=not progress) as bar:
             for start in range(0, len(pairs), TOGETHER):
@@ -141,8 +143,7 @@ class MaskLikelihoods:
     def _draw(self, pair: Pair, group: int) -> "_MaskSets":
         """All sets of masks of a pair where these are few enough, and drawn ones otherwise."""
         draws, length = self.draws, len(pair.response)
-        # The first comparison keeps 2 ** length small.
-        if draws.exact and length < 63 and 2**length - 1 <= draws.samples:
+        if draws.exact and length < MAX_BITS and 2**length - 1 <= draws.samples:
             masks, weights = every_mask(length)
             return _MaskSets([(pair, mask) for mask in masks], weights, None)
         masks = draw_masks(length, draws, group)
@@ -234,9 +235,9 @@ class MaskedPasses(UncachedPasses):
                 best, token = logits.max(dim=-1)
                 tokens.append(token)
                 confidence.append(best - total)
-            both = torch.stack((torch.cat(tokens).double(), torch.cat(confidence).double())).cpu().numpy()
+            stacked = torch.stack((torch.cat(tokens).double(), torch.cat(confidence).double())).cpu().numpy()
             edges = np.cumsum([int(mask.sum()) for _, mask in chunk])[:-1]
-            for (_, mask), (pair_tokens, pair_confidence) in zip(chunk, np.split(both, edges, axis=1), strict=True):
+            for (_, mask), (pair_tokens, pair_confidence) in zip(chunk, np.split(stacked, edges, axis=1), strict=True):
                 best_index = int(pair_confidence.argmax())
                 steps.append((int(np.flatnonzero(mask)[best_index]), int(pair_tokens[best_index])))
         return steps

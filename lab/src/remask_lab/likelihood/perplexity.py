@@ -38,10 +38,9 @@ class Judge:
 
     def __init__(self, name: str, dtype: str = "auto", device: torch.device | str = "cpu") -> None:
         self.name = name
-        kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
         with _loading("The judge", name):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model = load_causal_model("The judge", name, kind)
+        model = load_causal_model("The judge", name, dtype if dtype == "auto" else getattr(torch, dtype))
         self._model = model.to(device).eval()
         self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
 
@@ -95,7 +94,7 @@ def load_causal_model(description: str, name: str, dtype: torch.dtype | str) -> 
 
 @contextmanager
 def _loading(description: str, name: str) -> Iterator[None]:
-    """Turn all errors into a `CheckpointError` that names the model."""
+    """Turn all errors of the block into a `CheckpointError` that names the model."""
     try:
         yield
     # A missing name, a missing file and a foreign architecture surface as OSError, ValueError, KeyError and others.
@@ -247,7 +246,7 @@ def _score(llm: LLM, judge: Judge, prompt: Sequence[int], output: Output) -> Jud
     ids = [token for token in output.token_ids if token not in llm.tokenizer.special_ids]
     text = llm.tokenizer.decode(ids)
     nll, tokens = judge.score(llm.tokenizer.decode(prompt), text)
-    return JudgedResponse(nll, tokens, text, len(output.token_ids) - len(ids))
+    return JudgedResponse(nll=nll, tokens=tokens, text=text, dropped=len(output.token_ids) - len(ids))
 
 
 def _summary(policy: Policy, scores: tuple[JudgedResponse, ...], seed: int) -> Perplexity:
@@ -259,4 +258,14 @@ def _summary(policy: Policy, scores: tuple[JudgedResponse, ...], seed: int) -> P
     low, high = bootstrap([score.nll for score in judged], [score.tokens for score in judged], seed)
     mean = total / tokens
     empty = len(scores) - len(judged)
-    return Perplexity(policy.name, policy.settings, math.exp(mean), low, high, mean, tokens, empty, scores)
+    return Perplexity(
+        cache=policy.name,
+        settings=policy.settings,
+        perplexity=math.exp(mean),
+        low=low,
+        high=high,
+        mean_nll=mean,
+        tokens=tokens,
+        empty=empty,
+        scores=scores,
+    )

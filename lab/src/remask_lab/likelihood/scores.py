@@ -52,6 +52,7 @@ def read_items(lines: Sequence[Line], encode: Encode) -> list[Question] | list[R
 
 
 def _question(line: Line, encode: Encode) -> Question:
+    """The question of a line, as `read_items` says. Raises `ConfigError`, which names the line and the field."""
     choices: Any = line.get("choices")
     labels: Any = list(LETTERS)
     if isinstance(choices, dict):
@@ -114,7 +115,9 @@ def score_questions(estimator: MaskLikelihoods, items: Sequence[Question], progr
                 "answer": question.answer,
                 "chosen": sums.index(max(sums)),
                 "chosen_norm": by_character.index(max(by_character)),
-                "choices": [{"text": text, **asdict(s)} for text, s in zip(question.choices, scores, strict=True)],
+                "choices": [
+                    {"text": choice, **asdict(score)} for choice, score in zip(question.choices, scores, strict=True)
+                ],
             }
         )
     result: dict[str, Any] = {"questions": questions}

@@ -114,12 +114,7 @@ class _StepCost:
 
 
 def profile_operations(
-    llm: LLM,
-    requests: Sequence[Request],
-    *,
-    steps: int | None = None,
-    rounds: int = 3,
-    progress: bool = False,
+    llm: LLM, requests: Sequence[Request], *, steps: int | None = None, rounds: int = 3, progress: bool = False
 ) -> Profile:
     """Run all `requests` together, and time the operations of the first `steps` steps; None times all steps.
 
@@ -150,9 +145,7 @@ def profile_operations(
     timed = [sum(sum(step[turn].values()) for step in parts) for turn in range(rounds)]
     ratios = [timed[turn] / sum(step[turn] for step in plain_seconds) for turn in range(rounds)]
     return Profile(
-        steps=tuple(map(_step, costs, plain_seconds, parts)),
-        overhead=statistics.median(ratios) - 1,
-        counted=counted,
+        steps=tuple(map(_step, costs, plain_seconds, parts)), overhead=statistics.median(ratios) - 1, counted=counted
     )
 
 

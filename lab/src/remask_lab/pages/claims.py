@@ -141,6 +141,7 @@ def _verdict_cells(claim: Claim, records: Mapping[str, Record]) -> list[str]:
 
 
 def _accuracy(row: Result) -> str:
+    """The share of right answers in percent."""
     return percent(row["accuracy"])
 
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,14 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="float32 on a CPU, the default; bfloat16 elsewhere")
     parser.add_argument("--folder", default=str(FOLDER), help="of the result files")
     parser.add_argument(
-        "--output",
-        default=str(PAGES["real-weights"]),
-        help="the page; its picture goes into images beside it",
+        "--output", default=str(PAGES["real-weights"]), help="the page; its picture goes into images beside it"
     )
     return run_command(partial(_run, parser.parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Measure the parts without a file if `--measure` is given, then write the picture and the page."""
     folder, output = Path(args.folder), Path(args.output)
     if args.measure:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,6 +100,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _file(folder: Path, part: str) -> Path:
+    """The file of a part's record."""
     return folder.parent / f"bench.{SMOLLM2}.json" if part == "town" else folder / f"{part}.json"
 
 
@@ -241,6 +240,7 @@ def _number(value: float, interval: Sequence[float | None], form: str = ".3f") -
 
 
 def _nats(row: Row, key: str) -> str:
+    """A difference of losses with its interval, signed; "-" if it was not measured."""
     return _number(row[key], row[f"{key}_interval"], "+.3f") if key in row else "-"
 
 
@@ -321,12 +321,12 @@ def _first_step_table(cases: Sequence[Mapping[str, Any]]) -> str:
     """The divergence of first predictions by depth, beside the depths of the rules. Equal ones share their text."""
     rows = []
     for case in cases:
-        texts = [
-            (depth, _number(shift["nats"], shift["nats_interval"], ".2f")) for depth, shift in case["depths"].items()
-        ]
+        texts = {
+            depth: _number(shift["nats"], shift["nats_interval"], ".2f") for depth, shift in case["depths"].items()
+        }
         ranges = []
-        for text, run in groupby(texts, key=itemgetter(1)):
-            depths = [depth for depth, _ in run]
+        for text, run in groupby(texts, key=texts.__getitem__):
+            depths = list(run)
             ranges.append(f"{'-'.join(dict.fromkeys((depths[0], depths[-1])))}: {text}")
         name = f"`{case['model']}`, {case['task']}"
         rows.append([name, f"{min(case['rule'])}", f"{min(case['rule_by_rows'])}", "; ".join(ranges)])

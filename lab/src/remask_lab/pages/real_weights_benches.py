@@ -88,6 +88,7 @@ def _compare(
     source: Source,
     size: Size,
     draw: Draw,
+    *,
     only: Sequence[str] | None = None,
     depths: Sequence[int] = (),
     refreshes: Sequence[int | None] = (),
@@ -95,7 +96,9 @@ def _compare(
     rounds: int = 1,
     earned: bool = False,
 ) -> Record:
-    """A bench of all caches, or of `only` some, and of `bicache` at `depths`. Each request runs once, without warm-up.
+    """Run a bench of all caches, or of `only` some, and of `bicache` at `depths`. Returns its record.
+
+    Each request runs once, without warm-up.
 
     `bicache` and compositions among all caches reuse half of the layers. With `refreshes` each depth is run with each
     of these intervals. `losses` measures the loss of reference answers in place of accuracy, and `earned` adds
@@ -128,21 +131,21 @@ def _compare(
 
 
 def town_draw(size: Size, counts: tuple[int, int], sampling: Mapping[str, Any], shops: int | None = None) -> Draw:
-    """Draws questions of the town task; `counts` are those of questions and pages."""
+    """Return what draws questions of the town task; `counts` are those of questions and pages."""
     requests, pages = counts
     task = TaskChoice("town", TownSettings(shops=shops or size.shops))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
 def lookup_draw(size: Size, written: str, sampling: Mapping[str, Any]) -> Draw:
-    """Draws questions of the look-up task; `written` is how its pages were."""
+    """Return what draws questions of the look-up task; `written` is how its pages came to be."""
     requests, pages = size.lookups[written]
     task = TaskChoice("lookup", LookupSettings(written=written))
     return lambda llm, _: usual_workload(llm, requests, SEED, sampling, prefixes=pages, task=task)
 
 
 def gsm8k_draw(size: Size, shots: int) -> Draw:
-    """Draws questions of GSM8K behind `shots` worked examples; two share a system prompt.
+    """Return what draws questions of GSM8K behind `shots` worked examples; two share a system prompt.
 
     The model solves few of them, so agreement and losses are compared.
     """
@@ -159,11 +162,11 @@ def gsm8k_draw(size: Size, shots: int) -> Draw:
 
 
 def document_draw(size: Size, share: int) -> Draw:
-    """Draws documents with a prefix of `share` percent, whose last tokens are written, two a step."""
+    """Return what draws documents with a prefix of `share` percent, whose last tokens are written, two a step."""
     count, canvas, tokens = size.documents
     params = SamplingParams(max_tokens=tokens, steps=tokens // 2, block_length=tokens // 2, ignore_eos=True)
     return lambda llm, source: document_workload(
-        llm, list(read_documents(source.documents)), count, canvas, share, SEED, params
+        llm, list(read_documents(source.documents)), count=count, canvas=canvas, ratio=share, seed=SEED, sampling=params
     )
 
 

@@ -65,15 +65,15 @@ def _token_mean(name: str, answers: Sequence[Sequence[float]]) -> dict[str, Any]
 def _half_masked(
     llm: LLM, name: str, question: str, answer: str, rng: np.random.Generator
 ) -> tuple[Request, list[bool]]:
-    """A request that writes the masked half of a response in one step, and for each masked token if it is the answer's.
+    """A request that writes the masked half of a response in one step, and whether each masked token is of the answer.
 
     The canvas is as in the adapter's training: question and answer as plain text, then end tokens up to `CANVAS`.
     """
     assert llm.tokenizer is not None
-    end = min(llm.loaded.config.stop_ids)
+    end_id = min(llm.loaded.config.stop_ids)
     prompt = llm.tokenizer.encode(f"Question: {question}\nAnswer:", add_special_tokens=False)[-QUESTION:]
     answer_ids = llm.tokenizer.encode(f" {answer}", add_special_tokens=False)[:ANSWER]
-    response = np.array([*answer_ids, *([end] * (CANVAS - len(prompt) - len(answer_ids)))])
+    response = np.array([*answer_ids, *([end_id] * (CANVAS - len(prompt) - len(answer_ids)))])
     masked = np.flatnonzero(rng.random(len(response)) < 0.5)
     fixed = response.copy()
     fixed[masked] = OPEN

@@ -1,7 +1,7 @@
 """Sizes of the measurements of pretrained weights, and the model and the files that they read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -15,9 +15,9 @@ NumberFormat: TypeAlias = Literal["none", "int8", "int4"]
 SEED: Final = 31337
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of each part of the measurements.
+    """The size of each part of the measurements, by default the usual one.
 
     Attributes:
         profile: requests at each prefix ratio, and tokens of their canvases.
@@ -38,19 +38,19 @@ class Size:
         lookups: questions and pages of the look-up task, by how they were written.
     """
 
-    profile: tuple[int, int]
-    held_out: int
-    published: int
-    gsm8k: Mapping[int, int]
-    gsm8k_tokens: int
-    gsm8k_steps: int
-    town: tuple[int, int]
-    town_depths: tuple[int, int]
-    town_caches: tuple[int, int]
-    shops: int
-    first_steps: int
-    documents: tuple[int, int, int]
-    answers: tuple[int, int]
+    profile: tuple[int, int] = (8, 512)
+    held_out: int = 200
+    published: int = 1000
+    gsm8k: Mapping[int, int] = field(default_factory=lambda: {0: 24, 4: 12, 8: 6})
+    gsm8k_tokens: int = 64
+    gsm8k_steps: int = 8
+    town: tuple[int, int] = (200, 40)
+    town_depths: tuple[int, int] = (200, 40)
+    town_caches: tuple[int, int] = (30, 30)
+    shops: int = 16
+    first_steps: int = 40
+    documents: tuple[int, int, int] = (30, 640, 48)
+    answers: tuple[int, int] = (30, 128)
     depths: tuple[int, ...] = (1, 5, 10, 20)
     first_step_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
     passes: tuple[int, ...] = (128, 512, 1024)
@@ -58,32 +58,24 @@ class Size:
     lookups: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {GENERATED: (100, 50), BY_HAND: (100, 25)})
 
 
-_FEW: Final = {GENERATED: (2, 1), BY_HAND: (2, 1)}
-_USUAL: Final = Size(
-    (8, 512), 200, 1000, {0: 24, 4: 12, 8: 6}, 64, 8, (200, 40), (200, 40), (30, 30), 16, 40, (30, 640, 48), (30, 128)
-)
 SIZES: Final[Mapping[str, Size]] = {
     "tiny": Size(
-        (1, 128), 2, 2, {0: 2}, 8, 2, (4, 2), (2, 1), (2, 2), 4, 2, (2, 60, 4), (2, 8), (2,), (1, 30), (16,), 1, _FEW
+        profile=(1, 128), held_out=2, published=2, gsm8k={0: 2}, gsm8k_tokens=8, gsm8k_steps=2, town=(4, 2),
+        town_depths=(2, 1), town_caches=(2, 2), shops=4, first_steps=2, documents=(2, 60, 4), answers=(2, 8),
+        depths=(2,), first_step_depths=(1, 30), passes=(16,), lookups={GENERATED: (2, 1), BY_HAND: (2, 1)},
     ),
     "small": Size(
-        (4, 512), 150, 512, {0: 12, 4: 3, 8: 2}, 32, 4, (160, 40), (60, 60), (10, 10), 8, 12, (12, 320, 24), (30, 48)
+        profile=(4, 512), held_out=150, published=512, gsm8k={0: 12, 4: 3, 8: 2}, gsm8k_tokens=32, gsm8k_steps=4,
+        town=(160, 40), town_depths=(60, 60), town_caches=(10, 10), shops=8, first_steps=12, documents=(12, 320, 24),
+        answers=(30, 48),
     ),
-    "usual": _USUAL,
-    "large": replace(
-        _USUAL,
-        gsm8k={0: 64, 4: 64, 8: 32},
-        gsm8k_steps=32,
-        town=(400, 200),
-        town_depths=(400, 200),
-        town_caches=(400, 200),
-        shops=8,
-        first_steps=24,
-        documents=(96, 640, 48),
-        depths=(1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
+    "usual": Size(),
+    "large": Size(
+        gsm8k={0: 64, 4: 64, 8: 32}, gsm8k_steps=32, town=(400, 200), town_depths=(400, 200), town_caches=(400, 200),
+        shops=8, first_steps=24, documents=(96, 640, 48), depths=(1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25),
         concurrency=64,
     ),
-}
+}  # fmt: skip
 """Sizes by name. `small` takes some forty minutes of two idle cores, `usual` about an hour; `tiny` tests that all runs.
 
 `large` is for a GPU, on which a part takes a minute or two.

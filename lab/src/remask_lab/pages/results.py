@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Write both files, after both texts are made: an error leaves both as they were."""
     records = read_all(args.results)
     gpus = read_kept(Path(args.results) / "gpu")
     text = page(records)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,7 @@ class Kind:
     model: str
     task: str
     title: str
+    _: KW_ONLY
     rule_depth: int
     layers: int
     rows: Mapping[str, Row]
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(results: Path, output: Path) -> None:
+    """Write the picture and the page."""
     measured_kinds = kinds(results)
     caches = read_all(results / FOLDER.name)["town-caches"]
     (output.parent / "images").mkdir(exist_ok=True)
@@ -141,8 +143,9 @@ def _kind(record: Record, title: str, rule_depth: float) -> Kind:
     depths = {
         int(row["prefix_depth"]): row for cache, row in rows.items() if cache.startswith("bicache") and "+" not in cache
     }
-    task = about["settings"]["name"]
-    return Kind(about["model"], task, title, int(rule_depth), layers, rows, depths | {layers: rows["reuse"]})
+    depths[layers] = rows["reuse"]
+    names = about["model"], about["settings"]["name"], title
+    return Kind(*names, rule_depth=int(rule_depth), layers=layers, rows=rows, depths=depths)
 
 
 def page(results: Path, page_kinds: Sequence[Kind]) -> str:
@@ -170,14 +173,8 @@ def page(results: Path, page_kinds: Sequence[Kind]) -> str:
 
 def _answer_table(page_kinds: Sequence[Kind]) -> str:
     """The right answers of each kind without a cache, at all layers, and at the largest depth that the rule allows."""
-    titles = [
-        "weights, task",
-        "depth by similarity",
-        "`none` right",
-        "`reuse` right",
-        "`bicache` right",
-        "the depth is",
-    ]
+    caches = [f"`{cache}` right" for cache in ("none", "reuse", "bicache")]
+    titles = ["weights, task", "depth by similarity", *caches, "the depth is"]
     rows = []
     for kind in page_kinds:
         depth = max((depth for depth in kind.depths if depth <= kind.rule_depth), default=0)

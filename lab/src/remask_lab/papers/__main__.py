@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of everything but `profile`."""
     parser = argparse.ArgumentParser(
         prog="python -m remask_lab papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -80,14 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(group, LoadSettings, ("check_weights",))
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
     parser.add_argument(
-        "--similarities",
-        metavar="FILE",
-        help="what 'papers profile' wrote of the model, for tables with rows by tau",
+        "--similarities", metavar="FILE", help="what 'papers profile' wrote of the model, for tables with rows by tau"
     )
     return parser
 
 
 def _run(args: argparse.Namespace) -> None:
+    """List or print tables, or measure them one after another.
+
+    Raises `ConfigError` on options that do not fit, and if a table cannot be measured; with `--all` after all others.
+    """
     if args.list:
         print("\n".join(f"{name:<24}{load_table(name).title}" for name in table_names()))
         return
@@ -149,7 +152,16 @@ def _measure_table(table: PaperTable, args: argparse.Namespace) -> None:
     similarities = None
     if args.similarities is not None:
         similarities = SimilarityTable.load(args.similarities, llm.loaded.fingerprint)
-    measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model, scale.divided, similarities)
+    measurer = Measurer(
+        llm,
+        rounds=scale.rounds,
+        seed=args.seed,
+        prompts=args.prompts,
+        judge=judge,
+        ar_model=args.ar_model,
+        divided=scale.divided,
+        similarities=similarities,
+    )
     model = llm.loaded.name
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
     path = args.json if args.out is None else Path(args.out) / f"{table.name}.{slug}.json"

@@ -193,7 +193,10 @@ def read_table(path: Path) -> PaperTable:
 
 
 def _table(name: str, content: dict[str, Any]) -> PaperTable:
-    """Make a table of a TOML file's content, which is consumed. Raises as `read_table` catches it."""
+    """Make a table of a TOML file's content, which is emptied.
+
+    Raises `ConfigError`, `KeyError`, `TypeError` or `ValueError` if it is invalid.
+    """
     published = content.pop("published", None)
     if published is None:
         published = {"setting": None, "metrics": (), "columns": ()}
@@ -306,6 +309,7 @@ def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> 
 
 
 def _resolved(row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
+    """The measurement of a row by itself, without a baseline. Raises `ConfigError` on invalid sampling parameters."""
     overrides = (row.at or {}).get(scale_name, {})
     scale_sampling = {name: value for name, value in scale.sampling.items() if name not in row.without}
     try:
@@ -320,4 +324,13 @@ def _resolved(row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
     # The command's workload has priority. A row changes its lengths only.
     workload = {**scale.workload, **(row.workload or {}), **overrides.get("workload", {})}
     concurrency = scale.concurrency if row.concurrency is None else row.concurrency
-    return ResolvedRow(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, concurrency, None)
+    return ResolvedRow(
+        measure=row.measure,
+        cache=row.cache,
+        settings=row.settings or {},
+        tau=row.tau,
+        sampling=sampling,
+        workload=workload,
+        concurrency=concurrency,
+        baseline=None,
+    )

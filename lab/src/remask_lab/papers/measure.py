@@ -33,21 +33,9 @@ from remask_lab.records.record import Record, Sweep, about
 from remask_lab.similarity.table import SimilarityTable
 
 KEPT = (
-    "policy",
-    "throughput_tok_s",
-    "ratio_to_none",
-    "ratio_range",
-    "work_ratio_to_none",
-    "accuracy",
-    "accuracy_interval",
-    "verdicts",
-    "agreement_with_none",
-    "forwards",
-    "row_layers",
-    "audit_row_layers",
-    "prefix_hits",
-    "prefix_depth",
-    "extra_memory_bytes",
+    *("policy", "throughput_tok_s", "ratio_to_none", "ratio_range", "work_ratio_to_none", "accuracy"),
+    *("accuracy_interval", "verdicts", "agreement_with_none", "forwards", "row_layers", "audit_row_layers"),
+    *("prefix_hits", "prefix_depth", "extra_memory_bytes"),
 )
 DETAILS = ("flops", "executed_flops", "flops_saved", "efficiency_kept", "cache_ratio")
 BASELINE, OURS = "baseline", "ours"
@@ -124,7 +112,7 @@ class Measurer:
             lookup = self.similarities.at(row.tau)
             policy = self.llm.session.policy(row.cache, row.settings, lambda: lookup)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
-        return Contender(name, policy, workload, baseline=BASELINE)
+        return Contender(name, policy, workload=workload, baseline=BASELINE)
 
     def _settings(self, row: ResolvedRow) -> Mapping[str, Any]:
         """The settings of a row, in which `bicache` without a depth reads that of the model's table, if there is one.
@@ -145,6 +133,7 @@ class Measurer:
         return {"perplexity": scored.perplexity, "perplexity_interval": interval, "judge": self.judge.name}
 
     def _operations(self, baseline: Contender, ours: Contender) -> dict[str, Any]:
+        """The `operation_times` of both contenders."""
         return {
             f"{contender.name}_ms": operation_times(self.llm, _workload(contender), contender.policy, self.rounds)
             for contender in (baseline, ours)
@@ -182,6 +171,7 @@ class Measurer:
 
 
 def _workload(contender: Contender) -> Workload:
+    """The requests of a contender of `Measurer`, which always has its own."""
     assert contender.workload is not None
     return contender.workload
 
@@ -195,9 +185,15 @@ def draw(llm: LLM, workload: Mapping[str, Any], sampling: SamplingParams, seed: 
     count, prefixes = workload["requests"], workload.get("prefixes", 0)
     if workload["name"] == "random":
         # Random tokens have no meaning, so an end token among them must not shorten the response.
-        params_without_end = replace(sampling, ignore_eos=True)
-        lengths = workload["prefix_tokens"], workload["prompt_tokens"]
-        return random_workload(llm, count, prefixes, seed, params_without_end, *lengths).seeded
+        return random_workload(
+            llm,
+            requests=count,
+            prefixes=prefixes,
+            seed=seed,
+            sampling=replace(sampling, ignore_eos=True),
+            prefix_tokens=workload["prefix_tokens"],
+            prompt_tokens=workload["prompt_tokens"],
+        ).seeded
     if workload["name"] == "texts":
         if prompts is None:
             raise ConfigError(
@@ -206,9 +202,9 @@ def draw(llm: LLM, workload: Mapping[str, Any], sampling: SamplingParams, seed: 
             )
         tokens = cut_prompts(llm, read_texts(prompts), workload["prompt_tokens"], count)
         tasks = tuple(Task(Request(str(number), ids, sampling)) for number, ids in enumerate(tokens))
-        return Workload("texts", seed, tasks, 0).seeded
+        return Workload("texts", seed=seed, tasks=tasks, prefixes=0).seeded
     if has_own_task(llm) or reads_chats(llm):
-        return chat_workload(llm, own_task(llm), count, prefixes, seed, sampling).seeded
+        return chat_workload(llm, own_task(llm), requests=count, prefixes=prefixes, seed=seed, sampling=sampling).seeded
     raise ConfigError(
         f"the model {llm.loaded.name!r} has no chat template, so it cannot be asked questions; "
         "--workload random measures speed on random tokens of the table's lengths"

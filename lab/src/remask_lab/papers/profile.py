@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of the command, with the log options at their defaults."""
     parser = Parser(
         prog="python -m remask_lab papers profile",
         description=__doc__,

@@ -240,11 +240,7 @@ def _student_quantile(freedom: int) -> float:
     """
     if freedom in _STUDENT:
         return _STUDENT[freedom]
-    terms = (
-        (Z**3 + Z) / 4,
-        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
-        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
-    )
+    terms = ((Z**3 + Z) / 4, (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96, (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384)
     correction: float = sum(term / freedom**power for power, term in enumerate(terms, 1))
     return Z + correction
 

@@ -77,6 +77,7 @@ def conditions(since: CpuReading | None) -> dict[str, object]:
 
 
 def _busy(others: OthersUse, load: float | None) -> str:
+    """The warning that the machine was busy."""
     average = "" if load is None else f", load average {load:.1f}"
     host = f", {others.stolen:.1f} of them the virtual machine's host" if others.stolen >= BUSY else ""
     return (

@@ -13,6 +13,7 @@ from remask.tasks import relay, tariff, transit
 from remask.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
+TRANSIT_ROWS = 16, 64  # the fewest and the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def tariff_prompts(tokenizer: Tokenizer, kind: str = "plan") -> TaskPrompts:
 
     suffix = "" if kind == "plan" else f", {kind}"
     source = f"the tariff task (remask.tasks.tariff), questions answered about the same orders{suffix}"
-    return TaskPrompts("tariff", source, 200, 8, tokenizer, begin)
+    return TaskPrompts("tariff", source, canvas=200, response=8, tokenizer=tokenizer, begin=begin)
 
 
 def relay_prompts(tokenizer: Tokenizer) -> TaskPrompts:
@@ -139,18 +140,18 @@ def relay_prompts(tokenizer: Tokenizer) -> TaskPrompts:
         return prompt.text, _question_source(rng, draw, partial(relay.reference_response, prompt))
 
     source = "the relay task (remask.tasks.relay), questions answered about the same goods"
-    return TaskPrompts("relay", source, 96, relay.HOPS, tokenizer, begin)
+    return TaskPrompts("relay", source, canvas=96, response=relay.HOPS, tokenizer=tokenizer, begin=begin)
 
 
 def transit_prompts(tokenizer: Tokenizer, hops: int | None = None) -> TaskPrompts:
     """Prompts of the task transit with questions of `hops` hops; None draws the number.
 
-    A canvas of the default length holds the system prompt, one question and one response. Tables have 16 to 64 rows, so
-    that system prompts end at many ratios.
+    A canvas of the default length holds the system prompt, one question and one response. Tables have `TRANSIT_ROWS`
+    rows, so that system prompts end at many ratios.
     """
 
     def begin(rng: random.Random) -> tuple[str, Callable[[int], Questions]]:
-        seed, rows = rng.getrandbits(32), rng.randint(16, 64)
+        seed, rows = rng.getrandbits(32), rng.randint(*TRANSIT_ROWS)
         prompt = transit.make_workload(1, 1, seed, rows)[0].prompt
 
         def ask(turns: int) -> Questions:
@@ -164,7 +165,7 @@ def transit_prompts(tokenizer: Tokenizer, hops: int | None = None) -> TaskPrompt
 
     suffix = "" if hops is None else f", {hops} hops"
     source = f"the transit task (remask.tasks.transit), questions answered about one table{suffix}"
-    return TaskPrompts("transit", source, 288, 16, tokenizer, begin)
+    return TaskPrompts("transit", source, canvas=288, response=16, tokenizer=tokenizer, begin=begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,8 @@ def _grow_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], le
 
     tokens = _grow(render, length)
     ends = []
-    for index in [index for index, message in enumerate(messages) if message["role"] == "user" and index]:
+    user_turns = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    for index in filter(None, user_turns):  # nothing stands before message 0
         end = tokenizer.shared_prefix(messages[: index + 1])
         if end > length:
             break

@@ -81,12 +81,7 @@ class PrefixProbe:
 
     @torch.inference_mode()
     def similarity(
-        self,
-        prompt: Sequence[int],
-        response: int,
-        prefix: int,
-        measure: Measure = "flat",
-        layers: int | None = None,
+        self, prompt: Sequence[int], response: int, prefix: int, measure: Measure = "flat", layers: int | None = None
     ) -> NDArray[np.float64]:
         """Cosine similarities of the first `prefix` positions' K and V, as `layer_cosines` returns them.
 

@@ -19,7 +19,7 @@ from remask_lab.similarity.rule import DepthRule, ProfileSettings, depth_at, dep
 from remask_lab.similarity.table import Growth, SimilarityTable
 
 RATIOS = (*range(5, 100, 5), 97, 98, 99)  # finer at the end, where depth rises fastest
-SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left out
+SHORTEST_SUFFIX = 8  # tokens after the prefix below which a default ratio is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def reachable(ratios: Sequence[int] | None, canvas: int, system: int | None = No
     prefixes = {ratio: _prefix_length(ratio, canvas) for ratio in range(100)}
     exact = {ratio for ratio, prefix in prefixes.items() if percent(prefix, canvas) == ratio and prefix < canvas}
     if ratios is None:
-        fitting = [ratio for ratio in RATIOS if ratio in exact and canvas - prefixes[ratio] >= SHORTEST_REST]
+        fitting = [ratio for ratio in RATIOS if ratio in exact and canvas - prefixes[ratio] >= SHORTEST_SUFFIX]
         if not fitting:
             raise ConfigError(f"a canvas of {canvas} tokens is too short to profile; choose a longer one")
         return tuple(fitting)
@@ -57,10 +57,10 @@ def reachable(ratios: Sequence[int] | None, canvas: int, system: int | None = No
 def _reachable_behind(system: int, ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
     """`reachable` for canvases that share a system prompt of `system` tokens."""
     cuts = {ratio: _system_cut(system, ratio, canvas) for ratio in (RATIOS if ratios is None else ratios)}
-    rests = {ratio: cut[1] - cut[0] for ratio, cut in cuts.items() if cut is not None}
+    suffixes = {ratio: cut[1] - cut[0] for ratio, cut in cuts.items() if cut is not None}  # tokens after the prefix
     if ratios is None:
-        ratios = [ratio for ratio, rest in rests.items() if rest >= SHORTEST_REST]
-    missing = [ratio for ratio in ratios if ratio not in rests]
+        ratios = [ratio for ratio, suffix in suffixes.items() if suffix >= SHORTEST_SUFFIX]
+    missing = [ratio for ratio in ratios if ratio not in suffixes]
     if missing or not ratios:
         raise ConfigError(
             f"behind a system prompt of {system} tokens no canvas of up to {canvas} has a prefix ratio of "
@@ -90,9 +90,9 @@ def cut_at(first: Conversation, last: Sequence[int], ratio: int, canvas: int, re
             prefix, total = longest, canvas
     else:
         prefix, total = lengths
-    rest_tokens = total - prefix
-    masks = min(response, rest_tokens // 2)
-    return Cut((*first.tokens[:prefix], *last[len(last) - rest_tokens + masks :]), prefix, masks)
+    suffix = total - prefix
+    masks = min(response, suffix // 2)
+    return Cut((*first.tokens[:prefix], *last[len(last) - suffix + masks :]), prefix=prefix, masks=masks)
 
 
 def _system_cut(system: int, ratio: int, canvas: int) -> tuple[int, int] | None:
@@ -255,6 +255,7 @@ def _needed_layers(settings: ProfileSettings, measured: Sequence[NDArray[np.floa
 
 
 def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, tuple[float, ...]]:
+    """The rows of `values` [ratios, layers] by ratio, rounded to six digits."""
     return {ratio: tuple(row) for ratio, row in zip(ratios, values.round(6).tolist(), strict=True)}
 
 

@@ -115,6 +115,7 @@ def _line(text: str, model: LoadedModel) -> Any:
 
 
 def _tokens(value: Any, vocab: int) -> tuple[int, ...]:
+    """Check a list of token ids. Raises `ConfigError`."""
     valid = isinstance(value, list) and value and all(type(token) is int and 0 <= token < vocab for token in value)
     if not valid:
         raise ConfigError(f"prompt_token_ids must be a list of token ids from 0 to {vocab - 1}, got {value!r}")

@@ -40,7 +40,7 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(max_tokens=args.block, block_length=args.block, steps=args.block, ignore_eos=True)
     engine = llm.engine
     policy = llm.session.policy("block-dual")
-    for task in random_workload(llm, 1, 1, 0, params, 0, args.prompt).tasks:
+    for task in random_workload(llm, requests=1, sampling=params, prompt_tokens=args.prompt).tasks:
         engine.add(task.request.with_policy(policy))
     first_pass = cpu_seconds(engine.step)
     step_seconds: list[float] = []

@@ -35,7 +35,7 @@ from remask_lab.arguments import split_names
 from remask_lab.speed.command import cpu_seconds, in_turns, report
 
 TYPES = ("f32", "q8_0", "q4_0")
-_BYTES = 256
+_BYTES = 256  # tokens that a text needs at least
 PACKAGE, INSTALL = "llama_cpp", "pip install llama-cpp-python"
 OURS: dict[str, Quantization | None] = {"f32": None, "q8_0": "int8", "q4_0": "int4"}
 CACHES = ("none", "block-dual")
@@ -104,6 +104,7 @@ def compare(
 
 
 def open_ours(path: Path, kind: Quantization | None, args: argparse.Namespace) -> LLM:
+    """Open a model file in float32 on the CPU, with matrices quantized as `kind`."""
     limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
     return LLM(str(path), dtype="float32", device="cpu", threads=args.threads, quantization=kind, engine=limits)
 
@@ -124,7 +125,7 @@ def our_pass(llm: LLM, canvas: Canvas) -> Pass:
 
 @contextmanager
 def their_pass(path: Path, canvas: Canvas, threads: int) -> Iterator[Pass]:
-    """The same by llama.cpp, which holds the model until the context ends.
+    """A function like that of `our_pass` which llama.cpp runs; it holds the model until the context ends.
 
     Raises `ConfigError` where it cannot read the file or compute the pass.
     """
@@ -233,6 +234,7 @@ def _interleave_heads(rows: NDArray[np.float32], heads: int) -> NDArray[np.float
 
 
 def _write_keys(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    """Write the shape, and that attention is bidirectional and a row predicts its own position."""
     writer.add_name("random weights")
     writer.add_vocab_size(config.vocab)
     writer.add_context_length(config.max_length)

@@ -104,7 +104,9 @@ def policies(args: argparse.Namespace) -> Printout:
     sampling = SamplingParams(
         max_tokens=args.response, block_length=args.block_length, remasking="random", seed=0, ignore_eos=True
     )
-    workload = random_workload(llm, args.batch, 1, 0, sampling, args.prefix, args.prompt - args.prefix)
+    workload = random_workload(
+        llm, requests=args.batch, sampling=sampling, prefix_tokens=args.prefix, prompt_tokens=args.prompt - args.prefix
+    )
     runs = [run for name in (*policy_names(), *COMPOSITIONS) if (run := _start_policy(llm, name, workload)) is not None]
     for _ in range(args.steps):
         for run in runs:
@@ -139,6 +141,7 @@ def _start_policy(llm: LLM, name: str, workload: Workload) -> PolicySteps | None
 
 
 def policies_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The results of `policies` in Markdown."""
     header = ["cache", "settings", "ms a step (median)", "gain", "work gain", "rows a layer"]
     rows = []
     for row in results:
@@ -217,7 +220,7 @@ def block_engine(llm: LLM, shape: BlockShape, policy: CachePolicy) -> Engine:
         uniform={"tokens_per_step": 1, "canvas_length": shape.canvas},
         ignore_eos=True,
     )
-    workload = random_workload(llm, 1, 1, 0, params, 0, shape.prompt).seeded
+    workload = random_workload(llm, requests=1, sampling=params, prompt_tokens=shape.prompt).seeded
     engine = engine_of(llm, [task.request.with_policy(policy) for task in workload.tasks])
     touch_memory(engine, [policy])
     return engine
@@ -240,7 +243,7 @@ def uniform(args: argparse.Namespace) -> Printout:
     the operations inside it.
     """
     llm = open_random(args, max_num_seqs=1, max_model_len=args.canvas, store_budget_tokens=0)
-    block = BlockShape(args.canvas, args.prompt, args.block_length, args.steps)
+    block = BlockShape(canvas=args.canvas, prompt=args.prompt, block=args.block_length, steps=args.steps)
     caches = {name: llm.session.policy(*cache) for name, cache in CACHES.items()}
     times = time_block(llm, block, caches, args.full_steps, args.steps)
     operations: dict[str, dict[str, float]] = {}
@@ -269,6 +272,7 @@ def uniform(args: argparse.Namespace) -> Printout:
 
 
 def uniform_table(data: Mapping[str, Any]) -> str:
+    """The two tables of `uniform` in Markdown."""
     operations = data["operations_ms"]
     header = ["cache", "first step, ms", "later steps, ms", "gain over a block", "bound by rows"]
     rows = [

@@ -57,6 +57,7 @@ def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases
 
     @torch.inference_mode()
     def run() -> None:
+        """Compute the products layer by layer. Layers without rows are left out."""
         for count, layer in zip(rows, weights.layers, strict=True):
             if not count:
                 continue

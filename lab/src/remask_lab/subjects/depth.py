@@ -206,6 +206,7 @@ def _depths(measured: Sequence[Floats], tau: float) -> Ints:
 def _task_depth(
     name: str, source: str, ratios: Sequence[int], measured: Sequence[Floats], settings: ProfileSettings
 ) -> TaskDepth:
+    """The depths of one task from `measured`, the similarities [ratios, layers] of each request."""
     depths = _depths(measured, settings.tau)
     lookups = {rule: _lookup(rule, ratios, measured, settings.tau) for rule in RULES}
     tables = {rule: {ratio: lookup.depth(ratio, 100) for ratio in ratios} for rule, lookup in lookups.items()}
@@ -231,12 +232,16 @@ def _convergence(
     total = len(measured)
     depths = _depths(measured, settings.tau)
     sizes = [2**power for power in range(total.bit_length()) if 2**power < total] + [total]
-    rows = [Convergence(sizes[0], float("nan"), float("nan"), seconds[sizes[0] - 1])]
+    rows = [
+        Convergence(samples=sizes[0], distance=float("nan"), table_distance=float("nan"), seconds=seconds[sizes[0] - 1])
+    ]
     for before, after in pairwise(sizes):
         distance = np.abs(depths[:after].mean(axis=0) - depths[:before].mean(axis=0)).mean()
         smaller, larger = (_lookup(settings.rule, ratios, measured[:size], settings.tau) for size in (before, after))
         of_tables = table_distance(smaller, larger, ratios)
-        rows.append(Convergence(after, float(distance), of_tables, seconds[after - 1]))
+        rows.append(
+            Convergence(samples=after, distance=float(distance), table_distance=of_tables, seconds=seconds[after - 1])
+        )
     return tuple(rows)
 
 

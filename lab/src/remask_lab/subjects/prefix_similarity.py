@@ -145,6 +145,7 @@ def summarise(
 
 
 def _table(values: Floats) -> Table:
+    """An array [layers, steps] as nested tuples."""
     return tuple(tuple(row) for row in values.tolist())
 
 

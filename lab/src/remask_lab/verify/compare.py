@@ -94,9 +94,16 @@ def compare(llm: LLM, source: Source, prompt: Prompt, params: Mapping[str, Any],
         failures: list[Exception] = []
 
         def judge(scored: ScoredPass) -> Tensor:
+            """Compare a pass, and return the reference's logits; after a failure the engine's own."""
             if not failures:
                 try:
-                    canvas = Canvas(scored.tokens, scored.rows, scored.sees, scored.block.start, scored.temperature)
+                    canvas = Canvas(
+                        tokens=scored.tokens,
+                        rows=scored.rows,
+                        sees=scored.sees,
+                        start=scored.block.start,
+                        temperature=scored.temperature,
+                    )
                     their_logits = torch.from_numpy(_receive(connection, canvas))
                     comparison.note(scored, their_logits)
                     return their_logits

@@ -25,8 +25,12 @@ _REFRESHES = {"refresh_interval": 4}  # often enough for a response of 8 tokens 
 _OUTER = "bicache"
 _NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
 # Of any other model than a bundled one.
-_PLAIN = Exercise("Why is the sky blue?", "", "The sky is [[4]] because [[2-12]].", None)
-_ANY = Card("", "You are a helpful assistant. Answer in one or two short sentences.", lambda _: _PLAIN)
+_PLAIN = Exercise(
+    question="Why is the sky blue?", answer="", canvas="The sky is [[4]] because [[2-12]].", decision=None
+)
+_ANY = Card(
+    answers="", system="You are a helpful assistant. Answer in one or two short sentences.", draw=lambda _: _PLAIN
+)
 
 Number = Annotated[int, Query(ge=0, le=999)]
 

@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(subjects: Any) -> None:
+    """Add the parser of `eval tasks` to `subjects`, the result of `add_subparsers`."""
     parser = subjects.add_parser(
         "tasks",
         help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, ...) under several cache policies",
@@ -86,6 +87,7 @@ class _List(argparse.Action):
 
 
 def _likelihood(subjects: Any) -> None:
+    """Add the parser of `eval likelihood`."""
     parser = subjects.add_parser(
         "likelihood",
         help="log-likelihoods of responses, and multiple choice by them",
@@ -125,6 +127,7 @@ def add_draw_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _gen_ppl(subjects: Any) -> None:
+    """Add the parser of `eval gen-ppl`."""
     parser = subjects.add_parser(
         "gen-ppl",
         help="generative perplexity under an external judge",

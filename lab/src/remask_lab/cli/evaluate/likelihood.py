@@ -14,13 +14,7 @@ from remask_lab.arguments import check_least
 from remask_lab.cli.evaluate import FIELDS
 from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
 from remask_lab.likelihood.passes import Pair, encode_pair, encode_reply
-from remask_lab.likelihood.scores import (
-    Question,
-    check_kind,
-    read_items,
-    score_questions,
-    score_responses,
-)
+from remask_lab.likelihood.scores import Question, check_kind, read_items, score_questions, score_responses
 from remask_lab.records.jsonl import field_names, read_lines
 from remask_lab.records.record import Record, about, write_record
 

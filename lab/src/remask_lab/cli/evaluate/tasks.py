@@ -161,17 +161,19 @@ def _local(
     docs = read_docs(own_benchmark, args.data, names, args.limit)
     count, sampling = settings[task].shots, settings[task].sampling
     shots = read_shots(own_benchmark, args.shot_data, names, count) if count else ()
-    losses = args.metric == "agreement"
 
     def begin(llm: LLM) -> Measure:
+        """Return what measures rows on `llm`. Before the first row it checks that some questions are answered."""
+        run = partial(run_local, llm, own_benchmark, docs, role=role, sampling=sampling, seed=args.seed, shots=shots)
+
         @cache  # once, before the first row that the file of --output does not hold
         def check() -> None:
-            check_first(llm, own_benchmark, docs, role, sampling, args.seed, shots)
+            check_first(llm, own_benchmark, docs, role=role, sampling=sampling, seed=args.seed, shots=shots)
 
         def measure(_: str, policy: CachePolicy) -> Mapping[str, Any]:
             if args.metric is None:
                 check()
-            return run_local(llm, own_benchmark, docs, role, policy, sampling, args.seed, shots, losses=losses)
+            return run(policy=policy, losses=args.metric == "agreement")
 
         return measure
 
@@ -179,11 +181,7 @@ def _local(
 
 
 def _harness(
-    args: argparse.Namespace,
-    tasks: Sequence[str],
-    role: str,
-    settings: Mapping[str, TaskSettings],
-    draws: MaskDraws,
+    args: argparse.Namespace, tasks: Sequence[str], role: str, settings: Mapping[str, TaskSettings], draws: MaskDraws
 ) -> Callable[[LLM], Measure]:
     """Check tasks for lm-eval, and return what makes their measurement on a model.
 
@@ -208,6 +206,7 @@ def _harness(
     harness.check(tasks)
 
     def begin(llm: LLM) -> Measure:
+        """Return what measures rows on `llm`. Raises `ConfigError` if our own tasks find no chat template."""
         estimator = MaskLikelihoods(llm, draws) if llm.loaded.config.kind == "masked" else None
         chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         for task in filter(is_own, tasks):
