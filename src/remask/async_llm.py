@@ -49,8 +49,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[StreamedOutput, None]:
         """Answer one prompt, and yield its text as it settles, left to right, as `LLM.stream` does.
 
-        Only the last piece has an `output`. A consumer that stops early cancels the request. Raises `ConfigError`
-        if the prompt or a setting cannot be used, `QueueFullError`, and `EngineDeadError` if the engine has stopped.
+        Only the last piece has an `output`. A consumer that stops early cancels the request. Reading the first piece
+        raises `ConfigError` if the prompt or a setting cannot be used, and `QueueFullError` if too many requests wait;
+        reading any raises `EngineDeadError` if the engine has stopped.
         """
         pending = await asyncio.to_thread(self._check_request, prompt, params, keywords)
         collector = self.llm.session.collector(pending)

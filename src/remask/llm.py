@@ -8,7 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from remask.checkpoint.loaded import LoadedModel, find_model
+from remask.checkpoint.loaded import FoundModel, LoadedModel, find_model
 from remask.checkpoint.settings import Loading, LoadSettings, ModelSettings
 from remask.checks import ModelKind
 from remask.checks.fields import declared
@@ -87,7 +87,7 @@ class LLM:
         settings = ModelSettings(model, **loading)
         cpu_reading = read_cpu()
         resolved_device = resolve_device(settings.device)
-        # All that can be refused without the weights is refused first, as reading these may take minutes.
+        # What can be refused without the weights is refused before they are read, which may take minutes.
         limits = engine or EngineConfig()
         announce_download(settings, resolved_device, limits)
         checkpoint = find_model(settings)
@@ -122,12 +122,7 @@ class LLM:
         except BaseException:
             ranks.close()
             raise
-        if checkpoint.adapter is not None:
-            log.info("remask: merged adapter %s", checkpoint.adapter.facts)
-        for name, adapter in checkpoint.adapters.items():
-            log.info("remask: adapter %r: %s", name, adapter.facts)
-        for name, reason in checkpoint.refusals.items():
-            log.error("remask: the adapter %r is left out: %s", name, reason)
+        _log_adapters(checkpoint)
         log.info(
             "remask: model=%s family=%s parameters=%.3g %s device=%s threads=%d (%s) tensor_parallel=%d %s",
             model,
@@ -315,3 +310,13 @@ class LLM:
             raise DecisionError(f"a question could not be read: {error}")
         answers = plan.answers([output.reads[Reading.name] for output in outputs])
         return Decided(answers, Usage.total([output.usage for output in outputs]))
+
+
+def _log_adapters(checkpoint: FoundModel) -> None:
+    """Log the adapters of a model, and why others are left out."""
+    if checkpoint.adapter is not None:
+        log.info("remask: merged adapter %s", checkpoint.adapter.facts)
+    for name, adapter in checkpoint.adapters.items():
+        log.info("remask: adapter %r: %s", name, adapter.facts)
+    for name, reason in checkpoint.refusals.items():
+        log.error("remask: the adapter %r is left out: %s", name, reason)

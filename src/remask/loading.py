@@ -115,7 +115,7 @@ def announce_download(settings: ModelSettings, device: torch.device | None, limi
 
 
 def _announce_work(config: ModelConfig) -> None:
-    """Log a warning of the work of an answer if it is large, on models that denoise a whole canvas for any answer."""
+    """Log a warning if the work of an answer is large. Only for models that denoise a whole canvas for any answer."""
     if not config.whole_canvas:
         return
     canvas_length = min(CANVAS, config.max_length)
@@ -155,10 +155,10 @@ def _resolve_precision(
     file_quantization: Quantization | None = None,
     default: str | None = None,
 ) -> _Precision:
-    """The dtype and the quantization of a model on `device`.
+    """Return the dtype and the quantization of a model on `device`. Raises `ConfigError` if the weights do not fit.
 
-    The files may have a quantization, `file_quantization`, and may name a `default` one. If neither they nor the
-    settings say anything about precision, it is the widest that fits. Raises `ConfigError` if the weights do not fit.
+    `file_quantization` is that of the model's files, and `default` the name of the one that they recommend on a CPU. If
+    neither files nor settings determine the precision, it is the widest that fits.
     """
     ranks = settings.tensor_parallel
     device_memory = memory_of(device, limits.gpu_memory_utilization)
@@ -222,7 +222,7 @@ def fit_on(
 
 
 def memory_of(device: torch.device, utilization: float | None) -> DeviceMemory | None:
-    """The memory of `device`, of which the part `utilization` may be used, by `cuda_memory`; None if unknown."""
+    """Return the memory of `device`, None if unknown. Only the share `utilization` of a CUDA device may be used."""
     if device.type == "cuda":
         return DeviceMemory(*cuda_memory(device), utilization or DEFAULT_UTILIZATION)
     machine_memory = memory()

@@ -35,7 +35,7 @@ class Output:
 
     @classmethod
     def of(cls, request: Request, result: Result, tokenizer: Tokenizer | None, *, trace: bool) -> "Output":
-        """The output of a `request` that has ended. If its tokens cannot be decoded, the output has an error."""
+        """Return the output of a `request` that has ended. If its tokens cannot be decoded, it has an error."""
         text = None
         holes = None
         error = result.error

@@ -101,9 +101,9 @@ class Session:
         self._auto_cache = cache if auto else None
         self._auto_cache_by_adapter: dict[str | None, str] = {}
         self._user_table = depth_table if isinstance(depth_table, DepthTable) else None
-        self._finds_depths = depth_table != NO_DEPTHS
-        self._found_tables: dict[str | None, DepthTable | None] = {}  # by adapter
-        self._structures: Structures | None = None
+        self._looks_up_depths = depth_table != NO_DEPTHS
+        self._depth_tables: dict[str | None, DepthTable | None] = {}  # by adapter
+        self._structures: Structures | None = None  # the compiler of forms, once one is needed
         self._structures_lock = threading.Lock()
         self.cache, policy_settings = self.default_cache()
         if config.audit and self.policy(self.cache, policy_settings).traits.exact:
@@ -113,7 +113,7 @@ class Session:
                 "such a cache, as bicache"
             )
         self.engine = self.new_engine()
-        if self._finds_depths and self.earns_depths:
+        if self._looks_up_depths and self.earns_depths:
             depths = self.engine.auditor.depths
             load_earned(depths, loaded.fingerprint)
             depths.changed = lambda: save_earned(depths, loaded.fingerprint)
@@ -157,11 +157,11 @@ class Session:
         prompt_tokens: int = 0,
         template: Template | None = None,
     ) -> SamplingParams:
-        """The sampling parameters of a request: the `requested` ones, then `defaults`, then the checkpoint's.
+        """Return the sampling parameters of a request: the `requested` ones, then `defaults`, then the checkpoint's.
 
-        Requested values are never changed. Defaults are adapted to them and to a prompt of `prompt_tokens`, as
-        `fit_defaults` says: a default length to the room beside the prompt, a default block length and number of steps
-        to the length. `template` is that of the response. Raises `ConfigError` on values that are not allowed.
+        Requested values are never changed. `fit_defaults` adapts defaults to them: a default length to the room beside
+        a prompt of `prompt_tokens`, a default block length and number of steps to the length. `template` is that of the
+        response. Raises `ConfigError` on values that are not allowed.
         """
         check_sampling(requested or {})
         base = self.sampling if defaults is None else self.merged_defaults(defaults)
@@ -182,10 +182,10 @@ class Session:
         return {"growing": config.sampling.growing_canvas, "whole": masked, "ragged": ragged}
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None, beginning: str = "") -> Constraint | None:
-        """The reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
+        """Return the reader that gives responses a form, such as `{"choice": ["yes", "no"]}`; None without a form.
 
         Forms are compiled once. Responses continue the text `beginning`. Safe on any thread. Raises `ConfigError` if
-        the form cannot be compiled, the model's tokens cannot spell it, or nothing of the form begins with that text.
+        the form cannot be compiled, the model's tokens cannot spell it, or no text of the form begins with `beginning`.
         """
         if form is None:
             return None
@@ -219,11 +219,11 @@ class Session:
 
         Raises `UnknownNameError` on an unknown adapter.
         """
-        if self._user_table is not None or not self._finds_depths:
+        if self._user_table is not None or not self._looks_up_depths:
             return self._user_table
-        if adapter not in self._found_tables:
-            self._found_tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
-        return self._found_tables[adapter]
+        if adapter not in self._depth_tables:
+            self._depth_tables[adapter] = find_table(replace(self.loaded, fingerprint=self.fingerprint_of(adapter)))
+        return self._depth_tables[adapter]
 
     def fingerprint_of(self, adapter: str | None) -> str:
         """The identity of the model with this adapter, or with none. Raises `UnknownNameError` on an unknown one."""
@@ -313,8 +313,8 @@ class Session:
             raise ConfigError("a stream is text, and this model folder has no tokenizer; use generate")
         config = self.loaded.config
         blocks = pending.decoding.block_ranges
-        stops = config.stop_ids
-        return ResponseCollector(0, pending.request, self.tokenizer, stops, blocks=blocks, rewrites=config.rewrites)
+        stop_ids = config.stop_ids
+        return ResponseCollector(0, pending.request, self.tokenizer, stop_ids, blocks=blocks, rewrites=config.rewrites)
 
     def collect(self, collector: ResponseCollector, events: Sequence[Event]) -> list[StreamedOutput]:
         """Apply the `events` of one step to `collector`. Returns what they add to the answer: one item, or none."""
@@ -335,12 +335,11 @@ class Session:
         command_sampling: Mapping[str, Any] | None = None,
         affixes: tuple[str, str] | None = None,
     ) -> tuple[SamplingParams, Template | None]:
-        """The sampling parameters and the template of a response; the template is None if all of it is one hole.
+        """Return the sampling parameters and the template of a response, None if all of it is one hole.
 
-        `sampling` as `SamplingParams` is complete. From a mapping `params` resolves the parameters, with `defaults`;
-        parameters of the `command_sampling` that the mapping lacks count as requested, too. The canvas or suffix of
-        `terms` and the `affixes` are those of `response_of`. Raises `ConfigError` if they and the parameters contradict
-        each other.
+        `SamplingParams` are used as they are. For a mapping, `params` resolves the parameters that it lacks, from
+        `command_sampling`, which count as requested too, and then from `defaults`. The canvas or suffix of `terms` and
+        the `affixes` are those of `response_of`. Raises `ConfigError` if they and the parameters contradict each other.
         """
         if isinstance(sampling, SamplingParams):
             if terms.canvas is not None or terms.suffix is not None:
@@ -357,15 +356,24 @@ class Session:
         def resolve(requested: Mapping[str, Any], fixed_tokens: int, template: Template | None) -> SamplingParams:
             return self.params({**base, **requested}, defaults, prompt_tokens=fixed_tokens, template=template)
 
-        limits = config.stop_ids, resolve, self.engine.max_model_len
-        return response_of(terms, sampling, prompt_tokens, self.tokenizer, *limits, affixes)
+        return response_of(
+            terms,
+            sampling,
+            prompt_tokens,
+            tokenizer=self.tokenizer,
+            stop_ids=config.stop_ids,
+            resolve=resolve,
+            max_length=self.engine.max_model_len,
+            affixes=affixes,
+        )
 
     def default_cache(
         self, adapter: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[str | CachePolicy, Mapping[str, Any]]:
-        """The cache of requests that name none, and its settings; `settings` replace the session's.
+        """Return the cache of requests that name none, and its settings; `settings` replace the session's.
 
-        Logs once for an adapter that a lack of depths replaces the cache. Raises `UnknownNameError` on an unknown one.
+        Without depths for `adapter`, the inner policy replaces a `bicache` that the user did not choose, which is
+        logged once for each adapter. Raises `UnknownNameError` on an unknown adapter.
         """
         if settings is None:
             settings = self.cache_config
@@ -421,7 +429,7 @@ class Session:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[Request]:
-        """The requests of `generate`, `chat` and `infill`; their ids are their numbers, from "0".
+        """Return the requests of `generate`, `chat` and `infill`. Their ids are their numbers, from "0".
 
         All have the same `terms` and `policy`, by default the default ones; `params` are for all or one for each, and
         `canvases` are one for each. `variables` are those of the chat template, and conversations end as in `chat`.
@@ -501,16 +509,14 @@ class Session:
             engine: runs the requests; None: the session's own.
             progress: whether to show a progress bar on stderr; None: as the session does.
 
-        Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
+        The first `next` raises `ConfigError`, before any request runs, if one cannot run or the engine is not idle.
         """
         show_progress = self.progress if progress is None else progress
         requests_by_id = {request.id: request for request in requests}
-        stepper = closing(events_of(requests, engine or self.engine))
-        step_count = 0
+        progress_bar = Progress("answering", len(requests), "requests", enabled=show_progress)
         token_count = 0
-        with stepper as steps, Progress("answering", len(requests), "requests", enabled=show_progress) as bar:
-            for events in steps:
-                step_count += 1
+        with closing(events_of(requests, engine or self.engine)) as steps, progress_bar as bar:
+            for step_count, events in enumerate(steps, 1):
                 token_count += sum(len(event.transfer.positions) for event in events if event.transfer is not None)
                 bar.update(0, f"step {step_count}, {token_count} tokens")
                 for event in events:
@@ -528,7 +534,7 @@ def check_idle(engine: Engine) -> None:
 def events_of(requests: Sequence[Request], engine: Engine) -> Generator[list[Event], None, None]:
     """Run requests, and yield the events of each step. A consumer that stops early cancels them.
 
-    Raises `ConfigError`, before any request runs, if one of them cannot run or the engine is not idle.
+    The first `next` raises `ConfigError`, before any request runs, if one cannot run or the engine is not idle.
     """
     check_idle(engine)
     try:

@@ -9,7 +9,7 @@ import pytest
 from remask.request.schema_parts import FORMATS, decimal_range, integer_range, string_pattern
 
 
-def inside(value: float, low: int | None, high: int | None, open_low: bool = False, open_high: bool = False) -> bool:
+def inside(value: float, low: int | None, high: int | None, *, open_low: bool = False, open_high: bool = False) -> bool:
     above = low is None or (value > low if open_low else value >= low)
     return above and (high is None or (value < high if open_high else value <= high))
 
@@ -19,19 +19,19 @@ def test_ranges_hold_exactly_their_numbers(seed: int) -> None:
     rng = random.Random(seed)
     low, high = sorted(rng.sample(range(-1200, 1200), 2))
     bounds = rng.choice([low, None, low // 100]), rng.choice([high, None, high // 100 + 13])
-    ends = rng.random() < 0.5, rng.random() < 0.5
+    ends = {"open_low": rng.random() < 0.5, "open_high": rng.random() < 0.5}
     if None not in bounds and bounds[0] >= bounds[1]:  # type: ignore[operator]
         bounds = low, high
-    whole, decimal = integer_range(*bounds), decimal_range(*bounds, *ends)
+    whole, decimal = integer_range(*bounds), decimal_range(*bounds, **ends)
     assert whole is not None
     assert decimal is not None
     for value in range(-1300, 1301):
         assert bool(re.fullmatch(whole, str(value))) == inside(value, *bounds)
-        assert bool(re.fullmatch(decimal, str(value))) == inside(value, *bounds, *ends)
+        assert bool(re.fullmatch(decimal, str(value))) == inside(value, *bounds, **ends)
         for fraction in (".5", ".0", ".25"):
             text = f"{value}{fraction}"
             if value or "0.0" not in text:
-                assert bool(re.fullmatch(decimal, text)) == inside(float(text), *bounds, *ends), text
+                assert bool(re.fullmatch(decimal, text)) == inside(float(text), *bounds, **ends), text
     for text in ("-0", "007", "1.", "-", "", " 1", "+1"):
         assert not re.fullmatch(whole, text)
         assert not re.fullmatch(decimal, text)
@@ -39,9 +39,9 @@ def test_ranges_hold_exactly_their_numbers(seed: int) -> None:
 
 def test_empty_ranges() -> None:
     assert integer_range(3, 2) is None
-    assert decimal_range(3, 2, False, False) is None
-    assert decimal_range(3, 3, True, False) is None
-    assert decimal_range(3, 3, False, False) is not None
+    assert decimal_range(3, 2, open_low=False, open_high=False) is None
+    assert decimal_range(3, 3, open_low=True, open_high=False) is None
+    assert decimal_range(3, 3, open_low=False, open_high=False) is not None
 
 
 def as_python(pattern: str) -> str:

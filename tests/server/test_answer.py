@@ -18,7 +18,9 @@ PROMPT = [A, B]
 def answer(*, rewrites: bool = False, scored: bool = True, **sampling: object) -> ResponseCollector:
     params = SamplingParams.from_mapping({"max_tokens": 4, **sampling})
     assert TOKENIZER is not None
-    return ResponseCollector(0, Request("r", PROMPT, params), TOKENIZER, (), str, rewrites=rewrites, scored=scored)
+    return ResponseCollector(
+        0, Request("r", PROMPT, params), TOKENIZER, (), token_text=str, rewrites=rewrites, with_logprobs=scored
+    )
 
 
 def wrote(step: int, tokens: dict[int, int], settled: tuple[int, ...] = ()) -> Event:
@@ -65,14 +67,15 @@ def test_blocks_are_told_as_places_of_the_response() -> None:
     assert TOKENIZER is not None
     params = SamplingParams(max_tokens=6)
     grid = [range(4), range(4, 8), range(8, 12)]  # the prompt fills two places of the first, four are past the end
-    assert ResponseCollector(0, Request("r", PROMPT, params), TOKENIZER, (), str, grid).blocks == [(0, 2), (2, 6)]
+    choice = ResponseCollector(0, Request("r", PROMPT, params), TOKENIZER, (), token_text=str, blocks=grid)
+    assert choice.blocks == [(0, 2), (2, 6)]
 
 
 @pytest.mark.parametrize("scored", [True, False])
 def test_a_stop_ends_it_before_tokens_that_settled_with_it_or_after(scored: bool) -> None:
     for stop, text in (({"stop_token_ids": [B]}, "abbey acorn"), ({"stop": ["acorn"]}, "abbey ")):
         delta = answer(scored=scored, **stop).apply([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
-        assert (delta.text, len(delta.scored)) == (text, 2 if scored else 0)
+        assert (delta.text, len(delta.scored_tokens)) == (text, 2 if scored else 0)
     choice = answer(scored=scored, stop_token_ids=[B])
     assert choice.apply([wrote(0, {0: A, 1: B}, (A, B))]).text == "abbey acorn"
     assert choice.apply([wrote(1, {2: C, 3: D}, (C, D)), ended(A, B)]).text == ""

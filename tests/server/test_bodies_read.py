@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from remask.server import bodies
 from remask.server.app import router
-from remask.server.bodies import SMALL, BodyReaders, BodyRoute, read_body
+from remask.server.bodies import SMALL_BYTES, BodyReaders, BodyRoute, read_body
 from remask.server.errors import ApiError
 from remask.server.protocol.conversation import TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody
@@ -26,7 +26,7 @@ from tests.server.serving import Running
 from tests.waiting import LONGEST_S, eventually
 
 COMPLETIONS = "/v1/completions"
-PAD = " " * SMALL  # blanks around a body make it a large one
+PAD = " " * SMALL_BYTES  # blanks around a body make it a large one
 JSON = {"Content-Type": "application/json"}
 MOST = 1 << 19
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

@@ -16,7 +16,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import PRIORITY_STEP_S
-from remask.server.bodies import SHORT, FairSemaphore
+from remask.server.bodies import SHORT_CHARS, FairSemaphore
 from remask.server.config import CHARS_A_TOKEN
 from tests.server.serving import CHATS, SLOW, URL, Running, held, make_llm, serving
 from tests.waiting import LONGEST_S, Clock, eventually
@@ -37,7 +37,7 @@ class Texts:
         self.begun: list[int] = []  # lengths of the long texts that a thread has taken
 
     def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
-        if len(text) > SHORT:
+        if len(text) > SHORT_CHARS:
             self.begun.append(len(text))
             assert self.passing.wait(LONGEST_S)
         return self.inner(text, *args, **kwargs)

@@ -14,7 +14,7 @@ import pytest
 
 from remask.checks.values import LARGEST, MAX_DEPTH, SHOWN, Flag, ListOf, Values, Whole, parse_json, shown
 from remask.errors import ConfigError
-from remask.server.bodies import SMALL
+from remask.server.bodies import SMALL_BYTES
 from tests.server.serving import CHATS, URL, Running
 from tests.waiting import LONGEST_S, eventually
 
@@ -80,17 +80,17 @@ def test_a_large_body_is_never_parsed_on_the_event_loop(
         return loads(given, **more)
 
     monkeypatch.setattr(json, "loads", counted)
-    body = json.dumps({"messages": CHATS[0], "max_tokens": 4, "metadata": [1] * SMALL})
+    body = json.dumps({"messages": CHATS[0], "max_tokens": 4, "metadata": [1] * SMALL_BYTES})
     told = server.client.post(URL, content=body, headers={"Content-Type": kind})
     assert told.status_code == 200, told.text
-    assert max(parsed, default=0) < SMALL
+    assert max(parsed, default=0) < SMALL_BYTES
     many = json.dumps({"messages": CHATS[0], "metadata": [1] * server.service.config.max_body_items})
     assert server.client.post(URL, content=many, headers={"Content-Type": kind}).status_code == 413
-    assert max(parsed, default=0) < SMALL
+    assert max(parsed, default=0) < SMALL_BYTES
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("pad", ["", " " * SMALL], ids=["small", "large"])
+@pytest.mark.parametrize("pad", ["", " " * SMALL_BYTES], ids=["small", "large"])
 def test_any_other_content_type_is_refused_unread(server: Running, kind: str, pad: str) -> None:
     headers = {"Content-Type": kind} if kind else {}
     told = server.client.post(URL, content=json.dumps({"messages": CHATS[0]}) + pad, headers=headers)
@@ -208,7 +208,7 @@ def malformed(rng: random.Random) -> tuple[str, bytes, dict[str, str]]:
     if rng.random() < 0.2:
         content = content[: rng.randrange(len(content))] + rng.randbytes(rng.randrange(20))
     if rng.random() < 0.3:
-        content += b" " * rng.choice([SMALL, 10 * SMALL])
+        content += b" " * rng.choice([SMALL_BYTES, 10 * SMALL_BYTES])
     elif rng.random() < 0.1:
         content = json.dumps({**body, "metadata": [1] * rng.choice([1000, 200_000, 600_000])}).encode()
     kind = rng.choice([*KINDS, *KINDS, *OTHERS])

@@ -93,7 +93,7 @@ def test_calls_that_the_model_makes_stand_behind_its_text(taught: Running) -> No
 
 def test_white_space_before_a_call_is_no_text() -> None:
     answer = object.__new__(MessagesAnswer)
-    answer.parts, answer._part_is_open, answer._pending_text, answer._pending_scores = [], False, "", []
+    answer.parts, answer._part_is_open, answer._pending_text, answer._pending_tokens = [], False, "", []
     for delta in (Delta(0, "\n"), Delta(0, calls=[CallPiece(0, "{}", "c", "f")]), Delta(0, "Done.")):
         answer._add_delta(delta)
     assert [part.text for part in answer.parts] == ["{}", "Done."]

@@ -304,7 +304,7 @@ def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[Any]]:
         for found in reader.read(piece, tokens, final=final):
             if isinstance(found, TextPiece):
                 text += found.text
-                scored += "".join(chr(settled.token.token_id) for settled in found.scored)
+                scored += "".join(chr(settled.token.token_id) for settled in found.scored_tokens)
             else:
                 made.append(found)
             ends = isinstance(found, TextPiece)

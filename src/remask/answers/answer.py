@@ -33,13 +33,14 @@ class SettledToken:
 class Delta:
     """What one engine step added to a choice. `canvas` is None unless the request asked for drafts.
 
-    `calls` are pieces of calls of tools, if they are read from the text.
+    `scored_tokens` are the tokens of `text`, if the request asked for log-probabilities, and `calls` the pieces of
+    calls of tools that were read from the text.
     """
 
     index: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    scored: list[SettledToken] = field(default_factory=list)
+    scored_tokens: list[SettledToken] = field(default_factory=list)
     canvas: dict[str, Any] | None = None
     result: Result | None = None
     calls: list[Any] = field(default_factory=list)
@@ -55,7 +56,7 @@ class ResponseCollector:
         blocks: canvas positions of each block, for drafts; the last one may reach beyond the response.
         rewrites: tokens may change after they were written, as those of uniform models until their block, or its
             correction, is done.
-        scored: report each token with its log-probability. The request must have asked for them.
+        with_logprobs: report each token with its log-probability. The request must have asked for them.
     """
 
     def __init__(
@@ -64,26 +65,26 @@ class ResponseCollector:
         request: Request,
         tokenizer: Tokenizer,
         stop_ids: Sequence[int],
+        *,
         token_text: Callable[[int], str] | None = None,
         blocks: Sequence[range] = (),
-        *,
         rewrites: bool = False,
-        scored: bool = False,
+        with_logprobs: bool = False,
     ) -> None:
         params = request.params
         self.index = index
         self.request = request
         self._template = request.response
         self._prompt_length = len(request.prompt_token_ids)
-        # The tokens of the response, drafts until they are written.
+        # The tokens of the response. Until a token is written, its latest draft, or None before the first one.
         self._tokens: list[int | None] = [None if token == OPEN else token for token in self._template.tokens]
-        # The step that wrote each token: -1 for a given token, None for one that is not written yet.
+        # The step that wrote each token: -1 for a token of the request, None for one that is not written yet.
         self._steps: list[int | None] = [None if token == OPEN else -1 for token in self._template.tokens]
         self._logprobs: list[TokenLogprob | None] = [None] * params.max_tokens
         self._final: list[int] = []  # the leading tokens that are final
         self._text_length = 0  # how many of `_final` are in the text
         self._rewrites = rewrites
-        self._scored = scored
+        self._with_logprobs = with_logprobs
         self._stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._stop_ids |= frozenset(stop_ids)
@@ -143,18 +144,11 @@ class ResponseCollector:
         delta = Delta(self.index)
         for event in events:
             if event.draft is not None:
-                for position, token_id in zip(event.draft.positions, event.draft.token_ids, strict=True):
-                    index = position - self._prompt_length
-                    if index < len(self._tokens):  # the last block may reach beyond the response
-                        self._tokens[index] = token_id
+                self._write_draft(event.draft)
                 if self._token_text is not None:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
-                for index, token in iterate_tokens(event.transfer, self._prompt_length):
-                    if index < len(self._tokens):
-                        self._tokens[index] = token.token_id
-                        self._steps[index] = token.step
-                        self._logprobs[index] = token
+                self._write_transfer(event.transfer)
             self._settle(event)
             if event.result is not None:
                 delta.result = event.result
@@ -163,8 +157,23 @@ class ResponseCollector:
             delta.canvas["canvas"] = self._canvas()
         return delta
 
+    def _write_draft(self, draft: Draft) -> None:
+        """Write predicted tokens. The last block may reach beyond the response; its tokens there are ignored."""
+        for position, token_id in zip(draft.positions, draft.token_ids, strict=True):
+            index = position - self._prompt_length
+            if index < len(self._tokens):
+                self._tokens[index] = token_id
+
+    def _write_transfer(self, transfer: Transfer) -> None:
+        """Write the tokens of a step, with the step and their log-probabilities; not beyond the response."""
+        for index, token in iterate_tokens(transfer, self._prompt_length):
+            if index < len(self._tokens):
+                self._tokens[index] = token.token_id
+                self._steps[index] = token.step
+                self._logprobs[index] = token
+
     def _settle(self, event: Event) -> None:
-        """Append the tokens that settled to the final ones."""
+        """Append the tokens that settled in a step to the final ones."""
         start = len(self._final)
         end = start + len(event.settled)
         self._tokens[start:end] = event.settled  # a draft may differ from the token that settled
@@ -189,7 +198,7 @@ class ResponseCollector:
                 self._has_stopped = True
                 del new_tokens[index + 1 :]
                 break
-        if self._scored:
+        if self._with_logprobs:
             for index, token in enumerate(new_tokens, start):
                 self._push_scored(delta, index, token)
         else:
@@ -200,12 +209,12 @@ class ResponseCollector:
             delta.text += self._text.finish()
 
     def _push_scored(self, delta: Delta, index: int, token: int) -> None:
-        """Move the token at `index` of the response into the text, with its log-probability unless it was given."""
+        """Move the token at `index` of the response into the text, with its log-probability if a step wrote it."""
         offset = self._text.length
         predecessor = self._text.last_token
         delta.text += self._text.push([token])
         if (logprob := self._logprobs[index]) is not None:
-            delta.scored.append(SettledToken(logprob, offset, self._text.length, predecessor))
+            delta.scored_tokens.append(SettledToken(logprob, offset, self._text.length, predecessor))
 
     def _canvas(self) -> list[Mapping[str, Any]]:
         """The token of each position of the response, and the step that wrote it, None while it may change."""
@@ -221,6 +230,7 @@ class ResponseCollector:
 
 
 def _passes(draft: Draft) -> list[list[Mapping[str, Any]]]:
+    """The work of each pass of a step, run of layers by run, in the form of `stream_drafts`."""
     return [
         [{**asdict(work), "layers": [work.layers.start, work.layers.stop]} for work in layers]
         for layers in draft.passes
@@ -228,10 +238,10 @@ def _passes(draft: Draft) -> list[list[Mapping[str, Any]]]:
 
 
 def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fingerprint: str) -> Trace:
-    """The trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
+    """Return the trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
 
-    Its prefix length is what was read according to `usage`, or else the request's. Its parameters include the seed that
-    `engine.request.request_of` has drawn.
+    The prefix length is that of the prefix that was read (`usage`), or of the request if none was. The sampling
+    parameters include the seed that `engine.request.request_of` has drawn.
     """
     return Trace(
         model=fingerprint,

@@ -28,14 +28,16 @@ class Decision:
 
     @classmethod
     def of(
-        cls, question: Question, logprobs: Sequence[float], labels: Sequence[str], base: Sequence[float] | None
+        cls, question: Question, logprobs: Sequence[float], labels: Sequence[str], base_logprobs: Sequence[float] | None
     ) -> "Decision":
-        """The decision for the log-probabilities of the labels.
+        """Return the decision for the log-probabilities of the labels.
 
-        It is calibrated by `base`, their log-probabilities without the state, if given (arXiv 2102.09690).
+        `base_logprobs`, those without the state, calibrate it unless they are None (arXiv 2102.09690).
         """
         raw = np.asarray(logprobs, dtype=np.float64)
-        calibrated = raw if base is None else raw - _log_softmax(np.asarray(base, dtype=np.float64))
+        calibrated = raw
+        if base_logprobs is not None:
+            calibrated = raw - _log_softmax(np.asarray(base_logprobs, dtype=np.float64))
         distribution = np.exp(_log_softmax(calibrated))
         return cls(question, tuple(distribution.tolist()), min(1.0, math.exp(_log_sum_exp(raw))), tuple(labels))
 

@@ -90,7 +90,8 @@ class DecisionPlan:
         Raises `ConfigError` if labels cannot be told apart, and if more than `max_canvases` are needed.
         """
         layout = _Layout.of(decisions, decisions.transcript, tokenizer)
-        builder = _Builder(layout, mask_id, max_canvases, 2 if decisions.calibrate else 1)
+        canvas_factor = 2 if decisions.calibrate else 1
+        builder = _Builder(layout, mask_id, max_canvases, canvas_factor)
         builder.add_all(decisions)
         asks = builder.asks
         base_layout = layout
@@ -98,8 +99,8 @@ class DecisionPlan:
             base_layout = _Layout.of(decisions, CONTENT_FREE, tokenizer)
             base_builder = builder
             # Without a text that is tokenized with both the state and the question, the same asks serve.
-            if layout.between != base_layout.between or layout.head or base_layout.head:
-                base_builder = _Builder(base_layout, mask_id, max_canvases, 2)
+            if layout.frame != base_layout.frame or layout.head or base_layout.head:
+                base_builder = _Builder(base_layout, mask_id, max_canvases, canvas_factor)
                 base_builder.add_all(decisions)
             if base_builder.questions != builder.questions:
                 raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
@@ -114,9 +115,9 @@ class DecisionPlan:
         )
 
     def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
-        """The request with the id `name` for the ask with this `number`. `terms` are further fields of `Request`.
+        """Return the request with the id `name` for the ask with this `number`; `terms` are further fields of it.
 
-        It does not use depths that audits earn: probabilities would depend on what else runs.
+        The request does not use depths that audits earn: probabilities would depend on what else runs.
         """
         ask = self.asks[number]
         state = self.content_free if ask.content_free else self.shared
@@ -131,7 +132,7 @@ class DecisionPlan:
         )
 
     def answers(self, reads: Sequence[Reads]) -> dict[str, Decision]:
-        """The decisions by the ids of their questions, from what was read of each ask."""
+        """Return the decisions by the ids of their questions, from the log-probabilities that each ask has read."""
 
         def logprobs(plan: QuestionPlan, offset: int) -> list[float]:
             """The log-probability of each label, in the asks from `offset` on."""
@@ -148,42 +149,34 @@ class DecisionPlan:
 class _Layout:
     """The tokens and texts of a conversation about a state, around a question and its answer.
 
-    Texts are tokenized separately if a special token separates them and that gives the tokens of the whole for a probe.
+    Texts are tokenized separately if a special token separates them, and if that gives the same tokens for a probe as
+    tokenizing the whole.
     """
 
     shared: list[int]  # token ids of the state
-    between: tuple[str, str, str]  # before the question, between question and answer, behind the answer
+    frame: tuple[str, str, str]  # texts before the question, between question and answer, behind the answer
     tokenizer: Tokenizer
     head: str = ""  # text of the state, if it is tokenized with the question
-    opening: int = 0  # characters of the text between question and answer that are tokenized with the question
+    opening_length: int = 0  # characters behind the question that are tokenized with it
 
     @classmethod
     def of(cls, decisions: Decisions, state: Transcript, tokenizer: Tokenizer) -> "_Layout":
         """The layout for a state. Raises `ConfigError` if the chat template changes the question or the answer."""
         conversation = _template_turns(state.messages, tokenizer)
-        marks = [f"m{secrets.token_hex(8)}{name}" for name in "qa"]  # random texts in place of question and answer
         head = _render_opening(conversation, tokenizer)
-        if tokenizer.has_chat_template:
-            turns = [*conversation, {"role": "user", "content": marks[0]}, {"role": "assistant", "content": marks[1]}]
-            text = tokenizer.render_chat(turns, add_generation_prompt=False)
-        else:
-            text = f"{head}{marks[0]}\n{marks[1]}"
-        if [text.count(mark) for mark in marks] != [1, 1] or text.index(marks[0]) > text.index(marks[1]):
-            raise ConfigError("decisions: the chat template does not write a question and its answer as they are")
-        beginning, ending = text.split(marks[0])
-        middle, last = ending.split(marks[1])
+        beginning, middle, last = _render_around(conversation, head, tokenizer)
         if not beginning.startswith(head):
             head = ""
-        between = beginning[len(head) :], middle, last if decisions.end_turn else ""
-        unsplit = cls([], between, tokenizer, head)
-        (whole,) = unsplit.tokens("question", ["answer"])
+        frame = beginning[len(head) :], middle, last if decisions.end_turn else ""
+        unsplit = cls([], frame, tokenizer, head)
+        (whole_tokens,) = unsplit.tokens("question", ["answer"])
         # A fixed text follows the state, so that the question does not change its last token.
-        shared = tokenizer.encode_quoted(head) if head and between[0] else []
-        special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
-        ends = [middle.rindex(text) + len(text) for text in special if text and text in middle]
-        for opening in (max(ends, default=0), 0):
-            layout = cls(shared, between, tokenizer, "" if shared else head, opening)
-            if shared + layout.tokens("question", ["answer"])[0] == whole:
+        shared = tokenizer.encode_quoted(head) if head and frame[0] else []
+        special_texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
+        ends = [middle.rindex(text) + len(text) for text in special_texts if text and text in middle]
+        for opening_length in (max(ends, default=0), 0):
+            layout = cls(shared, frame, tokenizer, "" if shared else head, opening_length)
+            if shared + layout.tokens("question", ["answer"])[0] == whole_tokens:
                 return layout
         return unsplit
 
@@ -200,10 +193,10 @@ class _Layout:
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
         """The token ids behind the shared ones, for each answer."""
         encode = self.tokenizer.encode_quoted
-        opening_text, middle, last = self.between
-        beginning = f"{self.head}{opening_text}{question}{middle[: self.opening]}"
-        ending = middle[self.opening :]
-        if not self.opening:
+        before_question, middle, last = self.frame
+        beginning = f"{self.head}{before_question}{question}{middle[: self.opening_length]}"
+        ending = middle[self.opening_length :]
+        if not self.opening_length:
             return [encode(f"{beginning}{ending}{answer}{last}") for answer in answers]
         tokens = encode(beginning)
         return [tokens + encode(f"{ending}{answer}{last}") for answer in answers]
@@ -218,13 +211,13 @@ class _Layout:
 
 
 class _Builder:
-    """Collects the asks of questions. Each ask counts as `factor` canvases, of which there may be `max_canvases`."""
+    """Collects the asks of questions. Each counts as `canvas_factor` canvases, of which there may be `max_canvases`."""
 
-    def __init__(self, layout: _Layout, mask_id: int, max_canvases: int | None, factor: int) -> None:
+    def __init__(self, layout: _Layout, mask_id: int, max_canvases: int | None, canvas_factor: int) -> None:
         self.layout = layout
         self.mask_id = mask_id
         self._max_canvases = max_canvases
-        self._factor = factor
+        self._canvas_factor = canvas_factor
         self.asks: list[Ask] = []
         self.questions: dict[str, QuestionPlan] = {}
         self._codes: list[str] | None = None  # labels for questions of many alternatives, the shortest first
@@ -237,7 +230,7 @@ class _Builder:
             self.add_joint_canvas()
 
     def add(self, name: str, question: Question, *, together: bool) -> None:
-        """Plan one question on canvases of its own. With `together`, only choose its labels, of one token each.
+        """Plan one question on canvases of its own. If `together`, only choose its labels, of one token each.
 
         Raises `ConfigError` if its labels cannot be told apart.
         """
@@ -262,13 +255,13 @@ class _Builder:
         self.questions[name] = QuestionPlan(question, labels, () if together else self._add_canvases(best))
 
     def _shortest_labels(self, question: Question, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """One of `labels` for each alternative: those with the fewest tokens, or all if there are no others."""
+        """Return a label for each alternative: all `labels`, or if there are more, those with the fewest tokens."""
         count = len(question.alternatives)
         if len(labels) == count:
             return labels
         if self._codes is None:
-            texts = self.layout.tokens("", labels)
-            self._codes = sorted(labels, key=dict(zip(labels, map(len, texts), strict=True)).__getitem__)
+            lengths = dict(zip(labels, map(len, self.layout.tokens("", labels)), strict=True))
+            self._codes = sorted(labels, key=lengths.__getitem__)
         return tuple(self._codes[:count])
 
     def add_joint_canvas(self) -> None:
@@ -326,9 +319,9 @@ class _Builder:
     def _label_tokens(
         self, prompt: str, template: str, labels: Sequence[str], max_length: int | None
     ) -> "_LabelTokens | str":
-        """The tokens by which the labels differ in the answer. Returns the reason if they cannot be told apart.
+        """Return the tokens by which the labels differ in the answer, or the reason why they cannot be told apart.
 
-        All labels must have the same number of tokens, at most `max_length`; if that is None, any numbers.
+        All labels must have the same number of tokens, at most `max_length`. If that is None, their numbers may differ.
         """
         layout = self.layout
         masks: list[int] = []
@@ -336,19 +329,19 @@ class _Builder:
         quoted_template = _quote(template, layout.tokenizer)
         quoted_labels = [_quote(label, layout.tokenizer) for label in labels]
         if MASK in quoted_template:
-            # Another special token in place of the mask tells where it is: a prompt may spell the mask too.
+            # A mask is where the tokens differ with another special token in its place: a prompt may spell masks too.
             mask, other = layout.mask_texts(self.mask_id)
-            answers = [quoted_template.replace(MASK, text).replace(ANSWER, quoted_labels[0]) for text in (mask, other)]
-            with_mask, with_other = layout.tokens(quoted_prompt, answers)
+            probes = [quoted_template.replace(MASK, text).replace(ANSWER, quoted_labels[0]) for text in (mask, other)]
+            with_mask, with_other = layout.tokens(quoted_prompt, probes)
             pairs = zip(with_mask, with_other, strict=False)
             masks = [place for place, (token, other_token) in enumerate(pairs) if token != other_token]
             if len(with_mask) != len(with_other) or len(masks) != quoted_template.count(MASK):
                 return f"the vocabulary cannot put a mask where {MASK} stands in its template"
             quoted_template = quoted_template.replace(MASK, mask)
-        texts = layout.tokens(quoted_prompt, [quoted_template.replace(ANSWER, label) for label in quoted_labels])
+        token_lists = layout.tokens(quoted_prompt, [quoted_template.replace(ANSWER, label) for label in quoted_labels])
         if max_length is None:
-            return _uneven_labels(labels, texts, masks)
-        return _even_labels(labels, texts, masks, max_length)
+            return _uneven_labels(labels, token_lists, masks)
+        return _even_labels(labels, token_lists, masks, max_length)
 
     def _add_ask(
         self, row: Sequence[int], masks: Sequence[int], slots: Mapping[int, tuple[int, ...]], first: int
@@ -360,7 +353,7 @@ class _Builder:
         places = tuple(place - first for place in masks)
         labels = {place - first: tokens for place, tokens in slots.items()}
         self.asks.append(Ask(tuple(row[:first]), Reading(tuple(row[first:]), places, labels)))
-        if self._max_canvases is not None and len(self.asks) * self._factor > self._max_canvases:
+        if self._max_canvases is not None and len(self.asks) * self._canvas_factor > self._max_canvases:
             raise ConfigError(
                 f"questions take more than {self._max_canvases} canvases, one for each beginning of a label and twice "
                 "as many with calibrate; ask fewer at a time (max_reads)"
@@ -388,6 +381,24 @@ def _render_opening(turns: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) ->
     if not tokenizer.has_chat_template:
         return "".join(f"{turn['content']}\n\n" for turn in turns)
     return tokenizer.render_chat(turns, add_generation_prompt=False) if turns else ""
+
+
+def _render_around(turns: Sequence[Mapping[str, Any]], opening: str, tokenizer: Tokenizer) -> tuple[str, str, str]:
+    """Return the texts before a question, between it and its answer, and behind the answer.
+
+    `opening` is the text of the `turns`. Raises `ConfigError` if the chat template changes the question or the answer.
+    """
+    question, answer = (f"m{secrets.token_hex(8)}{name}" for name in "qa")  # random texts, to be found again
+    if tokenizer.has_chat_template:
+        all_turns = [*turns, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        text = tokenizer.render_chat(all_turns, add_generation_prompt=False)
+    else:
+        text = f"{opening}{question}\n{answer}"
+    if text.count(question) != 1 or text.count(answer) != 1 or text.index(question) > text.index(answer):
+        raise ConfigError("decisions: the chat template does not write a question and its answer as they are")
+    before, behind_question = text.split(question)
+    middle, behind_answer = behind_question.split(answer)
+    return before, middle, behind_answer
 
 
 def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -418,60 +429,64 @@ class _LabelTokens:
         return len({label[:place] for label in self.labels for place in range(len(label))})
 
 
-def _duplicate_error(labels: Sequence[str], texts: Sequence[Sequence[int]]) -> str | None:
-    """The error message if two labels have the same tokens, or None."""
+def _duplicate_error(labels: Sequence[str], token_lists: Sequence[Sequence[int]]) -> str | None:
+    """Return the error message if two labels have the same tokens, or None."""
     labels_by_tokens: dict[tuple[int, ...], str] = {}
-    for label, text in zip(labels, texts, strict=True):
-        if (duplicate := labels_by_tokens.get(tuple(text))) is not None:
+    for label, tokens in zip(labels, token_lists, strict=True):
+        if (duplicate := labels_by_tokens.get(tuple(tokens))) is not None:
             return f"the vocabulary cannot tell the labels {duplicate!r} and {label!r} apart"
-        labels_by_tokens[tuple(text)] = label
+        labels_by_tokens[tuple(tokens)] = label
     return None
 
 
 def _even_labels(
-    labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int], max_length: int
+    labels: Sequence[str], token_lists: Sequence[Sequence[int]], masks: Sequence[int], max_length: int
 ) -> _LabelTokens | str:
-    """The tokens by which `texts`, one tokenized answer for each label, differ.
+    """Return the tokens by which `token_lists`, the tokenized answer of each label, differ.
 
-    Returns the reason if their lengths differ, or if they differ in more than `max_length` tokens.
+    Returns the reason instead if their lengths differ, or if they differ in more than `max_length` tokens.
     """
-    first = texts[0]
-    for label, text in zip(labels, texts, strict=True):
-        if len(text) != len(first):
-            longer, shorter = (labels[0], label) if len(first) > len(text) else (label, labels[0])
+    first = token_lists[0]
+    for label, tokens in zip(labels, token_lists, strict=True):
+        if len(tokens) != len(first):
+            longer, shorter = (labels[0], label) if len(first) > len(tokens) else (label, labels[0])
             return f"the label {longer!r} takes more tokens than {shorter!r}, and all must take as many"
-    if (error := _duplicate_error(labels, texts)) is not None:
+    if (error := _duplicate_error(labels, token_lists)) is not None:
         return error
-    columns = [place for place, tokens in enumerate(zip(*texts, strict=True)) if len(set(tokens)) > 1]
+    columns = [place for place, column in enumerate(zip(*token_lists, strict=True)) if len(set(column)) > 1]
     start, stop = columns[0], columns[-1] + 1
     if stop - start > max_length:
         return f"its labels differ in {stop - start} tokens, and at most {max_length} are read here"
     if any(start <= place < stop for place in masks):
         return f"{MASK} stands within the label in its template"
-    label_tokens = tuple(tuple(text[start:stop]) for text in texts)
-    return _LabelTokens(tuple(first[:start]), label_tokens, stop - start, tuple(first[stop:]), tuple(masks))
+    label_tokens = tuple(tuple(tokens[start:stop]) for tokens in token_lists)
+    prefix, suffix = tuple(first[:start]), tuple(first[stop:])
+    return _LabelTokens(prefix, label_tokens, width=stop - start, suffix=suffix, masks=tuple(masks))
 
 
-def _uneven_labels(labels: Sequence[str], texts: Sequence[Sequence[int]], masks: Sequence[int]) -> _LabelTokens | str:
-    """The shortest beginnings that tell `texts`, one tokenized answer for each label, apart. Their lengths may differ.
+def _uneven_labels(
+    labels: Sequence[str], token_lists: Sequence[Sequence[int]], masks: Sequence[int]
+) -> _LabelTokens | str:
+    """Return the shortest beginnings that tell `token_lists` apart, the tokenized answers; their lengths may differ.
 
-    Returns the reason if there are none.
+    Returns the reason instead if one answer is the beginning of another, or if masks stand behind the labels.
     """
-    if (error := _duplicate_error(labels, texts)) is not None:
+    if (error := _duplicate_error(labels, token_lists)) is not None:
         return error
-    lists = [list(text) for text in texts]
-    start = _common_prefix_length(min(lists), max(lists))  # what the first and the last share, all share
+    answers = [list(tokens) for tokens in token_lists]
+    start = _common_prefix_length(min(answers), max(answers))  # what the first and the last share, all share
     if any(place >= start for place in masks):
         return f"{MASK} stands behind labels of different lengths in its template"
-    rests = [tuple(text[start:]) for text in texts]
-    lengths = dict.fromkeys(rests, 0)
-    for rest, next_rest in pairwise(sorted(rests)):  # neighbours have the longest common beginnings
-        length = _common_prefix_length(rest, next_rest) + 1
-        if length > len(rest):
-            shorter = labels[rests.index(rest)]
-            longer = labels[rests.index(next_rest)]
+    tails = [tuple(tokens[start:]) for tokens in token_lists]
+    lengths = dict.fromkeys(tails, 0)
+    for tail, next_tail in pairwise(sorted(tails)):  # neighbours have the longest common beginnings
+        length = _common_prefix_length(tail, next_tail) + 1
+        if length > len(tail):
+            shorter = labels[tails.index(tail)]
+            longer = labels[tails.index(next_tail)]
             return f"the label {shorter!r} is how {longer!r} begins, and nothing follows it; leave end_turn at true"
-        lengths[rest] = max(lengths[rest], length)
-        lengths[next_rest] = max(lengths[next_rest], length)
-    label_tokens = tuple(rest[: lengths[rest]] for rest in rests)
-    return _LabelTokens(tuple(texts[0][:start]), label_tokens, max(map(len, rests)), (), tuple(masks))
+        lengths[tail] = max(lengths[tail], length)
+        lengths[next_tail] = max(lengths[next_tail], length)
+    label_tokens = tuple(tail[: lengths[tail]] for tail in tails)
+    prefix = tuple(token_lists[0][:start])
+    return _LabelTokens(prefix, label_tokens, width=max(map(len, tails)), suffix=(), masks=tuple(masks))

@@ -18,19 +18,20 @@ def response_of(
     terms: Terms,
     sampling: Mapping[str, Any],
     prompt_length: int,
+    *,
     tokenizer: Tokenizer | None,
     stop_ids: Sequence[int],
     resolve: Resolve,
     max_length: int,
     affixes: tuple[str, str] | None = None,
 ) -> tuple[SamplingParams, Template | None]:
-    """The sampling parameters of a request and the template of its response. The template is None if all is one hole.
+    """Return the sampling parameters of a request and the template of its response, None if all of it is one hole.
 
     `sampling` are the parameters that the request sets, `stop_ids` the model's end tokens, which pad holes. `affixes`
     are texts before and behind a hole of `max_tokens`; they may name special tokens, and the answer does not show them.
-    A `suffix` of the request is the second of two such texts. Raises `ConfigError` if parts and parameters contradict
-    each other or cannot be met, and `CanvasLengthError` on a canvas of more than `max_length` positions, before a
-    template of that length is built.
+    A `suffix` of the request replaces the second of them, and the first is empty then. Raises `ConfigError` if parts
+    and parameters contradict each other or cannot be met, and `CanvasLengthError` on a canvas of more than `max_length`
+    positions, before a template of that length is built.
     """
     control_tokens = terms.control_tokens is True
     if terms.canvas is not None:
@@ -75,11 +76,12 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_t
     return Template(tuple(tokens), tuple(holes))
 
 
-def _check_length(fixed_length: int, hole_length: int, max_length: int, response: str) -> None:
+def _check_length(fixed_length: int, hole_length: int, max_length: int, holes: str) -> None:
+    """Raise `CanvasLengthError` if the canvas is longer than `max_length`. `holes` names its holes in the error."""
     length = fixed_length + hole_length
     if length > max_length:
         raise CanvasLengthError(
-            f"{fixed_length} given tokens and {response} make a canvas of {length}, but max_model_len is {max_length}; "
+            f"{fixed_length} given tokens and {holes} make a canvas of {length}, but max_model_len is {max_length}; "
             "shorten one of them",
             fixed_length,
             hole_length,

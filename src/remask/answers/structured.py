@@ -149,7 +149,7 @@ class Structures:
         task = "remask.answers.structured_worker:compiler"
         wait = WAIT * seconds
         helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
-        failure = f": the {_NAMES[form_kind]} cannot be compiled:"
+        failure = f": the {_FORM_NAMES[form_kind]} cannot be compiled:"
         try:
             answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
         except LateError as error:
@@ -175,7 +175,7 @@ class Structures:
         return automaton
 
 
-_NAMES = {"regex": "regular expression", "json": "JSON schema"}
+_FORM_NAMES = {"regex": "regular expression", "json": "JSON schema"}
 
 
 def automaton_of(

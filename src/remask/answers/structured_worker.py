@@ -16,7 +16,7 @@ such as from `yes` to `yes n`; with a token behind it, no text is complete."""
 
 
 def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
-    """The transitions between tokens of the pattern `job["text"]`: columns of int64 as bytes, start and final states.
+    """Return the automaton of the pattern `job["text"]`: columns of int64 as bytes, and the start and final states.
 
     Raises `RefusedError` if outlines-core refuses the pattern, or there are more than `job["max_transitions"]`.
     """
@@ -36,10 +36,10 @@ def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise RefusedError(str(error).split("\n")[0][:300]) from error
     source, label, target = array("q"), array("q"), array("q")
-    index_final = index.get_final_states()
-    final = set(index_final) if ends_itself else set[int]()
+    index_final_states = index.get_final_states()
+    final = set(index_final_states) if ends_itself else set[int]()
     for state, transitions in index.get_transitions().items():
-        if not ends_itself and transitions.get(end) in index_final:
+        if not ends_itself and transitions.get(end) in index_final_states:
             final.add(state)
         for token, next_state in transitions.items():
             if token < end:  # `END` and outlines-core's own end are no tokens of the model
@@ -55,9 +55,9 @@ def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
 def _ends_itself(pattern: str) -> bool:
     """Whether `END` cannot follow a pattern: it has an end anchor, or would close a bracket around it."""
     depth = 0
-    for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL):  # a set is one part
-        depth += (part == "(") - (part == ")")
-        if part in ("$", r"\z") or depth < 0:
+    for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL):  # a set is one piece
+        depth += (piece == "(") - (piece == ")")
+        if piece in ("$", r"\z") or depth < 0:
             return True
     return False
 

@@ -139,10 +139,10 @@ def _replica_lost_error() -> ApiError:
 
 
 async def _response_body(parts: Any, is_stream: bool) -> AsyncIterator[bytes]:
-    """Yield the body of a response. If the client disconnects, cancel the request on its replica.
+    """Yield the body of a response. Cancels the request on its replica if the client disconnects.
 
-    If the replica is lost, a stream of events ends with an error event, and for any other body the replica's error is
-    raised: the client sees fewer bytes than the Content-Length.
+    If the replica is lost, a stream of events ends with an error event. For any other body its error, one of `LOST`, is
+    raised: the client then gets fewer bytes than the Content-Length.
     """
     try:
         async for part in parts:
@@ -157,7 +157,7 @@ async def _response_body(parts: Any, is_stream: bool) -> AsyncIterator[bytes]:
 
 
 def _prefix_identity(call: Call) -> bytes | None:
-    """The prefix identity of a call. Returns None if it is no POST or its body is not JSON."""
+    """Return the prefix identity of a call, or None if it is no POST or its body is not JSON."""
     if call.method != "POST":
         return None
     try:
@@ -169,7 +169,7 @@ def _prefix_identity(call: Call) -> bytes | None:
 def build(settings: FleetSettings | Mapping[str, Any]) -> Any:
     """Return the application for `serve.run`. Raises `ConfigError` on invalid settings."""
     fleet = settings if isinstance(settings, FleetSettings) else FleetSettings.from_mapping(settings)
-    kwargs = {"slots": fleet.spill.slots, "balance": fleet.balance} if fleet.routing == "prefix" else {}
+    router_kwargs = {"slots": fleet.spill.slots, "balance": fleet.balance} if fleet.routing == "prefix" else {}
     replicas = serve.deployment(
         Replica,
         name="Replica",
@@ -177,7 +177,7 @@ def build(settings: FleetSettings | Mapping[str, Any]) -> Any:
         max_queued_requests=fleet.max_open_requests,
         ray_actor_options={"num_cpus": fleet.num_cpus, "num_gpus": fleet.num_gpus},
         graceful_shutdown_timeout_s=fleet.shutdown_s,
-        request_router_config={"request_router_class": ROUTERS[fleet.routing], "request_router_kwargs": kwargs},
+        request_router_config={"request_router_class": ROUTERS[fleet.routing], "request_router_kwargs": router_kwargs},
         **fleet.scaling,
     )
     front = serve.deployment(

@@ -67,10 +67,7 @@ def start(application: Any, name: str, host: str, port: int) -> None:
 
 
 def _replica_error(name: str) -> str:
-    """The error message of the first replica of the application that failed; "" if none did.
-
-    Ray does not repeat it in the error of the application.
-    """
+    """Return the error of the application's first failed replica, or "". Ray's error of the application lacks it."""
     application = serve.status().applications.get(name)
     deployments = {} if application is None else application.deployments
     return next((deployment.message for deployment in deployments.values() if "Error" in deployment.message), "")
@@ -126,7 +123,7 @@ def _deploy_errors(failure: str, way_out: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of an error's text, which is the replica's own error, below Ray's description of it."""
+    """Return the last line of an error's text: the replica's own error, below Ray's description of it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return _ANSI_OR_MODULE.sub("", lines[-1]).rstrip(".") if lines else type(error).__name__
 

@@ -17,11 +17,12 @@ from remask.checks.values import check_real, check_whole
 
 
 def rank_replicas(identity: bytes, replicas: Iterable[str]) -> list[str]:
-    """Return `replicas` in the order in which they should hold the prefix. Their given order does not matter."""
+    """Return `replicas` in the order in which they should hold the prefix, whatever the order of the argument."""
     return sorted(replicas, key=lambda replica: (-_score(identity, replica), replica))
 
 
 def _score(identity: bytes, replica: str) -> int:
+    """Return the score of a replica for a prefix: a hash of both, with the length of the name to keep them apart."""
     name = replica.encode()
     return int(xxhash.xxh64(len(name).to_bytes(4, "little") + name + identity).intdigest())
 
@@ -92,9 +93,9 @@ def prefix_identity(body: Any) -> bytes | None:
 
 
 def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The messages of a body, with the system prompt that other APIs keep in a field of its own.
+    """Return the messages of a body, with the system prompt that other APIs have in a field of its own as the first.
 
-    Returns None for a body with a prompt.
+    Returns None for a body without messages, such as one with a prompt.
     """
     messages, system = body.get("messages"), body.get("system")
     if messages is None and "input" in body:
@@ -106,7 +107,7 @@ def _conversation(body: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def _conversation_opening(messages: Sequence[Any], length: int | None) -> str | list[tuple[Any, str]] | None:
-    """The first `length` characters, or without `length` the roles and texts of the messages of the opening.
+    """Return the first `length` characters of a conversation, or if that is None its opening, by role and text.
 
     Returns None if the messages share nothing or are invalid.
     """

@@ -85,8 +85,7 @@ class FleetSettings(Scaling):
                 f"num_gpus={self.num_gpus:g} is too few for a replica of tensor_parallel={ranks}: every process has a "
                 f"GPU; use num_gpus={ranks}"
             )
-        self.spill  # noqa: B018 - checks engine
-        self.server_config  # noqa: B018
+        _ = self.spill, self.server_config  # raises ConfigError on settings of the engine or the server
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "FleetSettings":

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -24,6 +25,8 @@ MAX_VISITS = 2**12
 """Visits to schemas while one is translated, counted again for each reference, and other work in proportion."""
 MAX_RECURSION = 4
 """How often a reference is followed within its own target."""
+_VALUES_PER_VISIT = 16
+"""Keywords of a schema, or values of an enum, whose work is about that of one visit."""
 
 WORKS: Mapping[str, str] = {
     "$anchor": "a name that `$ref` may refer to",
@@ -132,14 +135,13 @@ _KEYWORD_TYPES: Mapping[str, frozenset[str]] = {
 }
 """The types that a keyword restricts."""
 
-_STRING = r'"([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])*"'
+_STRING_CHARACTER = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+_STRING = f'"{_STRING_CHARACTER}*"'
 _INTEGER = r"-?(0|[1-9][0-9]*)"
 _NUMBER = rf"{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _SCALAR = rf"({_STRING}|{_NUMBER}|true|false|null)"
 _PERCENT = re.compile("(%[0-9A-Fa-f]{2})+")
 _METACHARACTERS = frozenset(r"\.+*?()|[]{}^$#&-~/")
-
-
 _ENTRY = f"{_STRING}: ?"
 _LIST = rf"\[({_SCALAR}(, ?{_SCALAR})*)?\]"
 _OBJECT = rf"\{{({_ENTRY}{_SCALAR}(, ?{_ENTRY}{_SCALAR})*)?\}}"
@@ -205,6 +207,8 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Translation:
+    """Translates one schema. Raises `ConfigError` once that takes too much work or too long an expression."""
+
     _open_references: list[int]  # identities of the targets of the references that are being followed, outermost first
     _visits: int = 0
     _leaves: int = 0  # characters of the expressions of scalars
@@ -222,8 +226,8 @@ class _Translation:
         if exclusive is None:
             result = self._types_expression(node, scope)
         else:
-            ignored = _DEFINITIONS | {"$anchor", "type"}
-            names = [name for name in node if _restricts(node, name) and name not in ignored]
+            allowed = _DEFINITIONS | {"$anchor", "type"}
+            names = [name for name in node if _restricts(node, name) and name not in allowed]
             if len(names) > 1 and set(names) != {"enum", "const"}:
                 raise ConfigError(f"{scope.path} holds {' and '.join(sorted(names))}; only one can be guaranteed")
             result = self._exclusive_keyword(exclusive, node, scope)
@@ -233,7 +237,7 @@ class _Translation:
 
     def _read_keywords(self, node: Any, scope: _Scope) -> Mapping[str, Any]:
         """Return the keywords of `node`. Raises `ConfigError` on keywords that no expression would follow."""
-        self._visit(scope, 1 + (len(node) // 16 if isinstance(node, Mapping) else 0))
+        self._visit(scope, 1 + (len(node) // _VALUES_PER_VISIT if isinstance(node, Mapping) else 0))
         if scope.depth > MAX_DEPTH:
             raise ConfigError(f"{scope.root_path}: schemas are nested in more than {MAX_DEPTH} others")
         if node is False:
@@ -265,6 +269,7 @@ class _Translation:
         return text
 
     def _exclusive_keyword(self, name: str, node: Mapping[str, Any], scope: _Scope) -> str:
+        """Return the expression of `name`, one of `_EXCLUSIVE_KEYWORDS`. Raises `_EmptyError` if it allows nothing."""
         if name == "$ref":
             return self._follow_reference(node["$ref"], scope)
         if name in ("const", "enum"):
@@ -272,23 +277,17 @@ class _Translation:
         schemas = _schema_list(node, name, scope.path)
         branches = [(scope.branch(name, index), schema) for index, schema in enumerate(schemas)]
         if name == "oneOf":
-            properties = self._distinguishing_properties(branches, scope)
+            required = self._distinguishing_properties(branches, scope)
             branches = [
                 (branch_scope.with_required(names), schema)
-                for (branch_scope, schema), names in zip(branches, properties, strict=True)
+                for (branch_scope, schema), names in zip(branches, required, strict=True)
             ]
         elif name == "allOf":
-            restricting = [branch for branch in branches if not _is_unrestricted(branch[1])]
-            if len(restricting) > 1:
-                raise ConfigError(
-                    f"{scope.path} holds 'allOf' of {len(restricting)} schemas, which cannot be guaranteed, as an "
-                    "answer of two schemas at once is none of either's expression; write one schema"
-                )
-            branches = restricting or branches[:1]
-        return _alternation(lambda scope, schema: self.expression(schema, scope), branches)
+            branches = [_only_restricting(branches, scope)]
+        return _alternation(partial(self.expression, schema, branch_scope) for branch_scope, schema in branches)
 
     def _follow_reference(self, ref: object, scope: _Scope) -> str:
-        """Return the expression of a reference's target."""
+        """Return the expression of a reference's target. Raises `_EmptyError` at the limit of recursion."""
         target, target_scope = self._reference_target(ref, scope)
         if id(target) in scope.followed:
             raise ConfigError(
@@ -320,6 +319,7 @@ class _Translation:
         return target, replace(scope, path=path)
 
     def _resolve_reference(self, ref: str, scope: _Scope) -> tuple[Any, str]:
+        """Return the target of a reference, and its path in errors. Raises `ConfigError` if there is none."""
         document, _, fragment = ref.partition("#")
         if document and document != str(scope.root.get("$id", "")).rstrip("#"):
             raise ConfigError(
@@ -329,46 +329,34 @@ class _Translation:
         fragment = _PERCENT.sub(
             lambda match: bytes.fromhex(match[0].replace("%", "")).decode(errors="replace"), fragment
         )
-        if fragment and not fragment.startswith("/"):
-            if id(scope.root) not in self._anchors:
-                self._anchors[id(scope.root)] = dict(_anchors(scope.root))
-            anchors = self._anchors[id(scope.root)]
-            if fragment not in anchors:
-                raise _missing_target_error(ref, scope, "there is no such $anchor", anchors)
-            return anchors[fragment], f"{scope.root_path}#{_short_name(fragment)}"
-        target, path = scope.root, scope.root_path
-        for step in fragment.split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            members: Mapping[str, Any] = {}
-            if isinstance(target, list):
-                members = {str(index): item for index, item in enumerate(target)}
-            elif isinstance(target, Mapping):
-                members = target
-            if key not in members:
-                raise _missing_target_error(ref, scope, f"{path} has no {_short_name(key)!r}", members)
-            path = f"{path}[{key}]" if isinstance(target, list) else f"{path}.{_short_name(key)}"
-            target = members[key]
-        return target, path
+        if not fragment or fragment.startswith("/"):
+            return _pointer_target(fragment, ref, scope)
+        if id(scope.root) not in self._anchors:
+            self._anchors[id(scope.root)] = dict(_anchors(scope.root))
+        anchors = self._anchors[id(scope.root)]
+        if fragment not in anchors:
+            raise _missing_target_error(ref, scope, "there is no such $anchor", anchors)
+        return anchors[fragment], f"{scope.root_path}#{_short_name(fragment)}"
 
     def _types_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
         """Return the expression of all types that `node` and the schemas around it allow."""
-        translators: Mapping[str, Callable[[Mapping[str, Any], _Scope], str]] = {
-            "string": lambda node, scope: self._count_leaf(_string_expression(node, scope), scope),
-            "number": lambda node, scope: self._count_leaf(
+        translators: Mapping[str, Callable[[], str]] = {
+            "string": lambda: self._count_leaf(_string_expression(node, scope), scope),
+            "number": lambda: self._count_leaf(
                 _number_expression(node, scope, whole="number" not in scope.types), scope
             ),
-            "boolean": lambda *_: "(true|false)",
-            "null": lambda *_: "null",
-            "array": self._array_expression,
-            "object": self._object_expression,
+            "boolean": lambda: "(true|false)",
+            "null": lambda: "null",
+            "array": lambda: self._array_expression(node, scope),
+            "object": lambda: self._object_expression(node, scope),
         }
         types = {"number" if name == "integer" else name for name in scope.types}
         if not types:
             raise _EmptyError(f"{scope.path} allows no type that what stands around it allows")
-        allowed = [(scope, translate) for name, translate in translators.items() if name in types]
-        return _alternation(lambda scope, translate: translate(node, scope), allowed)
+        return _alternation(translate for name, translate in translators.items() if name in types)
 
     def _array_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
+        """Return the expression of a list. Raises `_EmptyError` if it needs an item whose schema allows nothing."""
         prefix = _schema_list(node, "prefixItems", scope.path) if "prefixItems" in node else []
         if isinstance(node.get("items"), list):
             raise ConfigError(f"{scope.path}.items must be one schema; a list of them is prefixItems")
@@ -386,36 +374,17 @@ class _Translation:
         except _EmptyError as error:  # the list must end before that item
             if low > len(items):
                 raise _EmptyError(f"{scope.path}: a list has {low} items at least, but {error}") from error
-        if further_item is None:
-            high = len(items)
         if "minItems" not in node:
             low = len(items)
-        text = ""
-        if further_item is not None and high != 0:
-            if not items:
-                items = [further_item]
-            max_further = "" if high is None else high - len(items)
-            text = rf"(,[ ]?({further_item})){{{max(low - len(items), 0)},{max_further}}}"
-        for index, item in reversed(list(enumerate(items))):
-            text = f"{',[ ]?' if index else ''}({item}){text}"
-            text = text if index < low else f"({text})?"
-        return rf"\[[ ]?{text}[ ]?\]"
+        return _items_expression(items, further_item, low, high)
 
     def _object_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
-        properties = node.get("properties", {})
-        additional = node.get("additionalProperties", True)
-        if not isinstance(properties, Mapping):
-            raise ConfigError(f"{scope.path}.properties must be an object of schemas, got {shown(properties)}")
-        required = node.get("required", [])
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise ConfigError(f"{scope.path}.required must be a list of names of properties, got {shown(required)}")
-        missing = [name for name in required if name not in properties]
-        if missing:
-            raise ConfigError(f"{scope.path} needs a schema for each property, such as {_short_name(missing[0])!r}")
-        low, high = _size_limits(node, "Properties", scope.path)
+        """Return the expression of an object, without optional properties whose schemas allow nothing."""
+        properties, required = _property_schemas(node, scope.path)
         required_names = scope.required_names.union(required)
-        if "properties" not in node or (not properties and isinstance(additional, Mapping)):
-            return self._map_expression(node, additional, low, high, scope)
+        low, high = _size_limits(node, "Properties", scope.path)
+        if "properties" not in node or (not properties and isinstance(node.get("additionalProperties"), Mapping)):
+            return self._map_expression(node, low, high, scope)
         if "propertyNames" in node and properties:
             raise ConfigError(
                 f"{scope.path}: properties and propertyNames are not guaranteed together; keep one of them"
@@ -437,15 +406,14 @@ class _Translation:
             )
         return rf"\{{{_join_properties(entries)}[ ]?\}}" if entries else r"\{\}"
 
-    def _map_expression(
-        self, node: Mapping[str, Any], additional: Any, low: int, high: int | None, scope: _Scope
-    ) -> str:
-        """Return the expression of objects whose properties have no schemas by name."""
+    def _map_expression(self, node: Mapping[str, Any], low: int, high: int | None, scope: _Scope) -> str:
+        """Return the expression of objects of any names. Raises `ConfigError` if they need two properties or more."""
         if low > 1:  # a JSON text may repeat a name
             raise ConfigError(
                 f"{scope.path}: minProperties={low} of any names cannot be guaranteed, as two of them might be one; "
                 "list them in properties, or ask for 1"
             )
+        additional = node.get("additionalProperties", True)
         try:
             name_expression = _STRING
             if "propertyNames" in node:
@@ -504,12 +472,12 @@ class _Translation:
             return self._tags(*self._reference_target(node["$ref"], scope), depth + 1)
         if "const" in node or isinstance(node.get("enum"), list):
             values = [node["const"]] if "const" in node else node["enum"]
-            self._visit(scope, len(values) // 16)
+            self._visit(scope, len(values) // _VALUES_PER_VISIT)
             return {"": frozenset(map(_canonical_text, values))}
-        for name in ("allOf", "anyOf", "oneOf"):
-            value = node.get(name)
-            branches = value if isinstance(value, list) else []
-            if name == "allOf":
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            schemas = node.get(keyword)
+            branches = schemas if isinstance(schemas, list) else []
+            if keyword == "allOf":
                 branches = [branch for branch in branches if not _is_unrestricted(branch)]
             if branches:
                 branch_tags = [self._tags(branch, scope, depth + 1) for branch in branches]
@@ -524,16 +492,16 @@ class _Translation:
         return result
 
 
-def _alternation(translate: Callable[[_Scope, Any], str], branches: Iterable[tuple[_Scope, Any]]) -> str:
-    """Return the alternation of what `translate` makes of the branches. Branches that allow nothing are left out.
+def _alternation(translations: Iterable[Callable[[], str]]) -> str:
+    """Return the alternation of the expressions that `translations` return, without those that raise `_EmptyError`.
 
-    Raises the first branch's `_EmptyError` if none allows anything.
+    Raises the first of these errors if there is no expression.
     """
     expressions: list[str] = []
     errors: list[_EmptyError] = []
-    for scope, value in branches:
+    for translate in translations:
         try:
-            expressions.append(translate(scope, value))
+            expressions.append(translate())
         except _EmptyError as error:
             errors.append(error)
     if not expressions:
@@ -551,6 +519,17 @@ def _restricts(node: Mapping[str, Any], name: str) -> bool:
 
 def _is_unrestricted(node: Any) -> bool:
     return node is True or (isinstance(node, Mapping) and not any(_restricts(node, name) for name in node))
+
+
+def _only_restricting(branches: Sequence[tuple[_Scope, Any]], scope: _Scope) -> tuple[_Scope, Any]:
+    """Return the branch of an `allOf` that restricts anything, or else the first. Raises `ConfigError` on several."""
+    restricting = [branch for branch in branches if not _is_unrestricted(branch[1])]
+    if len(restricting) > 1:
+        raise ConfigError(
+            f"{scope.path} holds 'allOf' of {len(restricting)} schemas, which cannot be guaranteed, as an "
+            "answer of two schemas at once is none of either's expression; write one schema"
+        )
+    return (restricting or branches)[0]
 
 
 def _enter_root(node: Mapping[str, Any], scope: _Scope) -> _Scope:
@@ -630,8 +609,35 @@ def _literal(value: Any) -> str:
     return escape(re.sub(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
+def _items_expression(items: Sequence[str], further_item: str | None, low: int, high: int | None) -> str:
+    """Return the expression of a list of `low` to `high` items: those of `items`, and then `further_item` if any."""
+    text = ""
+    if further_item is not None and high != 0:
+        items = items or [further_item]
+        max_further = "" if high is None else high - len(items)
+        text = rf"(,[ ]?({further_item})){{{max(low - len(items), 0)},{max_further}}}"
+    for index, item in reversed(list(enumerate(items))):
+        text = f"{',[ ]?' if index else ''}({item}){text}"
+        text = text if index < low else f"({text})?"
+    return rf"\[[ ]?{text}[ ]?\]"
+
+
+def _property_schemas(node: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the schemas of properties, and the required names. Raises `ConfigError` if one of these has no schema."""
+    properties = node.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise ConfigError(f"{path}.properties must be an object of schemas, got {shown(properties)}")
+    required = node.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ConfigError(f"{path}.required must be a list of names of properties, got {shown(required)}")
+    missing = [name for name in required if name not in properties]
+    if missing:
+        raise ConfigError(f"{path} needs a schema for each property, such as {_short_name(missing[0])!r}")
+    return properties, required
+
+
 def _join_properties(entries: Sequence[tuple[str, bool]]) -> str:
-    """Join the expressions of properties, of which the flag says whether it is required, by commas."""
+    """Join the expressions of properties by commas. The flag of an entry says whether its property is required."""
     first = next((index for index, (_, is_required) in enumerate(entries) if is_required), None)
     if first is None:
         return f"({_nonempty_subset([text for text, _ in entries])})?" if entries else ""
@@ -645,11 +651,12 @@ def _nonempty_subset(texts: Sequence[str]) -> str:
     if len(texts) == 1:
         return texts[0]
     half = len(texts) // 2
-    rest = "".join(f"([ ]?,{text})?" for text in texts[half:])
-    return f"(({_nonempty_subset(texts[:half])}){rest}|{_nonempty_subset(texts[half:])})"
+    optional_half = "".join(f"([ ]?,{text})?" for text in texts[half:])
+    return f"(({_nonempty_subset(texts[:half])}){optional_half}|{_nonempty_subset(texts[half:])})"
 
 
 def _string_expression(node: Mapping[str, Any], scope: _Scope) -> str:
+    """Return the expression of strings. Raises `ConfigError` on keywords that cannot be guaranteed together."""
     try:
         pattern = string_expression(node)
     except ConfigError as error:
@@ -659,7 +666,7 @@ def _string_expression(node: Mapping[str, Any], scope: _Scope) -> str:
         return pattern
     if low == 0 and high is None:
         return _STRING
-    return f'{_STRING[:-2]}{{{low},{"" if high is None else high}}}"'
+    return f'"{_STRING_CHARACTER}{{{low},{"" if high is None else high}}}"'
 
 
 def _number_expression(node: Mapping[str, Any], scope: _Scope, *, whole: bool) -> str:
@@ -694,6 +701,23 @@ def _schema_list(node: Mapping[str, Any], name: str, path: str) -> list[Any]:
     if not isinstance(schemas, list) or not (schemas or name == "prefixItems"):
         raise ConfigError(f"{path} holds {name!r}, which must be a list of one schema at least, got {shown(schemas)}")
     return schemas
+
+
+def _pointer_target(pointer: str, ref: str, scope: _Scope) -> tuple[Any, str]:
+    """Return what the JSON pointer of `ref` leads to, and its path in errors. Raises `ConfigError` if to nothing."""
+    target, path = scope.root, scope.root_path
+    for token in pointer.split("/")[1:]:
+        key = token.replace("~1", "/").replace("~0", "~")
+        members: Mapping[str, Any] = {}
+        if isinstance(target, list):
+            members = {str(index): item for index, item in enumerate(target)}
+        elif isinstance(target, Mapping):
+            members = target
+        if key not in members:
+            raise _missing_target_error(ref, scope, f"{path} has no {_short_name(key)!r}", members)
+        path = f"{path}[{key}]" if isinstance(target, list) else f"{path}.{_short_name(key)}"
+        target = members[key]
+    return target, path
 
 
 def _anchors(root: Any) -> Iterable[tuple[str, Any]]:

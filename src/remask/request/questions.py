@@ -221,13 +221,18 @@ class Question:
             raise ConfigError(f"{form} holds a name twice; names must differ")
         if not self.question_text.strip():
             raise ConfigError("instructions is empty; say what is asked")
-        if self.labels == "letters" and len(alternatives) > len(_CODES):
+        self._check_labels(len(alternatives))
+
+    def _check_labels(self, count: int) -> None:
+        """Raise `ConfigError` unless there is a label for each of `count` alternatives."""
+        if self.labels == "letters" and count > len(_CODES):
             raise ConfigError(f'labels="letters" is for {len(_CODES)} alternatives at most; use "names"')
-        if not isinstance(self.labels, str):
-            if len(self.labels) != len(alternatives):
-                raise ConfigError(f"labels holds {len(self.labels)} texts for {len(alternatives)} alternatives")
-            if len({*self.labels}) < len(self.labels):
-                raise ConfigError("labels holds a text twice; labels must differ")
+        if isinstance(self.labels, str):
+            return
+        if len(self.labels) != count:
+            raise ConfigError(f"labels holds {len(self.labels)} texts for {count} alternatives")
+        if len({*self.labels}) < len(self.labels):
+            raise ConfigError("labels holds a text twice; labels must differ")
 
     def _check_forms(self) -> None:
         """Raise `ConfigError` if the alternatives do not come in the one form that the question's type takes."""
@@ -313,14 +318,17 @@ class Question:
 
     @property
     def labellings(self) -> list[list[tuple[str, ...]]]:
-        """Labellings that the model may be asked for: groups, best first, of which the cheapest labelling is used.
+        """Labellings to choose from, in groups, best group first. Within a group the one of fewest canvases is used.
 
         A labelling has a label for each alternative, or more labels than alternatives, any of which may be used.
         """
         count = len(self.alternatives)
         names = tuple(alternative.text for alternative in self.alternatives)
-        letters = [tuple(_LETTERS[:count]), tuple(_LETTERS[:count].lower())] if count <= len(_LETTERS) else []
-        letters = letters or ([tuple(_CODES)] if count <= len(_CODES) else [])
+        letters: list[tuple[str, ...]] = []
+        if count <= len(_LETTERS):
+            letters = [tuple(_LETTERS[:count]), tuple(_LETTERS[:count].lower())]
+        elif count <= len(_CODES):
+            letters = [tuple(_CODES)]
         if not isinstance(self.labels, str):
             return [[tuple(self.labels)]]
         if self.labels == "letters":
@@ -330,7 +338,8 @@ class Question:
         if self.kind == "yes_no":
             return [[*_YES_NO]]
         if self.kind == "score":
-            return [[*([tuple(map(str, range(count)))] if count <= 10 else []), *letters]]
+            digits = [tuple(map(str, range(count)))] if count <= 10 else []  # a digit each
+            return [[*digits, *letters]]
         if self.kind == "choice":  # a canvas for each beginning of many long names would cost too much
             return [[names], letters] if count <= len(_LETTERS) else [[*letters, names]]
         width = max(map(len, names))
@@ -349,17 +358,16 @@ class Question:
             explanation = ", ".join(part for part in (text, alternative.note) if part is not None)
             if explanation and not has_number_labels:
                 lines.append(f"{label}: {explanation}")
-        label_list = ", ".join(labels)
         if has_number_labels:
             request = f"Answer with a number from {labels[0]} to {labels[-1]}."
         elif self.kind == "yes_no":
             request = f"{labels[0]} or {labels[1]}?"
         elif all(alternative.text == label for alternative, label in zip(self.alternatives, labels, strict=True)):
-            request = f"Options: {label_list}."
+            request = f"Options: {', '.join(labels)}."
         elif len(labels) > len(_LETTERS):
             request = "Answer with the label of one of them."
         else:
-            request = f"Answer with one of {label_list}."
+            request = f"Answer with one of {', '.join(labels)}."
         return "\n".join([*lines, request])
 
 
@@ -440,7 +448,7 @@ class Decisions:
         _ = self.transcript  # raises ConfigError if `input` is not valid
 
     def _check_form(self, question: Question) -> None:
-        """Raise `ConfigError` if a question is not in the form that goes with `input`, or with `state`."""
+        """Raise `ConfigError` if `question` has fields that do not go with `input`, or without it, with `state`."""
         if self.input is None:
             for name in ("choices", "levels", "name"):
                 if getattr(question, name) is not None:
@@ -462,7 +470,7 @@ class Decisions:
 
     @cached_property
     def transcript(self) -> Transcript:
-        """The conversation that the questions are about. A state is one message, and no state none."""
+        """The conversation that the questions are about. A state is one message; an empty one is no message."""
         if isinstance(self.input, list | tuple):
             return Transcript.of(self.input)
         return Transcript.of_text(text_of(self.state) if self.input is None else self.input)
@@ -474,7 +482,7 @@ class Decisions:
 
     @property
     def shared_messages(self) -> Sequence[Mapping[str, Any]]:
-        """The messages whose tokens other requests may share; the last one may be a part of one."""
+        """The messages whose tokens other requests may share. The last one may end at a breakpoint within its text."""
         if self.prompt_cache_options is not None and self.prompt_cache_options.mode == "explicit":
             return self.transcript.shared or ()
         return self.transcript.messages
@@ -483,19 +491,19 @@ class Decisions:
     def chars(self) -> int:
         """An estimate of the characters to tokenize: every question, and its template once for each label."""
         questions = self.readable_questions.values()
-        label_counts = []
-        prompt_chars = []
+        label_count = prompt_chars = template_chars = labelled_chars = 0
         for question in questions:
-            labellings = sum(map(len, question.labellings))
+            labelling_count = sum(map(len, question.labellings))
             names = [alternative.text for alternative in question.alternatives]
-            label_counts.append(len(names) * labellings)
-            prompt_chars.append(len(question.prompt(names)) * labellings)
-        template_chars = [_TEMPLATE_CHARS + len(question.template) for question in questions]
-        alone = sum(count * chars for count, chars in zip(label_counts, template_chars, strict=True))
-        joint = 0
+            answer_chars = _TEMPLATE_CHARS + len(question.template)
+            label_count += len(names) * labelling_count
+            prompt_chars += len(question.prompt(names)) * labelling_count
+            template_chars += answer_chars
+            labelled_chars += len(names) * labelling_count * answer_chars
+        joint_chars = 0
         if self.together:  # every canvas has all prompts and templates
-            joint = sum(prompt_chars) * len(questions) + sum(label_counts) * sum(template_chars)
-        return self.transcript.chars + sum(prompt_chars) + alone + joint
+            joint_chars = prompt_chars * len(questions) + label_count * template_chars
+        return self.transcript.chars + prompt_chars + labelled_chars + joint_chars
 
 
 def _side(name: str) -> str | None:

@@ -221,6 +221,7 @@ class SamplingParams(_KnownNames):
         return Knobs(self.threshold, remasking.eb_threshold, remasking.min_transfer, remasking.rule_config)
 
     def _expand_preset(self) -> None:
+        """Set the parameters of `uniform.preset`. Raises `ConfigError` if the request gives one another value."""
         preset = self.uniform.preset
         if preset is None:
             return
@@ -229,10 +230,10 @@ class SamplingParams(_KnownNames):
             group, _, name = path.rpartition(".")
             if group and self.uniform.sampler in ANCESTRAL:  # these samplers change every position in every step
                 continue
-            own_value = attrgetter(path)(self)
-            if own_value not in (None, value):
+            requested = attrgetter(path)(self)
+            if requested not in (None, value):
                 raise ConfigError(
-                    f"preset {preset!r} sets {path}={value}, got {path}={own_value}; leave one of them out"
+                    f"preset {preset!r} sets {path}={value}, got {path}={requested}; leave one of them out"
                 )
             if group:
                 object.__setattr__(self, group, replace(self.uniform, **{name: value}))
@@ -351,15 +352,16 @@ class SamplingDefaults:
 
 
 def _to_json(value: Any) -> Any:
+    """Return `value` with names of mappings as texts and tuples as lists."""
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
     return [_to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def merge_sampling(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge objects of sampling parameters: for every field, also within groups, the last value counts.
+    """Merge objects of sampling parameters. If several have a field, also one of a group, the last value is used.
 
-    None unsets a field or a group. A field of a group may be given by its path, as in `{"uniform.tokens_per_step": 3}`.
+    None unsets a field or a group. A field of a group may be named by its path: `{"uniform.tokens_per_step": 3}`.
     Raises `ConfigError` on groups that are not allowed.
     """
     merged: dict[str, Any] = {}

@@ -61,17 +61,7 @@ def number_expression(node: Mapping[str, Any], *, whole: bool) -> str | None:
 
     Raises `ConfigError` if it cannot be guaranteed.
     """
-    limits: dict[str, float | int] = {}
-    digits = _DIGITS if whole else _PRECISION - 1
-    for name in BOUNDS:
-        value = node.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{name} must be a number, got {shown(value)}")
-        if abs(value) >= 10**digits:
-            raise ConfigError(f"{name} has more than {digits} digits, and at most so many are guaranteed")
-        limits[name] = value
+    limits = _read_bounds(node, _DIGITS if whole else _PRECISION - 1)
     if whole:
         lows = [math.ceil(limits["minimum"])] if "minimum" in limits else []
         lows += [math.floor(limits["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in limits else []
@@ -83,7 +73,22 @@ def number_expression(node: Mapping[str, Any], *, whole: bool) -> str | None:
             raise ConfigError(f"{name} of a 'number' is guaranteed where it is whole, got {value!r}")
     low, open_low = _effective_bound(limits, "minimum", "exclusiveMinimum", 1)
     high, open_high = _effective_bound(limits, "maximum", "exclusiveMaximum", -1)
-    return decimal_range(low, high, open_low, open_high)
+    return decimal_range(low, high, open_low=open_low, open_high=open_high)
+
+
+def _read_bounds(node: Mapping[str, Any], max_digits: int) -> dict[str, float]:
+    """Return the bounds of a schema by keyword. Raises `ConfigError` on values that are no numbers or too large."""
+    limits: dict[str, float] = {}
+    for name in BOUNDS:
+        value = node.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{name} must be a number, got {shown(value)}")
+        if abs(value) >= 10**max_digits:
+            raise ConfigError(f"{name} has more than {max_digits} digits, and at most so many are guaranteed")
+        limits[name] = value
+    return limits
 
 
 def _effective_bound(limits: Mapping[str, float], inclusive: str, exclusive: str, sign: int) -> tuple[int | None, bool]:
@@ -111,7 +116,7 @@ def integer_range(low: int | None, high: int | None) -> str | None:
     return f"({'|'.join(parts)})"
 
 
-def decimal_range(low: int | None, high: int | None, open_low: bool, open_high: bool) -> str | None:
+def decimal_range(low: int | None, high: int | None, *, open_low: bool, open_high: bool) -> str | None:
     """Return the expression of decimal numbers between whole bounds, without exponents. Open bounds are exclusive.
 
     A bound of None is no bound. Returns None if there are no such numbers.
@@ -121,17 +126,19 @@ def decimal_range(low: int | None, high: int | None, open_low: bool, open_high: 
     parts = []
     if low is None or low < 0:
         smallest = 0 if high is None or high > 0 else -high
+        largest = None if low is None else -low
         # 0 is written without a sign, below.
-        negatives = _decimals(smallest, None if low is None else -low, open_high or smallest == 0, open_low)
+        excludes_smallest = open_high or smallest == 0
+        negatives = _decimals(smallest, largest, open_low=excludes_smallest, open_high=open_low)
         parts += [f"-{number}" for number in negatives]
     if high is None or high >= 0:
-        has_lower_bound = low is not None and low >= 0
-        parts += _decimals(max(low or 0, 0), high, has_lower_bound and open_low, open_high)
+        excludes_low = open_low and low is not None and low >= 0
+        parts += _decimals(max(low or 0, 0), high, open_low=excludes_low, open_high=open_high)
     return f"({'|'.join(parts)})" if parts else None
 
 
-def _decimals(low: int, high: int | None, open_low: bool, open_high: bool) -> Iterator[str]:
-    """Yield expressions of decimals from `low` to `high`, both 0 or more."""
+def _decimals(low: int, high: int | None, *, open_low: bool, open_high: bool) -> Iterator[str]:
+    """Yield expressions of decimals from `low` to `high`, both 0 or more. Open bounds are exclusive."""
     # With more places a decimal may be read as the bound next to it.
     places = _PRECISION - len(str(low if high is None else high))
     if high is None or low < high:
@@ -253,24 +260,25 @@ def whole_regex(regex: str) -> str:
 
     Its classes `\\d`, `\\w` and `\\s` become those of `pattern`. Raises `ConfigError` if an anchor is not at an end.
     """
-    pieces = _strip_anchors(regex, _REGEX_PIECE.findall(regex), _START_ANCHORS, "(", ")")
-    pieces = _strip_anchors(regex, pieces[::-1], _END_ANCHORS, ")", "(")[::-1]
+    pieces = _strip_anchors(regex, _REGEX_PIECE.findall(regex), _START_ANCHORS, backwards=False)
+    pieces = _strip_anchors(regex, pieces[::-1], _END_ANCHORS, backwards=True)[::-1]
     return "".join(map(_narrow_classes, pieces))
 
 
-def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], opening: str, closing: str) -> list[str]:
-    """Return `pieces` without the `anchors` of one end. The pieces are in the order in which they follow from that end.
+def _strip_anchors(regex: str, pieces: list[str], anchors: frozenset[str], *, backwards: bool) -> list[str]:
+    """Return the `pieces` of `regex` without the `anchors` of one end, from which the pieces are read.
 
-    From the right, `opening` is the closing bracket. Raises `ConfigError` on an anchor that is not at the end, or that
-    is repeated, alone or in its group.
+    Read `backwards`, the pieces begin with the last one. Raises `ConfigError` on an anchor that is not at the end, or
+    that is repeated, alone or in its group.
     """
-    is_forward = opening == "("  # backwards, a quantifier comes first, so that what it repeats is not at the end
+    opening, closing = ")(" if backwards else "()"
     result: list[str] = []
     at_end = True  # only anchors and opening brackets precede this piece
     groups: list[tuple[bool, int]] = []  # for each open group, whether it begins at the end, and the anchors before it
     anchor_count = 0
     for index, piece in enumerate(pieces):
-        following = "".join(pieces[index + 1 : index + 2]) if is_forward else ""
+        # Backwards, a quantifier comes first, so that what it repeats is not at the end.
+        following = "" if backwards else "".join(pieces[index + 1 : index + 2])
         if piece in anchors:
             if not at_end:
                 raise ConfigError(
@@ -334,7 +342,7 @@ def _translate_piece(pattern: str, group: str, text: str, depth: int) -> str:
         if text in "(?":
             raise _unsupported_error(pattern, "a group that looks ahead or behind, or has a name")
         return _character_expression(pattern, text) if text not in "$|)" else text
-    name = text[1:]
+    name = text[1:]  # of an escape
     if (name[0] in "pP" and len(name) > 1) or name.lower() in _NARROW:
         return f"[[{_class_content(name) if name.lower() in _NARROW else text}]&&{_JSON_CHARACTER}]"
     if name in _JSON_ESCAPES:
@@ -357,12 +365,12 @@ def _set_expression(pattern: str, text: str) -> str:
     negated = text.startswith("[^")
     result: list[str] = []
     pieces = _SET_PIECE.findall(text[1 + negated : -1])
-    classes = [piece[1:].lower() in _NARROW or (piece[:2] in (r"\p", r"\P") and len(piece) > 2) for piece in pieces]
+    is_class = [piece[1:].lower() in _NARROW or (piece[:2] in (r"\p", r"\P") and len(piece) > 2) for piece in pieces]
     may_start_range = False  # whether the previous piece may be the first character of a range
     for index, piece in enumerate(pieces):
         name = piece[1:]
-        is_range = piece == "-" and may_start_range and classes[index + 1 : index + 2] == [False]
-        may_start_range = not (is_range or classes[index] or result[-1:] == ["-"])
+        is_range = piece == "-" and may_start_range and is_class[index + 1 : index + 2] == [False]
+        may_start_range = not (is_range or is_class[index] or result[-1:] == ["-"])
         if is_range:
             result.append(piece)
         elif not name:

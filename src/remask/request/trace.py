@@ -110,8 +110,8 @@ def iterate_tokens(transfer: Transfer, prompt_length: int) -> Iterator[tuple[int
     """
     logprobs = transfer.logprobs or (0.0,) * len(transfer.positions)
     tops = transfer.top_logprobs or ((),) * len(transfer.positions)
-    for position, token, logprob, top in zip(transfer.positions, transfer.token_ids, logprobs, tops, strict=True):
-        yield position - prompt_length, TokenLogprob(token, logprob, transfer.step, top)
+    for position, token_id, logprob, top in zip(transfer.positions, transfer.token_ids, logprobs, tops, strict=True):
+        yield position - prompt_length, TokenLogprob(token_id, logprob, transfer.step, top)
 
 
 def token_logprobs(trace: Sequence[Transfer], prompt_length: int, length: int) -> tuple[TokenLogprob, ...]:
@@ -126,5 +126,6 @@ def token_logprobs(trace: Sequence[Transfer], prompt_length: int, length: int) -
 
 
 def _event_values(event: TraceEvent) -> dict[str, Any]:
+    """Return the fields of an event that are not empty, and its step."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if name == "step" or value}

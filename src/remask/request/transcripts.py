@@ -18,7 +18,10 @@ MAX_LEVELS, MAX_JSON_VALUES, MAX_JSON_BYTES = 32, 10_000, 256 << 10
 
 TEXT, JSON, IMAGE = "input_text", "input_json", "input_image"
 PARTS = (TEXT, JSON, IMAGE)
-_ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}  # types of parts, and the field of their text
+# Types of parts, and the field of their content.
+_TEXT_PARTS = {TEXT: "text"}
+_ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
+_PARTS_BY_ROLE = {"assistant": _ASSISTANT_PARTS, "user": {TEXT: "text", JSON: "data"}}
 _TEXT = Text(2**24, empty=True)
 _NAME = Text(1024)
 _BREAKPOINT = "prompt_cache_breakpoint"
@@ -26,6 +29,7 @@ _BREAKPOINT = "prompt_cache_breakpoint"
 REASONING = "reasoning"  # items of this type are ignored, as no served model reads them
 _MESSAGE_FIELDS: Final = {"role", "content"}
 _ITEMS: Final = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
+_CALLS: Final = ("function_call", "custom_tool_call")
 _IGNORED_FIELDS = {"type", "id", "status", "phase"}  # no model reads them
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -99,32 +103,16 @@ class Transcript:
         shared: tuple[Mapping[str, Any], ...] | None = None
         for index, item in enumerate(items):
             path = f"input[{index}]"
-            item_type, fields = _item_fields(path, item)
+            item_type = _item_type(path, item)
             if item_type == REASONING:
                 continue
-            if item_type == "message":
-                role = fields.get("role")
-                if not isinstance(role, str) or role not in _ROLES:
-                    raise ConfigError(f"{path}.role must be one of {', '.join(_ROLES)}, got {shown(role)}")
-                content = fields.get("content")
-                part_types = _part_types(role)
-            elif item_type.endswith("_output"):
-                call_id = fields.get("call_id")
-                call_type = item_type.removesuffix("_output")
-                if not isinstance(call_id, str) or calls.get(call_id, ("", ""))[0] != call_type:
-                    raise ConfigError(f"{path}.call_id must be that of a {call_type} before it, got {shown(call_id)}")
-                role = "tool"
-                content = fields.get("output")
-                part_types = {TEXT: "text"}
-            else:
-                _add_call(path, item_type, fields, messages, calls)
+            if item_type in _CALLS:
+                _add_call(path, item_type, item, messages, calls)
                 continue
-            text, shared_text = _read_content(
-                f"{path}.{'content' if item_type == 'message' else 'output'}", content, part_types
-            )
-            message = {"role": _ROLES.get(role, "tool"), "content": text}
-            if item_type != "message":
-                message |= {"tool_call_id": fields["call_id"], "name": calls[fields["call_id"]][1]}
+            if item_type == "message":
+                message, shared_text = _read_message(path, item)
+            else:
+                message, shared_text = _read_output(path, item, calls)
             messages.append(message)
             if shared_text is not None:
                 shared = (*messages[:-1], {**message, "content": shared_text})
@@ -162,14 +150,8 @@ def instructions_text(path: str, value: Any) -> str:
     return _read_content(path, value, {TEXT: "text", JSON: "data", IMAGE: "image_url"})[0]
 
 
-def _part_types(role: str) -> Mapping[str, str]:
-    if role == "assistant":
-        return _ASSISTANT_PARTS
-    return {TEXT: "text", JSON: "data"} if role == "user" else {TEXT: "text"}
-
-
-def _item_fields(path: str, item: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the type and the fields of an item. Raises `ConfigError` on types and fields that are not known."""
+def _item_type(path: str, item: Any) -> str:
+    """Return the type of an item. Raises `ConfigError` on unknown types, and on unknown fields of a message."""
     if not isinstance(item, Mapping):
         raise ConfigError(f"{path} must be an object, got {shown(item)}")
     item_type = item.get("type", "message")
@@ -178,7 +160,32 @@ def _item_fields(path: str, item: Any) -> tuple[str, Mapping[str, Any]]:
     # Clients send a model's own messages back as they got them, with fields of any name.
     if item_type == "message" and item.get("role") != "assistant":
         _check_known_fields(path, item, _MESSAGE_FIELDS | _IGNORED_FIELDS)
-    return item_type, item
+    return item_type
+
+
+def _read_message(path: str, item: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the message of an item, and its text up to the last breakpoint or None. Raises `ConfigError`."""
+    role = item.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ConfigError(f"{path}.role must be one of {', '.join(_ROLES)}, got {shown(role)}")
+    text, shared_text = _read_content(f"{path}.content", item.get("content"), _PARTS_BY_ROLE.get(role, _TEXT_PARTS))
+    return {"role": _ROLES[role], "content": text}, shared_text
+
+
+def _read_output(
+    path: str, item: Mapping[str, Any], calls: Mapping[str, tuple[str, str]]
+) -> tuple[dict[str, Any], str | None]:
+    """Return the message of a tool's output, and its text up to the last breakpoint or None.
+
+    Raises `ConfigError` if the output belongs to none of the `calls` before it.
+    """
+    call_id = item.get("call_id")
+    output_type = item["type"].removesuffix("_output")
+    call_type, name = calls.get(call_id, ("", "")) if isinstance(call_id, str) else ("", "")
+    if call_type != output_type:
+        raise ConfigError(f"{path}.call_id must be that of a {output_type} before it, got {shown(call_id)}")
+    text, shared_text = _read_content(f"{path}.output", item.get("output"), _TEXT_PARTS)
+    return {"role": "tool", "content": text, "tool_call_id": call_id, "name": name}, shared_text
 
 
 def _check_known_fields(path: str, value: Mapping[str, Any], names: set[str]) -> None:
@@ -227,24 +234,7 @@ def _read_content(path: str, content: Any, part_types: Mapping[str, str]) -> tup
     shared_text = None
     for index, part in enumerate(content):
         part_path = f"{path}[{index}]"
-        part_type = part.get("type") if isinstance(part, Mapping) else None
-        if part_type == IMAGE and IMAGE not in part_types:
-            raise ConfigError(
-                f"{part_path} is an image, and the served models read text alone; say in text what it shows"
-            )
-        if not isinstance(part_type, str) or part_type not in part_types:
-            raise ConfigError(
-                f"{part_path} must be an object whose type is one of {', '.join(part_types)}, got {shown(part)}"
-            )
-        if part_types is not _ASSISTANT_PARTS:
-            names = {"type", part_types[part_type], _BREAKPOINT, *(["detail"] if part_type == IMAGE else [])}
-            _check_known_fields(part_path, part, names)
-        value = part.get(part_types[part_type])
-        if part_type == JSON:
-            texts.append(_json_text(f"{part_path}.data", value))
-        else:
-            texts.append(value)
-            _TEXT.check(f"{part_path}.{part_types[part_type]}", value)
+        texts.append(_read_part(part_path, part, part_types))
         breakpoint_value = part.get(_BREAKPOINT)
         if breakpoint_value is not None:
             if breakpoint_value != {"mode": "explicit"}:
@@ -253,6 +243,24 @@ def _read_content(path: str, content: Any, part_types: Mapping[str, str]) -> tup
                 )
             shared_text = "\n".join(texts)
     return "\n".join(texts), shared_text
+
+
+def _read_part(path: str, part: Any, part_types: Mapping[str, str]) -> str:
+    """Return the text of one part. Raises `ConfigError` on parts of other types, with other fields or bad values."""
+    part_type = part.get("type") if isinstance(part, Mapping) else None
+    if part_type == IMAGE and IMAGE not in part_types:
+        raise ConfigError(f"{path} is an image, and the served models read text alone; say in text what it shows")
+    if not isinstance(part_type, str) or part_type not in part_types:
+        raise ConfigError(f"{path} must be an object whose type is one of {', '.join(part_types)}, got {shown(part)}")
+    field = part_types[part_type]
+    if part_types is not _ASSISTANT_PARTS:
+        _check_known_fields(path, part, {"type", field, _BREAKPOINT, *(["detail"] if part_type == IMAGE else [])})
+    value = part.get(field)
+    if part_type == JSON:
+        return _json_text(f"{path}.data", value)
+    _TEXT.check(f"{path}.{field}", value)
+    assert isinstance(value, str)
+    return value
 
 
 def _json_text(path: str, data: Any) -> str:

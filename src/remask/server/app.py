@@ -176,10 +176,7 @@ def router() -> APIRouter:
 
 
 def create_app(
-    llm: LLM,
-    config: ServerConfig,
-    observer: StepObserver | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    llm: LLM, config: ServerConfig, observer: StepObserver | None = None, clock: Callable[[], float] = time.monotonic
 ) -> FastAPI:
     """Return an application that serves `llm`, whose engine only the application may use from then on.
 

@@ -26,10 +26,10 @@ from remask.server.errors import ApiError, invalid_body
 
 T = TypeVar("T")
 
-SHORT = 16_384  # characters that are tokenized in some milliseconds
-LONG = SHORT + 1  # characters that other work counts as if it takes as long as a long text
-ITEM = 64  # characters that are added for each text, however short it is
-SMALL = 1 << 14  # bytes of a body that is read in some milliseconds, whatever it holds
+SHORT_CHARS = 16_384  # characters that are tokenized in some milliseconds
+LONG_CHARS = SHORT_CHARS + 1  # the size of other work that takes as long as the shortest of long texts
+CHARS_PER_TEXT = 64  # the work on a text of any length, in characters, besides its own
+SMALL_BYTES = 1 << 14  # of a body that is read in some milliseconds, whatever it holds
 MAX_SECONDS = 10.0  # processor time of one body; the largest by default take less than one
 MAX_BYTES = 2 << 30  # memory of the process
 # A string, an opening bracket, or a bare word. Possessive, so that no text is scanned twice.
@@ -37,9 +37,9 @@ _ITEM = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
 
 
 def count_items(text: str, limit: int) -> int:
-    """How many values and names a JSON text holds, at most `limit` + 1. Returns 0 if there cannot be more than `limit`.
+    """Count the values and names in a JSON text, at most `limit` + 1, by scanning it.
 
-    The text is scanned, not parsed.
+    Returns 0 if the text is too short for more than `limit`.
     """
     if len(text) <= limit:
         return 0  # every item has at least one character
@@ -80,7 +80,7 @@ def read_body(model: type[BaseModel], content: bytes, max_items: int) -> BaseMod
 
 
 class FairSemaphore:
-    """A semaphore of `permits` whose waiting owners get permits in turn (round robin), one each however many they want.
+    """A semaphore of `permits`. Owners that wait get one permit each in turn (round robin), however many they wait for.
 
     Not thread-safe: for one event loop.
     """
@@ -117,7 +117,7 @@ class FairSemaphore:
         self._permits += 1
 
     async def run(self, owner: str, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
-        """Return what `call` returns on a thread of `pool`. It holds a permit until `call` ends, also if cancelled."""
+        """Return what `call` returns on a thread of `pool`. A permit is held until `call` ends, also if cancelled."""
         await self.acquire(owner)
         loop = asyncio.get_running_loop()
         work = pool.submit(call, *args)
@@ -140,7 +140,7 @@ class TextWorkers:
 
         If the caller is cancelled, a call that has not begun never runs, and one that has begun runs to its end.
         """
-        if size <= SHORT:
+        if size <= SHORT_CHARS:
             return await asyncio.wrap_future(self._pool.submit(call, *args))
         return await self._long.run(owner, self._pool, call, *args)
 
@@ -242,7 +242,7 @@ class BodyRoute(APIRoute):
                 raise ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
             content = await request.body()
             service = request.app.state.service
-            if len(content) <= SMALL:
+            if len(content) <= SMALL_BYTES:
                 body = read_body(model, content, service.bodies.max_items)
             else:
                 body = await service.read_body(request, model, content)

@@ -57,8 +57,8 @@ class Connection(asyncio.Protocol):
         self._probe_task: asyncio.Task[None] | None = None
         self._discarded_bytes = 0  # received after the answer to their own request
         self._in_body = False
-        self._half_closed = False
-        self._malformed = False  # the client has sent something else than HTTP
+        self._is_half_closed = False
+        self._is_malformed = False  # the client has sent something else than HTTP
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout of the first head. Refuses the connection with a 503 if there are too many."""
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         """Handle the end of what the client sends. Returns whether the connection stays open for the answers."""
         if not self.unanswered or self._in_body or self.head_bytes:
             return False
-        self._half_closed = True
+        self._is_half_closed = True
         self._probe(FIRST_PROBE_S)
         return True
 
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if not self.unanswered:
-            if self._half_closed:
+            if self._is_half_closed:
                 self.transport.close()
                 return
             if self._in_body:
@@ -169,14 +169,14 @@ class Connection(asyncio.Protocol):
 
     def _follow_framing(self, data: bytes) -> None:
         """Find where requests begin and end. Ignores all data after an error, which uvicorn's parser answers."""
-        if self._malformed:
+        if self._is_malformed:
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # an ordinary request for uvicorn too, as nothing is upgraded
         except httptools.HttpParserError:
-            self._malformed = True
+            self._is_malformed = True
             self._in_body = False
 
     def _await_head(self, seconds: float) -> None:
@@ -202,9 +202,9 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _probe(self, interval: float) -> None:
-        """Send something that clients discard, again and again: a client that does not listen resets the connection.
+        """Send something that clients discard: one that no longer listens resets the connection.
 
-        The next probe comes after `interval` seconds, and then after twice as long each time.
+        Starts the timer of the next probe, in `interval` seconds; the interval doubles up to `LAST_PROBE_S`.
         """
         if self.transport.is_closing():
             return

@@ -66,7 +66,7 @@ _GROUPS = [field.values.cls for field in declared(SamplingParams).values() if is
 FIELDS = frozenset(name for body in _BODIES for name in (*body.model_fields, *(body.foreign or ()))).union(
     *map(declared, _GROUPS)
 )
-"""Names that a body may hold, or may be told that it holds in the wrong place, as those of sampling groups."""
+"""Fields that errors may name: those of bodies, and those of sampling groups, which may be sent in the wrong place."""
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},
@@ -201,27 +201,29 @@ def json_response(
 def add_handlers(app: FastAPI) -> None:
     """Install a handler that answers every error in the form of the API of the request's path."""
 
-    async def handle(request: Request, error: Exception) -> Response:
+    async def handle_ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RemaskError)
         if isinstance(error, ClientGoneError):
             return Response(status_code=CLOSED_BY_CLIENT)
-        headers: Mapping[str, str] = {}
-        failure: Exception = error
-        if isinstance(error, RequestValidationError):
-            failure = invalid_body(error.errors())
-        elif isinstance(error, HTTPException):
-            headers = error.headers or {}  # such as `Allow`
-            failure = ApiError(error.status_code, _routing_message(error, request))
-        assert isinstance(failure, RemaskError)
-        response = error_response(failure, request.scope)
-        response.headers.update(headers)
+        return error_response(error, request.scope)
+
+    async def handle_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(invalid_body(error.errors()), request.scope)
+
+    async def handle_routing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = error_response(ApiError(error.status_code, _routing_message(error, request)), request.scope)
+        response.headers.update(error.headers or {})  # such as `Allow`
         return response
 
-    for kind in (RemaskError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, handle)
+    app.add_exception_handler(RemaskError, handle_ours)
+    app.add_exception_handler(RequestValidationError, handle_validation)
+    app.add_exception_handler(HTTPException, handle_routing)
 
 
 def _routing_message(error: HTTPException, request: Request) -> str:
-    """The message of a 404 or 405 of the router: it suggests a similar path, or lists the methods that the path takes.
+    """Return the message of an error of the router: a 404 suggests a similar path, a 405 lists the path's methods.
 
     Other errors keep their own message.
     """
@@ -247,32 +249,36 @@ def _without_version(path: str) -> str:
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]], body: Any = None) -> ApiError:
-    """An error 400 that names the first invalid field and the reason. `problems` are pydantic's errors of `body`.
+    """Return an error 400 that names the first invalid field and the reason. `problems` are pydantic's of `body`.
 
     If one of our own errors caused a problem of that field, its message, status, field and code are used.
     """
     first = problems[0]
     field = _field_path(first)
     # A field that allows several types has one problem for each type; an error of our own says more than the others.
-    causes = [problem.get("ctx", {}).get("error") for problem in problems if _field_path(problem) == field]
+    field_problems = [problem for problem in problems if _field_path(problem) == field]
+    causes = [problem.get("ctx", {}).get("error") for problem in field_problems]
     cause = next((error for error in causes if isinstance(error, RemaskError)), None)
     if cause is not None:
-        error = as_api_error(cause)
-        if isinstance(cause, UnknownNameError) and cause.kind == "field" and field is not None:
-            # An unknown name in an object within the body.
-            path = _field_path({"loc": (*first["loc"], cause.name)})
-            return ApiError(error.status, f"{path}: extra fields are not permitted. {error}", path)
-        path = error.param if causes[0] is cause else None
-        return ApiError(error.status, str(error), path or field, error.code)
+        return _caused_error(cause, first, is_cause_of_first=causes[0] is cause)
     if field is None and first["type"] in ("missing", "model_attributes_type"):
         return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
     if first["type"] == "string_unicode":
-        return ApiError(
-            400, f"{field or 'the body'}: the text is not valid Unicode. Remove the lone surrogates.", field
-        )
-    return ApiError(
-        400, _invalid_value([problem for problem in problems if _field_path(problem) == field], body), field
-    )
+        message = f"{field or 'the body'}: the text is not valid Unicode. Remove the lone surrogates."
+        return ApiError(400, message, field)
+    return ApiError(400, _invalid_value(field_problems, body), field)
+
+
+def _caused_error(cause: RemaskError, problem: Mapping[str, Any], *, is_cause_of_first: bool) -> ApiError:
+    """Return the error of a body whose first `problem` is of the field in which our own error `cause` was raised."""
+    error = as_api_error(cause)
+    field = _field_path(problem)
+    if isinstance(cause, UnknownNameError) and cause.kind == "field" and field is not None:
+        # An unknown name in an object within the body.
+        path = _field_path({"loc": (*problem["loc"], cause.name)})
+        return ApiError(error.status, f"{path}: extra fields are not permitted. {error}", path)
+    param = error.param if is_cause_of_first else None
+    return ApiError(error.status, str(error), param or field, error.code)
 
 
 _WANTED = {
@@ -295,7 +301,7 @@ _LENGTHS = {"string_too_long", "too_long", "too_short"}
 
 
 def _invalid_value(problems: Sequence[Mapping[str, Any]], body: Any) -> str:
-    """A sentence that names the innermost invalid value of a field, and what may stand there."""
+    """Return a sentence that names the innermost invalid value of a field, and what is allowed in its place."""
     # A value of a wrong length has one of the allowed types.
     problems = [problem for problem in problems if problem["type"] in _LENGTHS] or problems
     paths = [_value_path(problem, body) for problem in problems]
@@ -311,37 +317,35 @@ def _invalid_value(problems: Sequence[Mapping[str, Any]], body: Any) -> str:
 
 
 def _wanted(problem: Mapping[str, Any]) -> str | None:
-    """What is allowed in place of an invalid value, in words that follow "must be"; None if only pydantic says it."""
+    """Return what is allowed in place of an invalid value, to follow "must be", or None if only pydantic says it."""
     words = _WANTED.get(problem["type"])
     return None if words is None else words.format(**problem.get("ctx", {}))
 
 
 def _value_path(problem: Mapping[str, Any], body: Any) -> list[str]:
-    """The path of a value within `body`, or in a query. The location that pydantic tells has names of types too."""
+    """Return the path of an invalid value in `body`, without the names of types that pydantic's location has."""
     location = problem["loc"][1:]
     if body is None:
-        return [str(part) for part in location]
+        return [str(key) for key in location]
     names_missing = problem["type"] == "missing"
+    value = body
     path = []
-    for part in location[:-1] if names_missing else location:
-        if (isinstance(body, Mapping) and part in body) or (isinstance(body, list) and isinstance(part, int)):
-            body = body[part]
-            path.append(str(part))
+    for key in location[:-1] if names_missing else location:
+        if (isinstance(value, Mapping) and key in value) or (isinstance(value, list) and isinstance(key, int)):
+            value = value[key]
+            path.append(str(key))
     return [*path, str(location[-1])] if names_missing else path
 
 
 def _field_path(problem: Mapping[str, Any]) -> str | None:
-    """The path of the field, such as `messages.0.role`. Returns None for the body as a whole."""
-    path = [str(part) for part in problem["loc"][1:]]  # the first part is `body`, `query` or `path`
+    """Return the path of the field, such as `messages.0.role`, or None for the body as a whole."""
+    path = [str(key) for key in problem["loc"][1:]]  # the first key is `body`, `query` or `path`
     depth = 3 if path[:1] == ["messages"] else 1
     return ".".join(path[:depth]) or None
 
 
 def _leading_field(error: RemaskError) -> str | None:
-    """The field, such as `seed` or `uniform.steps`, that the text of a `ConfigError` begins with.
-
-    Returns None if it begins with another word.
-    """
+    """Return the field, such as `seed` or `uniform.steps`, that the text of a `ConfigError` begins with, or None."""
     if isinstance(error, UnknownNameError):
         group, _, member = error.name.partition(".")
         if error.kind == "field" or (member.isidentifier() and group in FIELDS):

@@ -67,8 +67,7 @@ class Gate:
         is_head = scope["method"] == "HEAD"
         if is_head:
             scope["method"] = "GET"
-        headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
+        request_id = Headers(scope=scope).get("x-request-id", "")
         if not _ID.fullmatch(request_id):
             request_id = secrets.token_hex(16)
         log_fields: dict[str, Any] = {}
@@ -76,6 +75,7 @@ class Gate:
         status = CLOSED_BY_CLIENT
 
         async def send_with_id(message: Message) -> None:
+            """Add headers to the answer, and note its status. Empties the body of an answer to HEAD."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -88,15 +88,7 @@ class Gate:
             await send(message)
 
         try:
-            try:
-                body = await self._admit(scope, headers, receive)
-            except ApiError as refusal:
-                await error_response(refusal, scope)(scope, receive, send_with_id)
-            else:
-                # From the prefix without a slash, relative addresses would lead beyond it.
-                is_bare_prefix = scope["method"] == "GET" and original["path"] == self._root_path
-                app = RedirectResponse(f"{self._root_path}/") if is_bare_prefix else self.app
-                await app(scope, _receive_after(body, receive), send_with_id)
+            await self._answer(scope, receive, send_with_id, original["path"])
         except ClientGoneError:
             log.debug("request %s: the client went away", request_id)
         # A defect of the server.
@@ -110,6 +102,18 @@ class Gate:
             line |= log_fields
             line["total_ms"] = round(1e3 * (time.perf_counter() - start), 1)
             log.info("%s", json.dumps(line), extra={FIELDS: line})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, original_path: str) -> None:
+        """Answer a request by the application, or with the error that refuses it. Raises `ClientGoneError`."""
+        try:
+            body = await self._admit(scope, Headers(scope=scope), receive)
+        except ApiError as refusal:
+            await error_response(refusal, scope)(scope, receive, send)
+            return
+        # From the prefix without a slash, relative addresses would lead beyond it.
+        is_bare_prefix = scope["method"] == "GET" and original_path == self._root_path
+        app = RedirectResponse(f"{self._root_path}/") if is_bare_prefix else self.app
+        await app(scope, _receive_after(body, receive), send)
 
     def _plain_path(self, path: str) -> str:
         """A path without the proxy's prefix, and without a slash at its end unless that has a page of its own."""
@@ -142,7 +146,7 @@ class Gate:
             raise ApiError(408, f"the body was not complete within {self.body_timeout:g} s") from None
 
     def _find_key(self, headers: Headers) -> tuple[str | None, bool]:
-        """The number of the known key in the headers as a text that is safe to log, or None; and whether it `leads`.
+        """Return a name for the known key in the headers, safe to log, or None; and whether the request `leads`.
 
         OpenAI's clients send the key as `Authorization`, Anthropic's as `X-Api-Key`. The time of the comparison does
         not depend on the key that was sent.
@@ -157,30 +161,30 @@ class Gate:
         return name, leads
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body. Raises `ApiError` if it is too large, `ClientGoneError` if the client disconnects.
+        """Read the whole body. Raises a 413 if it is too large, and a 400 if `Content-Length` is not a number.
 
-        The error is a 413, or a 400 if `Content-Length` is not a number.
+        Raises `ClientGoneError` if the client disconnects first.
         """
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()):
             name = length[:MAX_SHOWN]
             raise ApiError(400, f"Content-Length is {name!r}; it must be the body's number of bytes in decimal digits")
         if len(length) > MAX_LENGTH_DIGITS or int(length) > self.max_body_bytes:
-            raise self._too_large()
-        parts: list[bytes] = []
+            raise self._too_large_error()
+        chunks: list[bytes] = []
         size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError("the client closed the connection before the end of its request")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
             if size > self.max_body_bytes:
-                raise self._too_large()
+                raise self._too_large_error()
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return b"".join(chunks)
 
-    def _too_large(self) -> ApiError:
+    def _too_large_error(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts")
 
 
@@ -196,7 +200,7 @@ def _receive_after(body: bytes, receive: Receive) -> Receive:
 
 
 def _address(scope: Scope) -> str:
-    """The client's address, of IPv6 its network of 64 bits, as one client has all addresses of such a network."""
+    """Return the client's address. Of IPv6 it is the network of 64 bits, as one client has all addresses in that."""
     host = (scope.get("client") or ("",))[0]
     address = _ip(host)
     if isinstance(address, ipaddress.IPv6Address):
@@ -207,9 +211,9 @@ def _address(scope: Scope) -> str:
 class AllowedHosts:
     """The host names that a server answers to: the loopback's and `names`. `*` in `names` allows any.
 
-    A page of another site may give its own name this machine's address, and then calls as if it were a page of this
-    server (DNS rebinding); only the header `Host` tells. Addresses are no names: no page has one that is not the
-    server's own. No browser sends a request without a `Host`.
+    The owner of another site may point its name to this machine's address, and its page then calls this server as a
+    page of the same origin (DNS rebinding). Only the header `Host` shows it: it has the name of that site. So a `Host`
+    that is an address is allowed, and so is a request without one, which no browser sends.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -11,11 +11,10 @@ from remask.checks.values import LARGEST
 from remask.engine.request import Request, request_of
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy
 from remask.request.questions import Decisions
 from remask.request.sampling_params import SamplingParams
 from remask.request.terms import Terms
-from remask.server.bodies import ITEM, LONG
+from remask.server.bodies import CHARS_PER_TEXT, LONG_CHARS
 from remask.server.config import CHARS_A_TOKEN, ServerConfig
 from remask.server.errors import ApiError
 from remask.server.protocol.conversation import Message, TokenizeBody
@@ -46,7 +45,7 @@ class Intake:
         for name in config.model_names:
             if name in llm.loaded.adapters or name in llm.refused_adapters:
                 raise ConfigError(f"{name!r} is a name of the model and of an adapter; name the adapter otherwise")
-        # A default policy or parameter that the model cannot take fails now, and not with the first request.
+        # A default policy or parameter that the model cannot take fails here, not with the first request.
         session = self.session
         policy = session.policy(*session.default_cache(None), adapter=None)
         for adapter in llm.loaded.adapters:
@@ -97,10 +96,10 @@ class Intake:
             raise ConfigError(f"priority={priority} is not open to this request: send {lowest} or more{reason}")
 
     def check_size(self, body: GenerationBody | TokenizeBody) -> int:
-        """About how many characters the work on a body comes to: those of its texts, and a fixed number for each text.
+        """Return the size of the work on a body in characters: those of its texts, and `CHARS_PER_TEXT` for each.
 
-        If its form must be compiled, which may take seconds, it counts as a long text. Only lengths are read, no text.
-        Raises `ConfigError` on more messages, prompts or characters than the server takes.
+        If its form must be compiled, which may take seconds, the size is that of a long text at least. Only lengths are
+        read, no text. Raises `ConfigError` on more messages, prompts or characters than the server takes.
         """
         name = body.texts_name
         messages = getattr(body, "messages", None) or ()
@@ -120,9 +119,9 @@ class Intake:
                 f"{name} has {total} characters altogether; at most {self.max_request_chars} are taken "
                 "(max_request_chars)"
             )
-        size = total + ITEM * len(lengths)
+        size = total + CHARS_PER_TEXT * len(lengths)
         if isinstance(body, GenerationBody) and self._needs_compilation(body):
-            return max(size, LONG)
+            return max(size, LONG_CHARS)
         return size
 
     def _needs_compilation(self, body: GenerationBody) -> bool:
@@ -133,7 +132,7 @@ class Intake:
         return body.asks_form and self.session.needs_compilation(body.own_terms.structured_outputs)
 
     def check_decisions(self, decisions: Sequence[Decisions]) -> int:
-        """How many characters must be tokenized for `decisions`. Raises `ConfigError` on more than the server takes."""
+        """Return how many characters must be tokenized. Raises `ConfigError` on more than the server takes."""
         longest = max(decisions, key=lambda item: item.transcript.chars)
         if longest.transcript.chars > self.max_prompt_chars:
             name = "state" if longest.input is None else "input"
@@ -158,7 +157,7 @@ class Intake:
         control_tokens: bool | None = None,
         name: str = "messages",
     ) -> list[int]:
-        """Token ids of a conversation. The flags are those of `Tokenizer.render_chat`.
+        """Return the token ids of a conversation. The flags are those of `Tokenizer.render_chat`.
 
         `variables` are passed to the chat template; `name` is the field of the body, for errors. Raises `ConfigError`
         if the messages hold calls of tools or their results, and neither the template nor `tools_by_form` writes them.
@@ -220,7 +219,9 @@ class Intake:
                 affixes = affixes[0], ""
         has_marker = any(message.cache_control is not None for message in body.messages)
         prompts = [(tokens, self._shared_length(body, tokens))]
-        return self._requests(body, terms, prompts, request_id, affixes, beginning, find_prefix=not has_marker)
+        return self._requests(
+            body, terms, prompts, request_id, affixes=affixes, beginning=beginning, find_prefix=not has_marker
+        )
 
     def calls(self, body: GenerationBody) -> ToolCalls | None:
         """What a body says of calls of tools, or None if it offers no tools. Raises like `ChatBody.calls`."""
@@ -240,10 +241,10 @@ class Intake:
         return self._requests(body, terms, [(tokens, 0) for tokens in prompts], request_id)
 
     def _shared_length(self, body: ChatBody, tokens: Sequence[int]) -> int:
-        """Length in tokens of the prefix that a conversation shares.
+        """Return the length in tokens of the prefix that a conversation shares.
 
-        It is `prefix_length`, or ends behind the last `cache_control` marker, or else before the last user turn. Raises
-        `ConfigError` if the body has both.
+        The length is `prefix_length` if it is set. Otherwise the prefix ends behind the last `cache_control` marker, or
+        without markers before the last user turn. Raises `ConfigError` if the body has a length and a marker.
         """
         marked = [index for index, message in enumerate(body.messages) if message.cache_control is not None]
         length = body.terms.prefix_length
@@ -265,22 +266,23 @@ class Intake:
         terms: Terms,
         prompts: Sequence[tuple[list[int], int]],
         request_id: str,
+        *,
         affixes: tuple[str, str] | None = None,
         beginning: str = "",
-        *,
         find_prefix: bool = True,
     ) -> list[Request]:
-        """One request for each choice of each of `prompts`: its token ids, and how many of them are shared.
+        """Build a request for each choice of each prompt: a pair of its token ids, and how many of them are shared.
 
         `affixes` are texts before and behind the hole of the answer, and `beginning` is the text of the answer that the
-        prompt ends with. The other arguments are those of `request_of`.
+        prompt ends with. The other arguments are those of `request_of`. Raises `ConfigError` on fields of streams in a
+        body without one, and what `Session.response` and `Session.constraint` raise.
         """
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
         session = self.session
         sampling = body.sampling
-        policy = self.policy(terms)
+        policy = session.policy_of(terms)
         config = session.loaded.config
         options: dict[str, Any] = {
             "constraint": session.constraint(terms.structured_outputs, beginning),
@@ -310,14 +312,11 @@ class Intake:
         if not 1 <= choices * prompts <= limit:
             raise ConfigError(f"n times the number of prompts must be from 1 to {limit}, got {choices} x {prompts}")
 
-    def policy(self, terms: Terms) -> CachePolicy:
-        """The cache policy of a request. Raises `ConfigError` if the model cannot run the one that `terms` name."""
-        return self.session.policy_of(terms)
-
     def _choice_params(self, params: SamplingParams, choice: int) -> SamplingParams:
-        """The sampling parameters of the choice with this number, with a seed of its own if the request has a seed.
+        """Return the sampling parameters of the choice with this number, which has a seed of its own.
 
-        If it has none but the server does, the next one of the server's sequence of seeds is drawn.
+        The seed follows from that of the request. A request without one gets the next of the seeds that the server's
+        seed generates, or none if the server has no seed either.
         """
         if params.seed is not None:
             return replace(params, seed=(params.seed + choice) % LARGEST)  # generators take no negative seed

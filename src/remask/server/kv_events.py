@@ -21,7 +21,9 @@ from remask.errors import ConfigError
 from remask.server.config import KvEventsConfig
 from remask.store.chain import Page
 
-_END = (-1).to_bytes(8, "big", signed=True)
+_NUMBER_BYTES = 8
+_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+_LINGER_MS = 1000  # in which the last events may reach subscribers once the thread stops
 _POLL_S = 0.05  # seconds that a request for missed messages may wait if there are no events
 _PUBLIC_SALT = re.compile(r"\d+\+0:")  # of pages that every prompt of the same tokens may read
 MEDIUM = "GPU"  # vLLM's name of the memory that passes read, whatever the device is
@@ -48,20 +50,18 @@ class KvEvents:
         self._messages = self._context.socket(zmq.PUB)
         self._messages.set_hwm(config.hwm)
         self._requests = self._context.socket(zmq.ROUTER)
+        name, address = "endpoint", config.endpoint
         try:
-            for name, socket in (("endpoint", self._messages), ("replay_endpoint", self._requests)):
-                address = getattr(config, name)
-                if address is not None:
-                    try:
-                        socket.bind(address)
-                    except zmq.ZMQError as error:
-                        raise ConfigError(
-                            f"kv_events_config: {name}={address!r} cannot be bound: {error}; give another address, "
-                            "such as tcp://127.0.0.1:5557"
-                        ) from error
-        except ConfigError:
+            self._messages.bind(address)
+            if config.replay_endpoint is not None:
+                name, address = "replay_endpoint", config.replay_endpoint
+                self._requests.bind(address)
+        except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise
+            raise ConfigError(
+                f"kv_events_config: {name}={address!r} cannot be bound: {error}; give another address, "
+                "such as tcp://127.0.0.1:5557"
+            ) from error
         # Without requests to answer, the thread sleeps until there is an event.
         self._poll_s = None if config.replay_endpoint is None else _POLL_S
         self._thread = threading.Thread(target=self._run, name="remask-kv-events", daemon=True)
@@ -102,19 +102,19 @@ class KvEvents:
                 pass
             if events:
                 content = self._encode([time.time(), events, 0])
-                self._buffer.append((number.to_bytes(8, "big"), content))
+                self._buffer.append((number.to_bytes(_NUMBER_BYTES, "big"), content))
                 self._messages.send_multipart([self._topic, *self._buffer[-1]])
                 number += 1
             while self._requests.poll(0):
                 self._replay(self._requests.recv_multipart())
-        self._context.destroy(linger=1000)
+        self._context.destroy(linger=_LINGER_MS)
 
     def _replay(self, request: list[bytes]) -> None:
         """Send the buffered messages from the number on that `request` ends with, and then `_END`.
 
-        Ignores a request that is not the client's identity, a delimiter and 8 bytes.
+        Ignores a request that is not the client's identity, a delimiter and a number.
         """
-        if len(request) != 3 or len(request[2]) != 8:
+        if len(request) != 3 or len(request[2]) != _NUMBER_BYTES:
             return
         client, delimiter, first = request
         for number, content in self._buffer:

@@ -93,52 +93,81 @@ class Metrics(Collector):
     def observe(self, event: Event) -> None:
         """Count an event of a request."""
         if event.queued_s is not None:
-            self._observe_value("request_queue_time_seconds", event.queued_s)
+            self._histograms["request_queue_time_seconds"].observe(event.queued_s)
         if event.settled:
             now = self._clock()
             previous = self._last_settled.get(event.id)
             if previous is not None:
-                self._observe_value("inter_token_latency_seconds", (now - previous) / len(event.settled))
+                self._histograms["inter_token_latency_seconds"].observe((now - previous) / len(event.settled))
             self._last_settled[event.id] = now
         if event.result is not None:
             self._last_settled.pop(event.id, None)
             self._observe_result(event.result)
 
     def _observe_result(self, result: Result) -> None:
+        """Count a request that has ended. Its tokens and most of its times count only if it was answered."""
         self._finish_counts[result.finish_reason] += 1
         if result.first_settled_s is not None:
-            self._observe_value("time_to_first_settled_token_seconds", result.first_settled_s)
+            self._histograms["time_to_first_settled_token_seconds"].observe(result.first_settled_s)
         if result.finish_reason not in ("stop", "length"):
             return
         usage = result.usage
         self._totals["prompt"] += usage.prompt_tokens
         self._totals["generation"] += usage.completion_tokens
         self._totals["hit"] += usage.cached_tokens
-        self._observe_value("e2e_request_latency_seconds", result.elapsed_s)
+        self._histograms["e2e_request_latency_seconds"].observe(result.elapsed_s)
         if result.first_settled_s is not None and usage.completion_tokens > 1:
             seconds_per_token = (result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1)
-            self._observe_value("request_time_per_output_token_seconds", seconds_per_token)
-        self._observe_value("request_denoising_steps", usage.steps)
-        self._observe_value("request_prefix_depth", usage.prefix_depth)
-        self._observe_value("tokens_per_forward", usage.completion_tokens / max(usage.forwards, 1))
-
-    def _observe_value(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
+            self._histograms["request_time_per_output_token_seconds"].observe(seconds_per_token)
+        self._histograms["request_denoising_steps"].observe(usage.steps)
+        self._histograms["request_prefix_depth"].observe(usage.prefix_depth)
+        self._histograms["tokens_per_forward"].observe(usage.completion_tokens / max(usage.forwards, 1))
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics but the histograms. The engine's counters may be read in the middle of a step."""
         engine = self._engine
         inner = engine.engine
-        stats = inner.stats
-        store = inner.store.stats
         pages = inner.allocator
-        graphs = inner.graphs
         gauges = {
             "num_requests_running": ("Requests that have begun.", engine.running),
             "num_requests_waiting": ("Accepted requests that have not begun.", engine.waiting),
             "kv_cache_usage_perc": ("Share of K/V pages in use; 1 is all.", pages.used / pages.references.size),
         }
-        counters: dict[str, tuple[str, float]] = {
+        for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, self._counters)):
+            for name, (text, value) in values.items():
+                metric = family(f"remask:{name}", text, labels=["model_name"])
+                metric.add_metric([self._model], value)
+                yield metric
+        yield from self._info()
+        depth = GaugeMetricFamily(
+            "remask:prefix_earned_depth",
+            "Layers that a prefix of this ratio in percent may read, as audits have proven.",
+            labels=["model_name", "adapter", "ratio"],
+        )
+        for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
+            depth.add_metric([self._model, adapter, str(ratio)], record.common)
+        yield depth
+        unread_reasons = inner.store.stats.unread_reasons
+        unread = {reason: unread_reasons[reason] for reason in get_args(UnreadLabel)}
+        by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
+            "request_success": ("Requests that ended, by reason.", "finished_reason", self._finish_counts),
+            "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
+        }
+        for name, (text, label, counts) in by_reason.items():
+            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name", label])
+            for reason, count in counts.items():
+                counter.add_metric([self._model, reason], count)
+            yield counter
+
+    @property
+    def _counters(self) -> dict[str, tuple[str, float]]:
+        """The help text and the value of each counter that has no label but the model."""
+        engine = self._engine
+        inner = engine.engine
+        stats = inner.stats
+        store = inner.store.stats
+        graphs = inner.graphs
+        return {
             "prompt_tokens": ("Prompt tokens of answered requests.", self._totals["prompt"]),
             "generation_tokens": ("Response tokens of answered requests.", self._totals["generation"]),
             "prefix_cache_queries": ("Prompt tokens of answered requests.", self._totals["prompt"]),
@@ -183,30 +212,6 @@ class Metrics(Collector):
             "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }
-        for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, (text, value) in values.items():
-                metric = family(f"remask:{name}", text, labels=["model_name"])
-                metric.add_metric([self._model], value)
-                yield metric
-        yield from self._info()
-        depth = GaugeMetricFamily(
-            "remask:prefix_earned_depth",
-            "Layers that a prefix of this ratio in percent may read, as audits have proven.",
-            labels=["model_name", "adapter", "ratio"],
-        )
-        for (adapter, ratio), record in sorted(inner.auditor.depths.records.items()):
-            depth.add_metric([self._model, adapter, str(ratio)], record.common)
-        yield depth
-        unread = {reason: store.unread_reasons[reason] for reason in get_args(UnreadLabel)}
-        by_reason: dict[str, tuple[str, str, Mapping[str, int]]] = {
-            "request_success": ("Requests that ended, by reason.", "finished_reason", self._finish_counts),
-            "prefix_unread": ("Requests that read no shared prefix, by reason.", "reason", unread),
-        }
-        for name, (text, label, counts) in by_reason.items():
-            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name", label])
-            for reason, count in counts.items():
-                counter.add_metric([self._model, reason], count)
-            yield counter
 
     def _info(self) -> Iterator[Metric]:
         """Yield the metrics whose labels routers read, by vLLM's names: of the cache and of the requests' adapters."""

@@ -70,6 +70,7 @@ class Server(uvicorn.Server):
         self._drain = asyncio.get_running_loop().create_task(self._drain_and_exit())
 
     async def _drain_and_exit(self) -> None:
+        """Wait until the open requests have ended, for `drain_timeout` seconds at most, and stop the server."""
         timeout = self._service.config.drain_timeout
         engine = self._service.engine
         open_requests = engine.running + engine.waiting

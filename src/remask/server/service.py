@@ -1,12 +1,13 @@
 """The state that the endpoints share: the engine, the intake, the metrics, and the way an answer is made."""
 
 import asyncio
-import functools
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
@@ -20,7 +21,7 @@ from remask.engine.request import Request as EngineRequest
 from remask.errors import CanvasLengthError, ConfigError, FormError, PromptError, QueueFullError, RemaskError
 from remask.llm import LLM
 from remask.server.answers.generation import AnswerContext, Generation
-from remask.server.bodies import SHORT, BodyReaders, TextWorkers
+from remask.server.bodies import SHORT_CHARS, BodyReaders, TextWorkers
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError, ClientGoneError, error_response, json_response
 from remask.server.intake import Intake
@@ -30,6 +31,7 @@ from remask.server.protocol.generation import GenerationBody
 
 _LENGTH = re.compile(r"\bmax_tokens\b")  # errors use this name, which bodies of other APIs do not have
 MAX_LOGGED = 256  # characters that the access log repeats of a field
+CACHED_TOKENS = 1 << 17  # tokens whose texts and bytes are cached: most vocabularies have about as many
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
@@ -60,16 +62,16 @@ class Service:
         self.engine = AsyncEngine(
             llm.engine,
             config.max_queue,
-            observer,
-            self.metrics.observe,
-            config.step_limit,
-            config.max_client_work,
+            observer=observer,
+            listener=self.metrics.observe,
+            step_limit=config.step_limit,
+            max_client_work=config.max_client_work,
             clock=clock,
         )
         self.metrics.watch(self.engine, len(llm.loaded.adapters))
         self.started = int(time.time())
-        self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
-        self.token_bytes = functools.lru_cache(maxsize=1 << 17)(self.intake.tokenizer.added_bytes)
+        self.token_text = lru_cache(maxsize=CACHED_TOKENS)(self._token_text)
+        self.token_bytes = lru_cache(maxsize=CACHED_TOKENS)(self.intake.tokenizer.added_bytes)
         self.texts = TextWorkers(config.text_workers)
         self.bodies = BodyReaders(config.max_body_items)
         # Bodies that are being read or whose texts are being tokenized, or that wait for either.
@@ -86,20 +88,20 @@ class Service:
         self.bodies.close()
 
     async def off_loop(self, request: Request, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Return what `call` returns, computed on a text thread. `size` is about how many characters it works on.
+        """Return what `call` returns, computed on a text thread. `size` is the approximate number of its characters.
 
         Raises `QueueFullError` if as many bodies are being worked on as requests may run and wait, or half as many long
         ones of this client, and `ClientGoneError` if the client disconnects first.
         """
-        client = request.state.client
-        return await self._run_counted(request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT)
+        work = partial(self.texts.run, request.state.client, size, call, *args)
+        return await self._run_counted(request, work, is_long=size > SHORT_CHARS)
 
     async def read_body(self, request: Request, model: type[BaseModel], content: bytes) -> BaseModel:
         """Return the `model` of a body, read by another process. Raises `ApiError`, and what `off_loop` raises."""
-        client = request.state.client
-        return await self._run_counted(request, lambda: self.bodies.read(client, model, content), long=True)
+        work = partial(self.bodies.read, request.state.client, model, content)
+        return await self._run_counted(request, work, is_long=True)
 
-    async def _run_counted(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
+    async def _run_counted(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, is_long: bool) -> T:
         """Return what `work` returns, counted among the open bodies. Raises what `off_loop` raises."""
         client = request.state.client
         max_open = self.session.engine_config.max_num_seqs + self.config.max_queue
@@ -109,17 +111,17 @@ class Service:
                 "and max_queue); try again later"
             )
         max_long = -(-max_open // 2)
-        if long and self._long_bodies[client] >= max_long:
+        if is_long and self._long_bodies[client] >= max_long:
             raise QueueFullError(
                 f"{max_long} long bodies or forms of this client wait to be read; try again once some are answered"
             )
         self._open_bodies += 1
-        self._long_bodies[client] += long
+        self._long_bodies[client] += is_long
         try:
             return await run_while_connected(request.receive, work())
         finally:
             self._open_bodies -= 1
-            self._long_bodies[client] -= long
+            self._long_bodies[client] -= is_long
             if not self._long_bodies[client]:
                 del self._long_bodies[client]
 
@@ -142,8 +144,8 @@ class Service:
     ) -> Response:
         """Run the requests that `make` builds from `body`. Returns the answer, or a stream of it.
 
-        `present` makes the `Generation` that writes the answer in the form of its API. Raises `ConfigError`, `ApiError`
-        and `QueueFullError`; fields that are named in errors have the names of the body's API.
+        `present` makes the `Generation` that writes the answer in the form of its API. Raises `ConfigError` and
+        `ApiError`, which name fields as the API of the body does, and `QueueFullError`.
         """
         request_id = request.state.request_id
         log_fields = request.state.log_fields
@@ -152,41 +154,16 @@ class Service:
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
-        try:
+        with _field_names(body):
             pending = await self.off_loop(request, size, self._pending, make, body, request_id, self.owner(request))
-        except ConfigError as error:
-            text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
-            text = _LENGTH.sub(body.length_name, text)
-            if isinstance(error, PromptError):
-                raise ApiError(400, text.replace("prompt_token_ids", body.texts_name), body.texts_name) from error
-            if isinstance(error, CanvasLengthError):
-                # Blame the field that takes more of the canvas.
-                response_field = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
-                field = response_field if error.response_length > error.prompt_length else body.texts_name
-                raise ApiError(400, text, field) from error
-            if text == str(error):
-                raise
-            raise ConfigError(text) from error
         fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
         created = int(time.time())
-        short_fingerprint = _short_fingerprint(fingerprint)
+        # Of the model, and of its adapter if any.
+        short_fingerprint = "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
         context = AnswerContext(request_id, created, model, short_fingerprint, self.token_text, self.token_bytes)
         ticket = self.engine.submit(pending)
-        model_config = self.session.loaded.config
-        answers = [
-            ResponseCollector(
-                index,
-                choice.request,
-                self.intake.tokenizer,
-                model_config.stop_ids,
-                self.token_text if body.stream_drafts else None,
-                choice.decoding.block_ranges,
-                rewrites=model_config.rewrites,
-                scored=body.terms.top_logprobs is not None,
-            )
-            for index, choice in enumerate(pending)
-        ]
+        answers = self._collectors(body, pending)
         generation = present(ticket, answers, context, body, fingerprint, self.intake.calls(body))
 
         def finish() -> None:
@@ -200,6 +177,23 @@ class Service:
         finally:
             finish()
 
+    def _collectors(self, body: GenerationBody, pending: Sequence[PendingRequest]) -> list[ResponseCollector]:
+        """A collector for each choice of a body, in their order."""
+        model_config = self.session.loaded.config
+        return [
+            ResponseCollector(
+                index,
+                choice.request,
+                self.intake.tokenizer,
+                model_config.stop_ids,
+                token_text=self.token_text if body.stream_drafts else None,
+                blocks=choice.decoding.block_ranges,
+                rewrites=model_config.rewrites,
+                with_logprobs=body.terms.top_logprobs is not None,
+            )
+            for index, choice in enumerate(pending)
+        ]
+
     def _pending(self, make: RequestMaker[Body], body: Body, request_id: str, owner: Owner) -> list[PendingRequest]:
         """Build the requests of a body and check them.
 
@@ -210,14 +204,37 @@ class Service:
         work = 0
         for index, request in enumerate(requests):
             pending.append(self.session.engine.check(replace(request, owner=owner)))
-            # The first choice of a prompt tells the work of all: a refusal must not wait for the checks of the others.
+            # All choices of a prompt take the same work: a refusal must not wait for the checks of the others.
             if index % body.choices == 0:
                 work += body.choices * pending[-1].row_layers
                 self.engine.check_room(owner.client, len(requests), work)
         return pending
 
-    def _token_text(self, token: int) -> str:
-        return self.intake.tokenizer.decode([token], skip_special_tokens=False)
+    def _token_text(self, token_id: int) -> str:
+        return self.intake.tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+@contextmanager
+def _field_names(body: GenerationBody) -> Iterator[None]:
+    """Rename the fields in the text of a `ConfigError` as the API of `body` names them.
+
+    Raises `ApiError`, which names one field, if the prompt cannot be used or the canvas is too long.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
+        text = _LENGTH.sub(body.length_name, text)
+        if isinstance(error, PromptError):
+            raise ApiError(400, text.replace("prompt_token_ids", body.texts_name), body.texts_name) from error
+        if isinstance(error, CanvasLengthError):
+            # Blame the field that takes more of the canvas.
+            response_field = "canvas" if body.canvas is not None else body.length_name  # type: ignore[attr-defined]
+            field = response_field if error.response_length > error.prompt_length else body.texts_name
+            raise ApiError(400, text, field) from error
+        if text == str(error):
+            raise
+        raise ConfigError(text) from error
 
 
 def _start_kv_events(llm: LLM, config: ServerConfig) -> KvEvents | None:
@@ -241,11 +258,6 @@ def service_of(request: Request) -> Service:
     """The service of the application that got `request`."""
     service: Service = request.app.state.service
     return service
-
-
-def _short_fingerprint(fingerprint: str) -> str:
-    """The beginning of a model's fingerprint, followed by that of its adapter's, if any."""
-    return "fp_" + "-".join(part[:10] for part in fingerprint.split("-"))
 
 
 def _summary(generation: Generation) -> dict[str, Any]:
@@ -312,6 +324,7 @@ class EventStream(Response):
             self._finish()
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
+        """Send the head with the first event, and then all events. Raises `RemaskError` only after the head."""
         is_open = False
         try:
             async for event in self._events:

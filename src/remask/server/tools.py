@@ -82,11 +82,11 @@ class ToolCalls:
 
     Attributes:
         tools: the tools that may be called.
-        forced: whether a call must be made: of one tool ("named"), of any ("required"), or of any unless the answer is
-            text ("choice"), which its form ensures. None: calls are found in the text of the answer.
+        forced: the form that the answer is held to: a call of one tool ("named"), a call of any ("required"), or calls
+            or text ("choice"). None: calls are found in the text of the answer.
         single: an answer makes at most one call.
         format: how calls are written.
-        text_form: with "choice", the form that the request asks of an answer in text, if any.
+        text_form: with "choice", the form of an answer in text, if the request asks for one.
     """
 
     tools: Sequence[Tool]
@@ -210,12 +210,12 @@ def join_pieces(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 class TextPiece:
     """A run of an answer's text outside calls, which begins at the character `start` of what the model wrote.
 
-    `scored` are the tokens that have a character in it, and those without text before or behind one.
+    `scored_tokens` are the tokens that have a character in it, and those without text before or behind one.
     """
 
     text: str
     start: int
-    scored: list["SettledToken"] = field(default_factory=list)
+    scored_tokens: list["SettledToken"] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
@@ -232,21 +232,23 @@ class CallReader:
     """
 
     tool_calls: ToolCalls
-    calls: int = 0
+    call_count: int = 0
     _buffer: str = ""  # text that is not read yet; a call that has begun is read with its end
     _position: int = 0  # where the buffer begins in the answer
     _in_call: bool = False  # the buffer begins with the beginning of a call
     _after_call: bool = False  # the end of a call was read, and nothing but line ends since
     _is_text: bool = False  # text was read that cannot begin a call
     _ends_in_text: bool = True  # no call was read after the last text
-    _pieces: list[TextPiece | CallPiece] = field(default_factory=list)  # of the text that is being read
+    _pieces: list[TextPiece | CallPiece] = field(default_factory=list)  # what the current `read` returns
     _undecided: list["SettledToken"] = field(default_factory=list)  # tokens that may be of a text or of a call
 
     def finish_reason(self, reason: str) -> str:
         """OpenAI's name for the finish reason `reason`: "tool_calls" if the model chose to make calls."""
-        return "tool_calls" if self.calls and self.tool_calls.forced != "named" else reason
+        return "tool_calls" if self.call_count and self.tool_calls.forced != "named" else reason
 
-    def read(self, text: str, scored: Sequence["SettledToken"] = (), *, final: bool) -> Sequence[TextPiece | CallPiece]:
+    def read(
+        self, text: str, scored_tokens: Sequence["SettledToken"] = (), *, final: bool
+    ) -> Sequence[TextPiece | CallPiece]:
         """Take new text and its tokens, the last ones if `final`. Returns pieces in the order of the answer."""
         self._pieces = []
         self._buffer += text
@@ -254,7 +256,7 @@ class CallReader:
             self._read_forced(final)
         else:
             self._read_free(final)
-        self._assign([*self._undecided, *scored], final)
+        self._assign_tokens([*self._undecided, *scored_tokens], final)
         return self._pieces
 
     def _read_forced(self, final: bool) -> None:
@@ -264,7 +266,7 @@ class CallReader:
             if final:
                 self._take_call(len(self._buffer), self._parse_call(self._buffer))
         # Clients expect one piece of each call in a step.
-        elif not self.calls:
+        elif not self.call_count:
             self._take_call(len(self._buffer), self._new_call(tools[0].name, self._buffer))
         elif self._buffer:
             self._take_call(len(self._buffer), CallPiece(0, self._buffer))
@@ -275,10 +277,10 @@ class CallReader:
             self._skip(len(self._buffer))
             return
         begin = self.tool_calls.format.begin
-        if self._buffer and not begin:
+        if not begin:
             beginning = self._buffer.lstrip()
             self._is_text |= bool(beginning) and not beginning.startswith("{")
-        elif self._buffer and self.tool_calls.forced == "choice" and not (self.calls or self._in_call):
+        elif self._buffer and self.tool_calls.forced == "choice" and not (self.call_count or self._in_call):
             self._is_text |= not self._buffer.startswith(begin[0])
         if self._is_text:
             self._take_text(len(self._buffer))
@@ -288,18 +290,25 @@ class CallReader:
             self._take_call(len(self._buffer), self._parse_call(self._buffer))
 
     def _read_between_affixes(self, begin: str, end: str, final: bool) -> None:
+        """Read the calls in the buffer that have their `end`, and the text around them.
+
+        Unless `final`, the buffer keeps the beginning of a call, and of `begin`.
+        """
         while not self._has_all_calls:
             if self._after_call:  # line ends between calls are no text
                 self._skip(len(self._buffer) - len(self._buffer.lstrip("\n")))
                 self._after_call = not self._buffer
-            start = self._buffer.find(end, len(begin)) if self._in_call else self._buffer.find(begin)
-            if start < 0:
-                break
             if self._in_call:
-                call = self._parse_call(self._buffer[len(begin) : start])
-                self._take_call(start + len(end), call)
+                stop = self._buffer.find(end, len(begin))
+                if stop < 0:
+                    break
+                call = self._parse_call(self._buffer[len(begin) : stop])
+                self._take_call(stop + len(end), call)
                 self._after_call = call is not None
             else:
+                start = self._buffer.find(begin)
+                if start < 0:
+                    break
                 self._take_text(start)
             self._in_call = not self._in_call
         length = len(self._buffer)
@@ -308,14 +317,14 @@ class CallReader:
         elif final:
             self._take_text(length)
         elif not self._in_call:
-            # A beginning of `begin` at the end of the buffer may become a call.
             lengths = range(len(begin) - 1, 0, -1)
-            self._take_text(length - next((n for n in lengths if self._buffer.endswith(begin[:n])), 0))
+            overlap = next((n for n in lengths if self._buffer.endswith(begin[:n])), 0)
+            self._take_text(length - overlap)
 
     @property
     def _has_all_calls(self) -> bool:
         """Whether an answer that makes at most one call has made it."""
-        return self.tool_calls.single and self.calls > 0
+        return self.tool_calls.single and self.call_count > 0
 
     def _take_text(self, length: int) -> None:
         """Move the first `length` characters of the buffer into the text of the answer."""
@@ -344,16 +353,19 @@ class CallReader:
         self._buffer = self._buffer[length:]
         self._position += length
 
-    def _assign(self, scored: Sequence["SettledToken"], final: bool) -> None:
-        """Move the tokens of the pieces of text into them, and forget those of calls."""
+    def _assign_tokens(self, scored_tokens: Sequence["SettledToken"], final: bool) -> None:
+        """Add each token to the piece of text that it belongs to. Drops tokens of calls, and keeps those of neither.
+
+        If the answer ends in text, the last piece gets the `final` tokens behind it, such as an end token.
+        """
         self._undecided = []
         texts = [piece for piece in self._pieces if isinstance(piece, TextPiece)]
-        for token in scored:
+        for token in scored_tokens:
             # A token that adds no text may begin the next character.
             end = max(token.end, token.offset + 1)
             text = next((text for text in texts if text.start < end and token.offset < text.stop), None)
             if text is not None:
-                text.scored.append(token)
+                text.scored_tokens.append(token)
             elif not final:
                 if end > self._position:
                     self._undecided.append(token)
@@ -361,7 +373,7 @@ class CallReader:
                 if not texts:
                     texts.append(TextPiece("", self._position))
                     self._pieces.append(texts[0])
-                texts[-1].scored.append(token)
+                texts[-1].scored_tokens.append(token)
 
     def _parse_call(self, text: str) -> CallPiece | None:
         """A new call from its JSON text. Returns None if it does not call a known tool."""
@@ -377,6 +389,6 @@ class CallReader:
 
     def _new_call(self, name: str, arguments: str) -> CallPiece:
         """The first piece of a new call, with a random id."""
-        piece = CallPiece(self.calls, arguments, f"call_{secrets.token_hex(12)}", name)
-        self.calls += 1
+        piece = CallPiece(self.call_count, arguments, f"call_{secrets.token_hex(12)}", name)
+        self.call_count += 1
         return piece

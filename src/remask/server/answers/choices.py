@@ -7,15 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 from remask.answers.answer import Delta, SettledToken, trace_of
 from remask.errors import RemaskError
 from remask.request.trace import TokenLogprob, step_map
-from remask.server.answers.base import (
-    Answer,
-    Json,
-    RunningUsage,
-    ScoredToken,
-    Usage,
-    Work,
-    doc,
-)
+from remask.server.answers.base import Answer, Json, RunningUsage, ScoredToken, Usage, Work, doc
 from remask.server.answers.generation import DONE, Generation, failed_stream, json_event, running_usage, usage
 from remask.server.errors import Error
 from remask.server.tools import join_pieces
@@ -265,31 +257,32 @@ class Choices(Generation):
 
     @abstractmethod
     def _chunk_choice(
-        self, delta: Delta, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+        self, delta: Delta, scored_tokens: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
-        """A choice of a stream: what `delta` adds to it, with its tokens `scored` if asked for; or why it has ended."""
+        """Return a choice of a chunk. `finish` is why it ended; `scored_tokens` is None without log-probabilities."""
 
     @abstractmethod
-    def _whole_choice(self, delta: Delta, scored: Sequence[SettledToken] | None, finish: str) -> Json:
-        """A choice of an answer that is not streamed; `delta` holds all of it."""
+    def _whole_choice(self, delta: Delta, scored_tokens: Sequence[SettledToken] | None, finish: str) -> Json:
+        """Return a choice of an answer that is not streamed; `delta` holds all of it."""
 
     @abstractmethod
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         """Put the token ids of each choice's prompt where vLLM puts them."""
 
     async def response(self) -> Json:
+        """Return the whole answer. Raises `RemaskError` if a choice fails."""
         totals = [Delta(index, self._echo) for index in range(len(self.answers))]
         async for deltas in self._steps():
             for delta in deltas:
                 total = totals[delta.index]
                 total.text += delta.text
-                total.scored += delta.scored
+                total.scored_tokens += delta.scored_tokens
                 total.calls += delta.calls
-        choices = [
-            self._whole_choice(total, total.scored if self.has_logprobs else None, self._finish_reason(total.index))
-            | self._extras(total.index)
-            for total in totals
-        ]
+        choices = []
+        for total in totals:
+            scored_tokens = total.scored_tokens if self.has_logprobs else None
+            choice = self._whole_choice(total, scored_tokens, self._finish_reason(total.index))
+            choices.append(choice | self._extras(total.index))
         if self.body.return_token_ids:
             for choice, answer, result in zip(choices, self.answers, self.all_results, strict=True):
                 indices = answer.request.response.answer_places(len(result.token_ids))
@@ -298,6 +291,7 @@ class Choices(Generation):
         return {**content, "usage": self._usage(), "remask": self.work}
 
     def _first_events(self) -> list[bytes]:
+        """The chunks of the prompts' token ids and of the layout of drafts, if the request asks for them."""
         chunks = []
         if self.body.return_token_ids:
             empty = [self._chunk_choice(Delta(answer.index)) for answer in self.answers]
@@ -311,11 +305,12 @@ class Choices(Generation):
         return [self._encode(chunk) for chunk in chunks]
 
     def _delta_events(self, delta: Delta) -> list[bytes]:
+        """Count the tokens of `delta`. Returns a chunk if it adds anything, and another one if the choice has ended."""
         chunks = []
         self._generated[delta.index] = self.answers[delta.index].counts[1]
-        has_tokens = bool(delta.scored) or (bool(delta.tokens) and bool(self.body.return_token_ids))
+        has_tokens = bool(delta.scored_tokens) or (bool(delta.tokens) and bool(self.body.return_token_ids))
         if delta.text or delta.calls or has_tokens or delta.canvas is not None:
-            choice = self._chunk_choice(delta, delta.scored if self.has_logprobs else None)
+            choice = self._chunk_choice(delta, delta.scored_tokens if self.has_logprobs else None)
             if self.body.return_token_ids:
                 choice["token_ids"] = delta.tokens
             draft = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
@@ -405,35 +400,34 @@ class ChatChoices(Choices):
         return first + super()._first_events()
 
     def _chunk_choice(
-        self, delta: Delta, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+        self, delta: Delta, scored_tokens: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
         content: Json = {"tool_calls": [call.openai_delta for call in delta.calls]} if delta.calls else {}
         if delta.text or not (delta.calls or finish):
             content["content"] = delta.text
-        return self._delta(delta.index, content, None if delta.calls else scored, finish)
+        return self._delta(delta.index, content, None if delta.calls else scored_tokens, finish)
 
-    def _whole_choice(self, delta: Delta, scored: Sequence[SettledToken] | None, finish: str) -> Json:
+    def _whole_choice(self, delta: Delta, scored_tokens: Sequence[SettledToken] | None, finish: str) -> Json:
         message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
         if delta.calls:
             message["tool_calls"] = join_pieces(delta.calls)
             if not delta.text.strip():
-                message["content"] = scored = None
-        return {"index": delta.index, "message": message, "logprobs": self._logprobs(scored), "finish_reason": finish}
+                message["content"] = scored_tokens = None
+        logprobs = self._logprobs(scored_tokens)
+        return {"index": delta.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
         answer["prompt_token_ids"] = prompts[0]  # all choices have one prompt, which stands beside them
 
     def _delta(
-        self, index: int, delta: Json, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+        self, index: int, delta: Json, scored_tokens: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(scored), "finish_reason": finish}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(scored_tokens), "finish_reason": finish}
 
-    def _logprobs(self, scored: Sequence[SettledToken] | None) -> ChatLogprobs | None:
-        return (
-            None
-            if scored is None
-            else {"content": [self.context.logprobs_entry(token) for token in scored], "refusal": None}
-        )
+    def _logprobs(self, scored_tokens: Sequence[SettledToken] | None) -> ChatLogprobs | None:
+        if scored_tokens is None:
+            return None
+        return {"content": [self.context.logprobs_entry(token) for token in scored_tokens], "refusal": None}
 
 
 class CompletionChoices(Choices):
@@ -444,9 +438,9 @@ class CompletionChoices(Choices):
     chunk_object = "text_completion"
 
     def _chunk_choice(
-        self, delta: Delta, scored: Sequence[SettledToken] | None = None, finish: str | None = None
+        self, delta: Delta, scored_tokens: Sequence[SettledToken] | None = None, finish: str | None = None
     ) -> Json:
-        logprobs = None if scored is None else self._logprobs(scored)
+        logprobs = None if scored_tokens is None else self._logprobs(scored_tokens)
         return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": finish}
 
     _whole_choice = _chunk_choice
@@ -455,15 +449,16 @@ class CompletionChoices(Choices):
         for choice in answer["choices"]:
             choice["prompt_token_ids"] = prompts[choice["index"]]
 
-    def _logprobs(self, scored: Sequence[SettledToken]) -> CompletionLogprobs:
-        tokens = [settled.token for settled in scored]
-        texts = [self.context.unique_texts(settled) for settled in scored]
+    def _logprobs(self, scored_tokens: Sequence[SettledToken]) -> CompletionLogprobs:
+        """The log-probabilities in OpenAI's form: lists of one entry for each token."""
+        tokens = [settled.token for settled in scored_tokens]
+        texts = [self.context.unique_texts(settled) for settled in scored_tokens]
         has_top = any(token.top for token in tokens)
         return {
             "tokens": [token_texts[token.token_id] for token, token_texts in zip(tokens, texts, strict=True)],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": list(map(_top_logprobs, tokens, texts)) if has_top else None,
-            "text_offset": [settled.offset for settled in scored],
+            "text_offset": [settled.offset for settled in scored_tokens],
             "steps": [token.step for token in tokens],
         }
 

@@ -42,17 +42,17 @@ class AnswerContext:
     token_bytes: Callable[[int, int | None], bytes | None]
 
     def unique_texts(self, settled: SettledToken) -> dict[int, str]:
-        """A different text for a token and for each of the most probable ones in its place, by token id.
+        """Return a unique text for a token and for each of the most probable ones in its place, by token id.
 
-        It is what the token adds to the text there. If another one has that text, or the token is a part of a
-        character, it is its bytes as OpenAI's completions write them, or else its id.
+        The text of a token is what it adds to the answer. If that is taken or a part of a character, the text spells
+        the token's bytes as OpenAI's completions do, or else its id.
         """
         return self._unique_texts(self._candidate_bytes(settled), prefer_bytes=True)
 
     def logprobs_entry(self, settled: SettledToken) -> ScoredToken:
-        """A token and the most probable ones in its place with their log-probabilities, for chats and responses.
+        """Return a token and the most probable ones in its place with their log-probabilities, for chats and responses.
 
-        Texts differ as those of `unique_texts`, but a part of a character is U+FFFD where that is unique.
+        Their texts are unique as those of `unique_texts`, but a part of a character is U+FFFD if that is not taken.
         """
         contents = self._candidate_bytes(settled)
         texts = self._unique_texts(contents, prefer_bytes=False)
@@ -71,6 +71,7 @@ class AnswerContext:
         return {token: self.token_bytes(token, settled.predecessor) for token in candidates}
 
     def _unique_texts(self, contents: Mapping[int, bytes | None], *, prefer_bytes: bool) -> dict[int, str]:
+        """The first spelling of each token that no token before it has. `prefer_bytes` is for parts of characters."""
         texts: dict[int, str] = {}
         for token, content in contents.items():
             text = content.decode(errors="replace") if content else self.token_text(token)
@@ -168,7 +169,7 @@ class Generation(ABC):
             yield self._error_event(ApiError(500, "the server failed; its log says why"))
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
-        """Yield what each engine step adds to the choices. Raises `ApiError` if a choice ends without an answer."""
+        """Yield what each engine step adds to the choices. Raises `ApiError` once a choice ends without an answer."""
         async for events in self.ticket:
             by_request: dict[str, list[Event]] = {}
             for event in events:
@@ -183,11 +184,11 @@ class Generation(ABC):
             yield [part for delta in deltas for part in self._split(delta)] if self._readers else deltas
 
     def _split(self, delta: Delta) -> list[Delta]:
-        """Read the calls in the text of `delta`. Returns deltas of a text or of a call each, in the answer's order."""
+        """Read the calls in the text of `delta`. Returns a delta for each text and call, in the answer's order."""
         index = delta.index
-        pieces = self._readers[index].read(delta.text, delta.scored, final=delta.result is not None)
+        pieces = self._readers[index].read(delta.text, delta.scored_tokens, final=delta.result is not None)
         deltas = [
-            Delta(index, piece.text, scored=piece.scored)
+            Delta(index, piece.text, scored_tokens=piece.scored_tokens)
             if isinstance(piece, TextPiece)
             else Delta(index, calls=[piece])
             for piece in pieces
@@ -220,7 +221,7 @@ class SingleAnswer(Generation):
         self.parts: list[AnswerPart] = []
         self._part_is_open = False  # the last part may go on
         self._pending_text = ""  # not in a part yet
-        self._pending_scores: list[SettledToken] = []
+        self._pending_tokens: list[SettledToken] = []
 
     @abstractmethod
     def _answer_start(self) -> Events: ...
@@ -229,7 +230,7 @@ class SingleAnswer(Generation):
     def _part_start(self, part: AnswerPart) -> Events: ...
 
     @abstractmethod
-    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[SettledToken]) -> Events: ...
+    def _part_delta(self, part: AnswerPart, text: str, scored_tokens: Sequence[SettledToken]) -> Events: ...
 
     @abstractmethod
     def _part_end(self, part: AnswerPart) -> Events: ...
@@ -264,13 +265,13 @@ class SingleAnswer(Generation):
         return json_event(event, event["type"])
 
     def _add_delta(self, delta: Delta) -> Events:
-        """Add what a step wrote to the parts. Returns the events of it."""
+        """Add what a step wrote to the parts. Returns the events that report it."""
         self._pending_text += delta.text
-        self._pending_scores += delta.scored
+        self._pending_tokens += delta.scored_tokens
         events = self._flush_text() if self._in_text or self._pending_text.strip() else []
         for call in delta.calls:
             self._pending_text = ""
-            self._pending_scores = []
+            self._pending_tokens = []
             if call.id is not None:
                 events += self._begin_part(AnswerPart(call.id, str(call.name)))
             if call.arguments:
@@ -286,12 +287,12 @@ class SingleAnswer(Generation):
         return self._part_is_open and self.parts[-1].call_id is None
 
     def _flush_text(self) -> Events:
-        """Move the pending text into the open part, or into a new one."""
+        """Move the pending text into the open part, or into a new one. Returns the events that report it."""
         events = [] if self._in_text else self._begin_part(AnswerPart())
-        if self._pending_text or self._pending_scores:
-            events += self._extend_part(self._pending_text, self._pending_scores)
+        if self._pending_text or self._pending_tokens:
+            events += self._extend_part(self._pending_text, self._pending_tokens)
         self._pending_text = ""
-        self._pending_scores = []
+        self._pending_tokens = []
         return events
 
     def _begin_part(self, part: AnswerPart) -> Events:
@@ -300,10 +301,10 @@ class SingleAnswer(Generation):
         self._part_is_open = True
         return events + self._part_start(part)
 
-    def _extend_part(self, text: str, scored: Sequence[SettledToken]) -> Events:
+    def _extend_part(self, text: str, scored_tokens: Sequence[SettledToken]) -> Events:
         part = self.parts[-1]
         part.text += text
-        return self._part_delta(part, text, scored)
+        return self._part_delta(part, text, scored_tokens)
 
     def _end_part(self) -> Events:
         if not self._part_is_open:

@@ -155,7 +155,7 @@ class MessagesAnswer(SingleAnswer):
     def _part_start(self, part: AnswerPart) -> Events:
         return [self._block_event("content_block_start", content_block=_content(part))]
 
-    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[SettledToken]) -> Events:  # noqa: ARG002
+    def _part_delta(self, part: AnswerPart, text: str, scored_tokens: Sequence[SettledToken]) -> Events:  # noqa: ARG002
         if part.call_id is not None:
             return [self._block_event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})]
         return [self._block_event("content_block_delta", delta={"type": "text_delta", "text": text})] if text else []

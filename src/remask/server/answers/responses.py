@@ -286,10 +286,10 @@ class ResponsesAnswer(SingleAnswer):
         added = self._text_event("response.content_part.added", part=_text(part))
         return [self._output_event("added", {**item, "content": []}), added]
 
-    def _part_delta(self, part: AnswerPart, text: str, scored: Sequence[SettledToken]) -> Events:
+    def _part_delta(self, part: AnswerPart, text: str, scored_tokens: Sequence[SettledToken]) -> Events:
         if part.call_id is not None:
             return [self._item_event("response.function_call_arguments.delta", delta=text)]
-        logprobs = [self.context.logprobs_entry(token) for token in scored] if self.has_logprobs else []
+        logprobs = [self.context.logprobs_entry(token) for token in scored_tokens] if self.has_logprobs else []
         part.logprobs += logprobs
         return [self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
@@ -309,9 +309,9 @@ class ResponsesAnswer(SingleAnswer):
         return [{"type": f"response.{whole['status']}", "response": whole}]
 
     def _whole_answer(self) -> Mapping[str, Any]:
-        cut = self.results[0].finish_reason == "length" and not self.has_calls
-        response = self._response("incomplete" if cut else "completed")
-        if cut:
+        is_cut = self.results[0].finish_reason == "length" and not self.has_calls
+        response = self._response("incomplete" if is_cut else "completed")
+        if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         return {**response, "usage": response_usage(self.all_results), "remask": self.work}
 

@@ -27,6 +27,7 @@ SHARED = 14  # tokens of the shared prefix: three full pages, which are shared, 
 RESPONSE = 8
 MASK_ID = 0
 LAYER = range(1)
+NUMBER_STRIDE = 1000  # between the token ids of two requests, so that no two requests have tokens in common
 
 MAX_SESSIONS = 256
 IDLE_S = 1800.0
@@ -113,7 +114,7 @@ class Sandbox:
         self.chain = PageChain(self.allocator, PAGES * PAGE_SIZE, b"sandbox")
         self.caching = True
         self.requests: dict[int, Running] = {}
-        self._added = 0
+        self._last_number = 0
 
     def add(self, shared_prefix: bool) -> None:
         """Add a request and compute the part of its prompt that is not stored.
@@ -121,8 +122,9 @@ class Sandbox:
         Evicts stored pages that no request reads, if room is needed. Raises `PoolFullError` if that is not enough; the
         evictions are not undone.
         """
-        number = self._added + 1
-        tokens = range(1000 * number, 1000 * number + SHARED + 3 + number % 3)
+        number = self._last_number + 1
+        first_token = NUMBER_STRIDE * number
+        tokens = range(first_token, first_token + SHARED + 3 + number % 3)  # prompts of three lengths
         prompt = [*range(1, SHARED + 1), *tokens[SHARED:]] if shared_prefix else list(tokens)
         canvas = Canvas.masked(prompt, RESPONSE, MASK_ID)
         keys = self.chain.identities(prompt) if self.caching else []
@@ -137,11 +139,14 @@ class Sandbox:
                     f"{PAGE_SIZE}; finish a request first"
                 )
         self.chain.record_lookup(matches, len(keys))
-        table = [*pages, *new_pages.split()]
+        extents = new_pages.split()
         sharing: PageSharing | None = None
         if self.caching:
-            sharing = PageSharing(self.chain, canvas, BLOCK, 0, "", matches, new_pages.split(), keys)
-        self._added = number
+            sharing = PageSharing(
+                self.chain, canvas, BLOCK, block_offset=0, salt="", stored_pages=matches, extents=extents, keys=keys
+            )
+        self._last_number = number
+        table = [*pages, *extents]
         request = Running(number, shared_prefix, canvas, [*pages, new_pages], table, len(matches), sharing)
         self.requests[number] = request
         _commit(request, len(prompt))
@@ -155,7 +160,7 @@ class Sandbox:
                 continue
             stop = min((int(noisy[0]) // BLOCK + 1) * BLOCK, len(canvas))
             block = noisy[noisy < stop]
-            canvas.write(block, 1000 * request.number + block)
+            canvas.write(block, NUMBER_STRIDE * request.number + block)
             canvas.settle(block, 0)
             _commit(request, stop)
 
@@ -209,6 +214,7 @@ class Sandbox:
         }
 
     def _totals(self, readers: dict[int, list[int]], filled: dict[int, int]) -> SandboxTotals:
+        """The sums over all pages, from the requests that read each page and its slots that are `filled`."""
         in_use = [page for page in readers if readers[page]]
         slots = len(in_use) * PAGE_SIZE
         occupied = sum(filled[page] for page in in_use)

@@ -50,11 +50,8 @@ _TEXT = "the models read and write text alone, so say in text what the model sho
 _KEPT = "nothing is kept beyond an answer, so send what is referred to"
 NO_SERVER_TOOLS = "the server runs no tools: offer a function, and run it where its call arrives"
 _SCHEMA = "calls have arguments of a schema: offer a function"
-_SAYS = {
-    "audio": _TEXT,
-    "function_call": "`tool_calls` is its newer name",
-}
-"""Fields of a past turn that would say something to a model, and why none hears it."""
+_REFUSED_OF_PAST = {"audio": _TEXT, "function_call": "`tool_calls` is its newer name"}
+"""Fields of a past turn that would mean something to a model and so are not ignored, and why they are refused."""
 _TEXT_KINDS = {"image", "input_image", "image_url", "input_file", "file", "document", "input_audio", "audio"}
 _KEPT_KINDS = {"item_reference", "container_upload", "compaction"}
 _HOSTED = re.compile(
@@ -63,6 +60,7 @@ _HOSTED = re.compile(
     re.ASCII,
 )
 MAX_KIND = 64
+"""Characters of the name of a type."""
 
 
 def check_kind(field: str, value: Any, kinds: Collection[str]) -> Any:
@@ -78,7 +76,7 @@ def check_kind(field: str, value: Any, kinds: Collection[str]) -> Any:
         reason = _SCHEMA if kind == "custom" else NO_SERVER_TOOLS
     allowed = ", ".join(map(repr, sorted(kinds)))
     raise ConfigError(
-        f"{field}: the type {kind[:64]!r} is not supported{f', as {reason}' if reason else ''}; send {allowed}"
+        f"{field}: the type {kind[:MAX_KIND]!r} is not supported{f', as {reason}' if reason else ''}; send {allowed}"
     )
 
 
@@ -130,7 +128,7 @@ _TEXTS_NAMES = ("messages", "prompt", "input")
 
 
 def read_fields(body: Any, field_names: Iterable[str], foreign: Mapping[str, Foreign]) -> Any:
-    """Return the fields of `body` that are in `field_names` and ask for something; what is not an object, unchanged.
+    """Return the fields of `body` that are in `field_names` and not neutral. Returns what is no object unchanged.
 
     Sampling parameters may be in an object `sampling`, if the body has any. Raises `ConfigError` on a field in the
     wrong place and on a `foreign` one that asks for something, and `UnknownNameError` on unknown names.
@@ -164,12 +162,17 @@ def _is_among(value: object, neutral: Iterable[object]) -> bool:
 
 
 class Body(BaseModel):
-    """A body with strict JSON types (no text for numbers), without unknown fields and NaN. Null leaves those out.
+    """A body or a part of one, with strict JSON types (no text for numbers) and without NaN.
 
-    A whole body says what becomes of the fields that it has on other servers: `foreign`. A part of one may have fields
-    that ask for nothing: those that are `ignored` or null are left out. What is `past`, a part of a turn that a client
-    sends back as it got it, may have any others: they say nothing to a model, unless one is a misspelt name of what is
-    missing. Where it has `kinds`, its `type` is one of them, and errors of others name the field `container`.
+    Unknown fields whose value is null are ignored, and others refused, with the exceptions below.
+
+    Attributes:
+        foreign: of a whole body, the fields that it has on other servers, which are ignored or refused for a reason.
+        ignored: fields of a part that are ignored whatever their value.
+        past: the part is of an earlier turn, which a client sends back as it got it. All its unknown fields are
+            ignored, as no model reads them, unless one may be the misspelt name of a missing field.
+        kinds: the values that its `type` may have; empty if it has no such field.
+        container: the field of the body that holds the part, for errors.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -189,9 +192,9 @@ class Body(BaseModel):
             check_kind(cls.container, body, cls.kinds)
         if not isinstance(body, Mapping):
             return body
-        for name in _SAYS if cls.past else ():
+        for name, reason in _REFUSED_OF_PAST.items() if cls.past else ():
             if body.get(name):
-                raise ConfigError(f"{cls.container}: {name} is not supported, as {_SAYS[name]}; leave it out")
+                raise ConfigError(f"{cls.container}: {name} is not supported, as {reason}; leave it out")
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         names = fields.keys()
         required = {name for name, field in fields.items() if cls.past and field.is_required()}
@@ -205,8 +208,8 @@ class Body(BaseModel):
             }
         missing = required - values.keys()
         for name, value in values.items():
-            is_error = not cls.past or difflib.get_close_matches(str(name), missing)  # perhaps a misspelt one
-            if name not in names and value is not None and is_error:
+            may_be_misspelt = bool(difflib.get_close_matches(str(name), missing))
+            if name not in names and value is not None and (may_be_misspelt or not cls.past):
                 raise UnknownNameError("field", str(name), names)
         return {name: value for name, value in values.items() if name in names}
 

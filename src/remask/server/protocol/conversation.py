@@ -111,7 +111,7 @@ class TextPart(Past):
 
     @model_validator(mode="before")
     @classmethod
-    def _refused(cls, part: Any) -> Any:
+    def _read_refusal(cls, part: Any) -> Any:
         return refusal_as_text(part)
 
 
@@ -168,7 +168,7 @@ class ToolCall(Past):
 
     @model_validator(mode="before")
     @classmethod
-    def _custom(cls, call: Any) -> Any:
+    def _read_custom_call(cls, call: Any) -> Any:
         """Turn a call of a tool that takes free text into a function call with the text as its arguments."""
         custom = call.get("custom") if isinstance(call, Mapping) else None
         if not isinstance(custom, Mapping):
@@ -199,7 +199,7 @@ class Message(Past):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_text(cls, message: Any) -> Any:
+    def _fill_content(cls, message: Any) -> Any:
         """Set the missing content of an assistant's or a tool's turn to its refusal or "", and drop its reasoning."""
         if not isinstance(message, Mapping) or message.get("role") not in ("assistant", "tool"):
             return message
@@ -371,17 +371,17 @@ def joint_text(content: str | Sequence[Textual]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def turn(role: Any, text: str, *, call: str | None = None, mark: CacheControl | None = None) -> Message:
-    """A turn. With the role `tool` it is the result of the call with the id `call`. `mark` is its `cache_control`."""
-    return Message.model_construct(role=role, content=text, tool_call_id=call, cache_control=mark)
+def turn(role: Any, text: str, *, call_id: str | None = None, cache_control: CacheControl | None = None) -> Message:
+    """Make a turn. With the role `tool` it is the result of the call `call_id`."""
+    return Message.model_construct(role=role, content=text, tool_call_id=call_id, cache_control=cache_control)
 
 
-def add_call(turns: list[Message], call: str, name: str, arguments: str) -> None:
-    """Add a call with the id `call` to the last of `turns`, or to a new one if that is not the assistant's."""
+def add_call(turns: list[Message], call_id: str, name: str, arguments: str) -> None:
+    """Add a call to the last of `turns`, or to a new one if that is not the assistant's. Changes `turns`."""
     if not turns or turns[-1].role != "assistant":
         turns.append(turn("assistant", ""))
     function = CalledFunction.model_construct(name=name, arguments=arguments)
-    turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), ToolCall.model_construct(id=call, function=function)]
+    turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), ToolCall.model_construct(id=call_id, function=function)]
 
 
 def tool_offer(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolOffer:

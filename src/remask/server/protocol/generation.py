@@ -125,7 +125,7 @@ class GenerationBody(Body):
 
     @property
     def length_name(self) -> str:
-        """Its name of `max_tokens`, for errors."""
+        """The field that sets `max_tokens`, for errors."""
         return "max_tokens"
 
     @property
@@ -256,41 +256,46 @@ class ChatBody(GenerationBody):
         return self._calls[1]
 
     def _tool_calls(self, template: str | None, by_form: bool) -> ToolCalls | None:
+        """Return what `calls` returns, without its cache."""
         tools = [Tool(tool.function.name, tool.function.parameters) for tool in self.offers]
-        choice = self.tool_choice
-        names = [tool.name for tool in tools]
-        if len(set(names)) < len(names):
+        if len({tool.name for tool in tools}) < len(tools):
             raise ConfigError("tools: two of them have one name; give each a name of its own")
         if not tools:
             return None
-        if isinstance(choice, ChosenTool):
-            if any(isinstance(tool, Hosted) and tool.name == choice.function.name for tool in self.tools or ()):
-                raise ConfigError(f"tool_choice names {choice.function.name!r}, and {NO_SERVER_TOOLS}")
-            if choice.function.name not in names:
-                raise ConfigError(
-                    f"tool_choice names {choice.function.name!r}, which is none of tools: {', '.join(names)}"
-                )
-            tools = [tool for tool in tools if tool.name == choice.function.name]
-        must_call = choice == "required" or isinstance(choice, ChosenTool)
-        is_unaware = not must_call and "tools" not in (template or "")  # the prompt does not name the tools
-        if is_unaware and not by_form:
-            raise ConfigError(
-                "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
-                "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
-            )
         forced: Literal["named", "required", "choice"] | None = None
-        if isinstance(choice, ChosenTool):
+        if isinstance(self.tool_choice, ChosenTool):
             forced = "named"
-        elif choice == "required":
+            tools = [self._find_tool(self.tool_choice.function.name, tools)]
+        elif self.tool_choice == "required":
             forced = "required"
-        elif is_unaware:
+        elif "tools" not in (template or ""):  # the prompt does not name the tools
+            if not by_form:
+                raise ConfigError(
+                    "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
+                    "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
+                )
             forced = "choice"
-        if forced is not None:
-            for name in ("canvas", "suffix") if is_unaware else ("canvas", "suffix", "structured_outputs"):
-                if getattr(self.own_terms, name) is not None:
-                    raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
-        text_form = self.own_terms.structured_outputs if is_unaware else None
-        return ToolCalls(tools, forced, self.parallel_tool_calls is False, detect_call_format(template), text_form)
+        form_fields = ("canvas", "suffix") if forced == "choice" else ("canvas", "suffix", "structured_outputs")
+        for name in () if forced is None else form_fields:
+            if getattr(self.own_terms, name) is not None:
+                raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
+        return ToolCalls(
+            tools=tools,
+            forced=forced,
+            single=self.parallel_tool_calls is False,
+            format=detect_call_format(template),
+            text_form=self.own_terms.structured_outputs if forced == "choice" else None,
+        )
+
+    def _find_tool(self, name: str, tools: Sequence[Tool]) -> Tool:
+        """Return the tool of this name. Raises `ConfigError` if it is hosted or not among `tools`."""
+        if any(isinstance(tool, Hosted) and tool.name == name for tool in self.tools or ()):
+            raise ConfigError(f"tool_choice names {name!r}, and {NO_SERVER_TOOLS}")
+        tool = next((tool for tool in tools if tool.name == name), None)
+        if tool is None:
+            names = ", ".join(tool.name for tool in tools)
+            raise ConfigError(f"tool_choice names {name!r}, which is none of tools: {names}")
+        return tool
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -180,7 +181,7 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _goes_together(self) -> "ToolChoice":
+    def _check_name(self) -> "ToolChoice":
         if (self.name is not None) != (self.type == "tool"):
             raise ConfigError("tool_choice: name and the type 'tool' go together")
         return self
@@ -213,7 +214,7 @@ class ContextEdit(Body):
     past = True
 
     @model_validator(mode="after")
-    def _changes_nothing(self) -> "ContextEdit":
+    def _check_type(self) -> "ContextEdit":
         if not self.type.startswith("clear_thinking_"):
             raise ConfigError(
                 f"context_management: edits: the type {self.type[:64]!r} is not supported, as a conversation that is "
@@ -253,14 +254,14 @@ class CountTokensBody(TranslatedBody):
         form = None if self.output_config is None else self.output_config.format
         continues = self.messages[-1].role == "assistant"
         tool_choice: Any = None
-        if choice is not None:
-            tool_choice = (
-                chosen_tool(choice.name) if choice.name is not None else choice.type.replace("any", "required")
-            )
+        if choice is not None and choice.name is not None:
+            tool_choice = chosen_tool(choice.name)
+        elif choice is not None:
+            tool_choice = "required" if choice.type == "any" else choice.type
         system = [] if self.system is None else [_turn("system", self.system)]
         return {
             "model": self.model,
-            "messages": [*system, *(turn for message in self.messages for turn in _turns(message))],
+            "messages": [*system, *chain.from_iterable(map(_turns, self.messages))],
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
             "tools": [
@@ -283,6 +284,7 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
     def _fields(self) -> dict[str, Any]:
+        """The fields of the chat body. Raises `ConfigError` on fields that have no place in an answer of this API."""
         sampling = declared_fields(self, SamplingParams)
         terms = declared_fields(self, Terms)
         if self.stop_sequences is not None:
@@ -295,10 +297,10 @@ class MessagesBody(CountTokensBody):
         return {**super()._fields(), **sampling, **terms, "stream": self.stream, "user": user}
 
 
-def _turn(role: str, content: str | Sequence[TextBlock], call: str | None = None) -> Message:
+def _turn(role: str, content: str | Sequence[TextBlock], call_id: str | None = None) -> Message:
     """A turn of a text or of blocks, with the last `cache_control` marker of the blocks."""
     marks = [] if isinstance(content, str) else [block.cache_control for block in content if block.cache_control]
-    return turn(role, joint_text(content), call=call, mark=marks[-1] if marks else None)
+    return turn(role, joint_text(content), call_id=call_id, cache_control=marks[-1] if marks else None)
 
 
 def _turns(message: MessageTurn) -> list[Message]:

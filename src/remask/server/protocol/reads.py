@@ -86,18 +86,19 @@ class SystemOneBody(DecisionsBody):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
+        """Remove unknown fields, and a `model` of System One's. Raises `ConfigError` if a required one is missing."""
         if not isinstance(body, Mapping):
             return body
         FOREIGN_TO_READS["assets"].check("assets", body.get("assets"))
         for name in ("state", "questions"):
             if body.get(name) is None:
                 raise ConfigError(f"{name} is missing; send it")
-        known = {name: value for name, value in body.items() if name in cls.model_fields and value is not None}
-        known.pop("input", None)  # OpenAI's name of `state`, and so none that is known here
-        model = known.get("model")
+        names = cls.model_fields.keys() - {"input"}  # OpenAI's name of `state`, and so none that is known here
+        fields = {name: value for name, value in body.items() if name in names and value is not None}
+        model = fields.get("model")
         if isinstance(model, str) and JEV.fullmatch(model):
-            del known["model"]
-        return known
+            del fields["model"]
+        return fields
 
 
 class RelevanceBody(ReadBody):

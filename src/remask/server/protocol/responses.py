@@ -81,7 +81,7 @@ class InputPart(_Item):
 
     @model_validator(mode="before")
     @classmethod
-    def _refused(cls, part: Any) -> Any:
+    def _read_refusal(cls, part: Any) -> Any:
         return refusal_as_text(part)
 
 
@@ -94,7 +94,7 @@ class InputMessage(_Item):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_text(cls, message: Any) -> Any:
+    def _fill_content(cls, message: Any) -> Any:
         if not isinstance(message, Mapping) or message.get("role") != "assistant":
             return message
         content = message.get("content")
@@ -137,12 +137,12 @@ def _item(value: Any) -> Any:
     Raises `ConfigError` on an unknown type.
     """
     if isinstance(value, Mapping) and value.get("type") in ("custom_tool_call", "custom_tool_call_output"):
-        kind = value["type"].replace("custom_tool", "function")
-        value = {**value, "type": kind, "arguments": value.get("input")}
-    kind = _kind(value)
-    if kind == "reasoning":
-        return {"type": kind}
-    return value if kind == HOSTED else check_kind("input", value, _ITEMS)
+        function_type = value["type"].replace("custom_tool", "function")
+        value = {**value, "type": function_type, "arguments": value.get("input")}
+    tag = _kind(value)
+    if tag == "reasoning":
+        return {"type": tag}
+    return value if tag == HOSTED else check_kind("input", value, _ITEMS)
 
 
 def _kind(value: Any) -> str:
@@ -192,7 +192,7 @@ class TextFormat(Body):
     strict: bool | None = None
 
     @model_validator(mode="after")
-    def _goes_together(self) -> "TextFormat":
+    def _check_schema(self) -> "TextFormat":
         if (self.schema_ is not None) != (self.type == "json_schema"):
             raise ConfigError(
                 f"text: format: schema and the type 'json_schema' go together, and the type is {self.type!r}; send "
@@ -233,6 +233,7 @@ class ResponsesBody(TranslatedBody):
     foreign = FOREIGN_TO_RESPONSES
 
     def _as_chat(self) -> ChatBody:
+        """The same request as a body of chat completions. Raises `ConfigError` if fields contradict each other."""
         sampling = declared_fields(self, SamplingParams)
         terms = declared_fields(self, Terms)
         form = None if self.text is None else self.text.format
@@ -272,7 +273,7 @@ def _messages(instructions: str | None, items: str | Sequence[Any]) -> list[Mess
         elif isinstance(item, InputCall):
             add_call(turns, item.call_id, item.name, item.arguments)
         elif isinstance(item, InputResult):
-            turns.append(turn("tool", joint_text(item.output), call=item.call_id))
+            turns.append(turn("tool", joint_text(item.output), call_id=item.call_id))
     if not turns:
         raise ConfigError("input holds no message; send one at least")
     return turns

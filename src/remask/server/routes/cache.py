@@ -102,6 +102,7 @@ async def drop(request: Request, prefix_id: str) -> Response:
 
 
 def _contents(engine: Engine) -> CacheContents:
+    """What the prefix store holds. Runs on the engine's thread, between two steps."""
     store = engine.store
     memory = engine.memory_report()
     return {

@@ -23,7 +23,7 @@ from remask.request.result import Result
 from remask.server.answers.base import Answer, Work, doc
 from remask.server.answers.generation import check_end, work
 from remask.server.answers.responses import ResponseUsage, response_usage
-from remask.server.bodies import ITEM
+from remask.server.bodies import CHARS_PER_TEXT
 from remask.server.errors import ApiError, json_response
 from remask.server.protocol.reads import DecisionsBody, ReadBody, RelevanceBody, RerankBody, ScoreBody, SystemOneBody
 from remask.server.service import Service, run_while_connected, service_of
@@ -252,7 +252,7 @@ def _model(request: Request, body: ReadBody) -> str:
 async def _outcomes(
     request: Request, body: ReadBody, make: Callable[[], list[Decisions]]
 ) -> tuple[list[Decisions], list[Outcome]]:
-    """The decisions that `make` returns on a text thread, and the outcome of each. Adds fields to the access log.
+    """Make decisions on a text thread and run them. Returns them and their outcomes. Adds fields to the access log.
 
     Raises `ConfigError` with the field names of `body`, `QueueFullError`, `ApiError` and `ClientGoneError`.
     """
@@ -262,7 +262,7 @@ async def _outcomes(
     service.intake.terms(body)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
     with _field_names(body):
-        decisions = await service.off_loop(request, ITEM * body.questions_count, make)
+        decisions = await service.off_loop(request, CHARS_PER_TEXT * body.questions_count, make)
         size = service.intake.check_decisions(decisions)
         plans = await service.off_loop(request, size, partial(_plans, service, decisions))
     outcomes = await _Waves(service, request, body, plans, start).run()
@@ -290,7 +290,7 @@ def _field_names(body: ReadBody) -> Iterator[None]:
 
 
 def _plans(service: Service, decisions: Sequence[Decisions]) -> list[DecisionPlan]:
-    """The plan of each of `decisions`. Raises `ConfigError` if all together take more canvases than `max_reads`."""
+    """Return the plan of each of `decisions`. Raises `ConfigError` if they take more canvases than `max_reads`."""
     max_reads = service.config.max_reads
     plans: list[DecisionPlan] = []
     reads = 0
@@ -313,17 +313,18 @@ class _Waves:
         self.body = body
         self.plans = plans
         self._deadline = None if body.deadline_s is None else start + body.deadline_s
-        self._parts = [(plan, number) for plan in range(len(plans)) for number in range(len(plans[plan].asks))]
+        # The canvases of all plans, each by the indices of its plan and of its ask.
+        self._canvases = [(index, number) for index, plan in enumerate(plans) for number in range(len(plan.asks))]
         engine = service.engine
         self._wave_size = min(service.config.max_choices, engine.engine.config.max_num_seqs + engine.max_queue)
 
     async def run(self) -> list[Outcome]:
-        """The outcome of each plan. Raises what the engine raises, and `ClientGoneError`."""
+        """Return the outcome of each plan. Raises what the engine raises, and `ClientGoneError`."""
         results: list[Result] = []
-        for start in range(0, len(self._parts), self._wave_size):
-            parts = self._parts[start : start + self._wave_size]
-            size = sum(ITEM + len(self.plans[plan].asks[number].prompt_end) for plan, number in parts)
-            pending = await self.service.off_loop(self.request, size, self._pending, parts, start)
+        for start in range(0, len(self._canvases), self._wave_size):
+            wave = self._canvases[start : start + self._wave_size]
+            size = sum(CHARS_PER_TEXT + len(self.plans[index].asks[number].prompt_end) for index, number in wave)
+            pending = await self.service.off_loop(self.request, size, self._pending, wave, start)
             results += await run_while_connected(self.request.receive, self._read(pending, may_wait=start > 0))
         outcomes: list[Outcome] = []
         offset = 0
@@ -333,21 +334,21 @@ class _Waves:
             offset += len(plan.asks)
         return outcomes
 
-    def _pending(self, parts: Sequence[tuple[int, int]], start: int) -> list[PendingRequest]:
-        """The checked requests of a wave, whose first canvas is number `start` of the body."""
+    def _pending(self, wave: Sequence[tuple[int, int]], start: int) -> list[PendingRequest]:
+        """Return the checked requests of a wave, whose first canvas is number `start` of the body."""
         terms = self.service.intake.terms(self.body)
-        policy = self.service.intake.policy(terms)
+        policy = self.service.session.policy_of(terms)
         fields = {name: getattr(terms, name) for name in ("adapter", "cache_salt", "priority")}
         fields |= {"deadline_s": self._remaining_s(), "owner": self.service.owner(self.request)}
         pending = []
-        for offset, (plan, number) in enumerate(parts):
-            name = f"{self.request.state.request_id}-d{start + offset}-{next(self.service.intake.numbers)}"
-            request = self.plans[plan].request(number, name, policy=policy, **fields)
+        for position, (index, number) in enumerate(wave, start):
+            name = f"{self.request.state.request_id}-d{position}-{next(self.service.intake.numbers)}"
+            request = self.plans[index].request(number, name, policy=policy, **fields)
             pending.append(self.service.llm.engine.check(request))
         return pending
 
     async def _read(self, pending: Sequence[PendingRequest], *, may_wait: bool) -> list[Result]:
-        """The results of a wave. Raises `QueueFullError` if the queue is full and the wave may not wait for room."""
+        """Run a wave, and return its results. Raises `QueueFullError` if the queue is full, unless it `may_wait`."""
         ticket = await self._submit(pending, may_wait)
         results: dict[str, Result] = {}
         try:

@@ -208,6 +208,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _model(service: Service, name: str) -> Model:
+    """The entry of a served name, of the model or of one of its adapters. A bundled model's has its card."""
     loaded = service.llm.loaded
     adapter = loaded.adapters.get(name)
     entry: Model = {
