@@ -349,7 +349,7 @@ def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
     with pytest.raises(
         UnknownNameError,
-        match=r"'GPTModel'\. Did you mean 'DreamModel', ",
+        match=r"'GPTModel'\. Did you mean 'DreamModel'\? Available: A2D",
     ):
         family_of({"architectures": ["GPTModel"]})
     neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]

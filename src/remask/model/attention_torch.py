@@ -130,10 +130,10 @@ class TorchAttention:
         may_fuse = self.fused and sink is None
         width = k.shape[1] * k.shape[2]
         units = work.derive(_attention_units, q.device, width if may_fuse and q.device.type == "cpu" else None)
+        if may_fuse and len(units) == 1 and units[0].exclusive and isinstance(units[0].rows, slice):
+            return _attend_fused(q, k, v, units[0]).flatten(1)  # of all rows, so that nothing is copied
         if not (may_fuse and all(unit.exclusive for unit in units)):
             return self._attend_and_merge(q, k, v, units, sink)
-        if len(units) == 1 and isinstance(units[0].rows, slice):  # all rows, so that no copy is needed
-            return _attend_fused(q, k, v, units[0]).flatten(1)
         out = q.new_empty(q.shape)
         for unit in units:
             out[unit.rows] = _attend_fused(q[unit.rows], k, v, unit)
@@ -269,7 +269,7 @@ def _attend_fused(q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Tensor:
     """PyTorch's fused attention of the rows `q` [n, heads, Dh] of a unit to its slots, [n, heads, Dh]."""
     groups = k.shape[1]
     keys, values = _read_slots(k, unit, q.dtype), _read_slots(v, unit, q.dtype)
-    unseen = unit.unseen_mask(0, unit.count)
+    unseen = None if unit.reach is unit.skip is None else unit.unseen_mask(0, unit.count)
     visible = None if unseen is None else ~unseen.repeat_interleave(q.shape[1] // groups, dim=0)
     out = F.scaled_dot_product_attention(_fold_groups(q, groups, unit.units), keys, values, visible)
     return _unfold_groups(out, q.shape[0])
