@@ -126,6 +126,8 @@ RIGHT: list[tuple[dict[str, Any], str, str]] = [
     ({"oneOf": [model(1), model(1.5), model(True), model(None)]}, '{"kind": 1.5}', '{"kind": 2}'),
     ({"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", "c"]}]}, '"c"', '"d"'),
     ({"oneOf": [{"type": "null"}]}, "null", "1"),
+    ({"anyOf": [{"properties": {"a": False}, "minProperties": 1}, {"type": "null"}]}, "null", "{}"),
+    ({"anyOf": [{"properties": {"a": {}}, "required": ["a"], "maxProperties": 0}, {"const": 1}]}, "1", '{"a": 1}'),
     ({"items": {"oneOf": UNION["oneOf"]}, "$defs": UNION["$defs"]}, '[{"kind": "cat"}]', "[{}]"),
     ({"allOf": [{"$ref": "#/$defs/A"}], "default": None, "$defs": {"A": {"type": "null"}}}, "null", "1"),
     ({"type": "integer", "allOf": [{"description": "no more"}, {"minimum": 3}, True]}, "3", "2.5"),
@@ -194,6 +196,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"required": "a"}, "json.required must be a list of names"),
     ({"type": "object", "minProperties": 2}, "minProperties=2 of any names"),
     ({"properties": {"a": {}}, "minProperties": 1}, "minProperties and maxProperties are guaranteed where"),
+    (
+        {"properties": {"a": False}, "minProperties": 1},
+        "json: minProperties and maxProperties allow no object of 0 to 0",
+    ),
+    ({"properties": {"a": {}}, "required": ["a"], "maxProperties": 0}, "allow no object of 1 to 1 properties"),
     ({"properties": {"a": {}}, "propertyNames": {"maxLength": 1}}, "properties and propertyNames are not"),
     ({"items": [{"type": "null"}]}, "json.items must be one schema; a list of them is prefixItems"),
     ({"type": "null", "anyOf": [{"type": "string"}]}, "json.anyOf[0] allows no type"),
@@ -242,6 +249,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_is_refused_with_its_place(schema: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         StructuredOutputs(json=schema)
+
+
+@pytest.mark.parametrize("unrestricted", [{}, {"title": "any"}])
+def test_an_empty_schema_of_further_properties_is_as_true(unrestricted: dict[str, Any]) -> None:
+    def source(schema: object) -> object:
+        further = {"type": "object", "additionalProperties": schema}
+        return StructuredOutputs(json={"type": "array", "items": further}).source, StructuredOutputs(
+            json=further
+        ).source
+
+    assert source(unrestricted) == source(True)
 
 
 def keywords() -> Iterator[str]:

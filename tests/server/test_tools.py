@@ -238,6 +238,10 @@ def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
         ({"tools": [BUY], "tool_choice": NAMED, "canvas": [{"mask": 1}]}, "canvas and tool_choice both say"),
         (
             {"tools": [BUY], "tool_choice": NAMED, "response_format": {"type": "json_object"}},
+            "response_format and tool_choice both say",
+        ),
+        (
+            {"tools": [BUY], "tool_choice": "required", "structured_outputs": {"json_object": True}},
             "structured_outputs and tool_choice both say",
         ),
         (
@@ -253,6 +257,13 @@ def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
 )
 def test_what_cannot_be_called_is_refused(taught: Running, fields: dict[str, Any], told: str) -> None:
     assert told in taught.refusal(URL, {**ASK, **fields})["message"]
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+def test_the_conflict_of_a_choice_by_form_is_with_the_tools(choice: dict[str, Any]) -> None:
+    body = ChatBody.model_validate({**ASK, "tools": [BUY], "suffix": ".", **choice})
+    with pytest.raises(ConfigError, match=r"^suffix and tools both say what the answer is"):
+        body.calls(None, by_form=True)
 
 
 def test_a_call_needs_room(taught: Running) -> None:

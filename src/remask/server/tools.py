@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
@@ -14,6 +14,8 @@ from remask.request.json_schema import escape
 
 if TYPE_CHECKING:  # it imports PyTorch, and the process that reads bodies imports this module
     from remask.answers.answer import SettledToken
+
+ForcedCalls: TypeAlias = Literal["named", "required", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class ToolCalls:
     """
 
     tools: Sequence[Tool]
-    forced: Literal["named", "required", "choice"] | None
+    forced: ForcedCalls | None
     single: bool
     format: CallFormat
     text_form: StructuredOutputs | None = None
