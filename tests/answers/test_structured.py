@@ -17,7 +17,7 @@ import pytest
 
 from remask import LLM
 from remask.answers import structured as structure
-from remask.answers.structured_worker import compile_pattern
+from remask.answers.structured_worker import CompiledPattern, compile_pattern
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
 from remask.machine.helper import Helpers, LateError, RefusedError
@@ -337,9 +337,9 @@ def test_a_form_is_compiled_once(llm: LLM) -> None:
     assert llm.session.constraint(None) is None
 
 
-def job(text: str, most: int = 1000) -> dict[str, Any]:
+def job(text: str, most: int = 1000) -> CompiledPattern:
     tokens = [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")]
-    return compile_pattern({"text": text, "tokens": tokens, "vocab": 5, "max_transitions": most})
+    return compile_pattern(text, {"tokens": tokens, "vocab_size": 5, "max_transitions": most})
 
 
 ANCHORED = [
