@@ -423,7 +423,7 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, runs, release = structure.Structures._compile_source, 0, threading.Event()
 
-    def run(self: structure.Structures, *args: Any) -> dict[str, Any]:
+    def run(self: structure.Structures, *args: Any) -> CompiledPattern:
         nonlocal runs
         runs += 1
         assert release.wait(60)

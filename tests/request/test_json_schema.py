@@ -260,7 +260,7 @@ def test_what_is_wrong_is_refused_with_its_place(schema: dict[str, Any], error: 
 def test_an_empty_schema_of_further_properties_is_as_true(unrestricted: dict[str, Any]) -> None:
     def source(schema: object) -> object:
         further = {"type": "object", "additionalProperties": schema}
-        schemas = [further, {"type": "array", "items": further}]
+        schemas: list[dict[str, Any]] = [further, {"type": "array", "items": further}]
         return [StructuredOutputs(json=schema).source for schema in schemas]
 
     assert source(unrestricted) == source(True)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from copy import copy
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,7 +156,9 @@ class Structures:
         }
         task = "remask.answers.structured_worker:compiler"
         wait = WAIT * seconds
-        helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
+        helpers = Helpers(
+            task, marshal.dumps(cast("Any", settings)), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait
+        )
         failure = f": the {_FORM_NAMES[source.kind]} cannot be compiled:"
         try:
             answer: CompiledPattern = marshal.loads(helpers.ask(marshal.dumps(source.expression)))

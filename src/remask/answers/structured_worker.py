@@ -6,7 +6,7 @@ Patterns are whatever clients send, so that compiling them has limits of time an
 import marshal
 import re
 from array import array
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 from remask.machine.helper import Answers, RefusedError
 
@@ -95,6 +95,6 @@ def compiler(settings: bytes) -> Answers:
     compiler_settings: CompilerSettings = marshal.loads(settings)
 
     def compile_form(pattern: bytes) -> bytes:
-        return marshal.dumps(compile_pattern(marshal.loads(pattern), compiler_settings))
+        return marshal.dumps(cast("Any", compile_pattern(marshal.loads(pattern), compiler_settings)))
 
     return compile_form

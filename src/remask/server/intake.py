@@ -170,8 +170,8 @@ class Intake:
             )
         return self.tokenizer.apply_chat(
             self._template_messages(messages, variables),
-            add_generation_prompt,
-            variables,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
             continue_final_message=continue_final_message,
             control_tokens=control_tokens is True,
         )
