@@ -183,12 +183,11 @@ def _resolve_precision(
         )
     for rank in range(ranks):
         check_quantization(quantization, Shard(rank, ranks).part(config), device)
+    if device_memory is not None and not settings.force:
+        _check_memory(config, dtype, quantization, device, device_memory, ranks=ranks, fit=fit)
     kernel = kernel_description(quantization, device)
     description = f"dtype={dtype_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
-    precision = _Precision(dtype, quantization, description, notice)
-    if device_memory is not None and not settings.force:
-        _check_memory(precision, config, device, device_memory, ranks, fit)
-    return precision
+    return _Precision(dtype, quantization, description, notice)
 
 
 def _fit_notice(fit: Fit, config: ModelConfig, dtype: torch.dtype, device_memory: DeviceMemory, ranks: int) -> str:
@@ -201,10 +200,12 @@ def _fit_notice(fit: Fit, config: ModelConfig, dtype: torch.dtype, device_memory
 
 
 def _check_memory(
-    precision: _Precision,
     config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
     device: torch.device,
     device_memory: DeviceMemory,
+    *,
     ranks: int,
     fit: Fit | None,
 ) -> None:
@@ -212,15 +213,15 @@ def _check_memory(
     on_cpu = device.type == "cpu"
     check_weights_fit(
         config,
-        precision.dtype,
+        dtype,
         device_memory,
         ranks,
         apart=device.type == "cuda",
-        quantization=precision.quantization,
+        quantization=quantization,
         bfloat16=not on_cpu or bool(BFLOAT16 & instructions()),
     )
     if on_cpu and fit is not None and not fit.length:
-        before = CpuMemory.before_loading(config, precision.dtype, precision.quantization, device_memory.room, ranks)
+        before = CpuMemory.before_loading(config, dtype, quantization, device_memory.room, ranks)
         raise before.shortage_error(fit.required, 0)
 
 

@@ -248,7 +248,7 @@ class _Builder:
                     tokens = self._label_tokens(question.prompt(labels), question.template, labels, max_length)
                     candidates.append((labels, tokens))
                 except _LabelsError as error:
-                    # Of the strictest length it says little: most labels are told apart without that.
+                    # The last length asks the least of labels, so that its error is the reason.
                     problem = problem or (str(error) if max_length == max_lengths[-1] else "")
                 if candidates and candidates[-1][1].canvas_count == 1:
                     break
