@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.errors import ConfigError, FormError
 from remask.machine.helper import HelperError, Helpers, LateError, RefusedError
 from remask.model.config import ModelConfig
@@ -143,7 +143,7 @@ class Structures:
         Raises `FormError`.
         """
         if importlib.util.find_spec("outlines_core") is None:
-            raise _TransientError(f" need the package outlines-core: {install_line('server')}")
+            raise _TransientError(f" need the package outlines-core: {install_command('server')}")
         seconds = MAX_SECONDS + self._vocab_size // 50_000
         settings = {"tokens": self._tokens, "vocab": self._vocab_size, "max_transitions": MAX_TRANSITIONS}
         task = "remask.answers.structured_worker:compiler"
