@@ -102,6 +102,12 @@ def check_near(
         torch.testing.assert_close(attend_sliding(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
 
 
+def test_no_rows_attend_to_nothing() -> None:
+    """As in a pass whose rows in the last layers are all left out."""
+    q, k = torch.zeros(0, 4, DIM), torch.zeros(8, 2, DIM)
+    assert attend_sliding(q, k, k, neighbour_places([], torch.device("cpu")), reach=3).shape == (0, 4 * DIM)
+
+
 def block_limits(length: int, block: int) -> list[int]:
     return [min((position // block + 1) * block, length) for position in range(length)]
 

@@ -90,7 +90,7 @@ def _graph_workspace(model: Transformer, max_canvas: int) -> int:
     shape, itemsize, rows = model.config, model.dtype.itemsize, max_graph_rows(model.config)
     workspace = workspace_bytes(shape, rows, max_canvas, itemsize, model.ranks.shard.size, model.attention)
     padded_lists = attention_bytes(shape, rows, max_canvas, itemsize, model.attention, pad=True)
-    return workspace + padded_lists + graph_bytes(shape, itemsize)
+    return workspace + padded_lists + graph_bytes(model, model.dtype, rows)
 
 
 def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:

@@ -208,9 +208,8 @@ class UniformDecoder(Decoder):
     """The decoding of one request in progress.
 
     If the request has correction steps, no position is final before the last of them. `block` is the new block, with
-    two
-    exceptions: in a correction it is the whole response, and in the first step of a block that may revise completed
-    blocks it begins with the first completed block.
+    two exceptions: in a correction it is the whole response, and in the first step of a block that may revise
+    completed blocks it begins with the first completed block.
     """
 
     _steps: int  # of the new block
