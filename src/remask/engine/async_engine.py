@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import logging
-import math
 import sys
 import threading
 import time
@@ -114,12 +113,10 @@ class AsyncEngine:
         check_real("trim_after", trim_after, low=0.0, above=True)
         self.engine = engine
         self.max_queue = max_queue
-        self.step_limit = step_limit
-        self.trim_after = trim_after
-        if max_client_work is None:
-            half_of_requests = math.ceil((engine.config.max_num_seqs + max_queue) / 2)
-            max_client_work = half_of_requests * engine.max_model_len**2 * engine.model.config.layers
-        self.max_client_work = max_client_work
+        self.step_limit, self.trim_after = step_limit, trim_after
+        half_queue = (engine.config.max_num_seqs + max_queue + 1) // 2  # requests, rounded up
+        max_request_work = engine.max_model_len**2 * engine.model.config.layers
+        self.max_client_work = max_client_work or half_queue * max_request_work
         self.open_requests: dict[str, PendingRequest] = {}  # accepted requests that have not ended, by id
         self.running_ids: set[str] = set()  # those of them that have begun
         self.slow_steps = 0  # steps that took longer than `step_limit`

@@ -198,7 +198,10 @@ class Lifecycle:
         """Report the end of a running request, and free its memory, unless a further pass completes a page first."""
         if not running.closing:
             self._report(running.result(reason, error))
-        if reason not in ("stop", "length") or not running.close():
+        needs_pass = False
+        if reason in ("stop", "length"):
+            needs_pass = running.close()
+        if not needs_pass:
             self._release(running)
 
     def _report(self, result: Result) -> None:

@@ -74,7 +74,7 @@ class WorkList:
         return cast(T, self._derived[key])
 
     def cut(self, max_rows: int, max_slots: int) -> "WorkList":
-        """The same attention in units of at most `max_rows` rows and `max_slots` slots, without parts that no row sees."""
+        """The same attention in units of at most this many rows and slots. Drops parts that no row sees."""
         units = self.units.astype(np.int64)
         row_parts, slot_parts = -(-units[:, ROWS] // max_rows), -(-units[:, SLOTS] // max_slots)
         parts = row_parts * slot_parts

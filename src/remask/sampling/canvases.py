@@ -171,7 +171,11 @@ class CanvasDecoder(Decoder):
         )  # fmt: skip
 
     def choose(self, predictions: Predictions) -> Positions:
-        """Record a step. Returns the positions whose tokens change, or the whole canvas once it is done."""
+        """Choose the next tokens of the canvas, and whether it is done after this step. Both are stored for `outcome`.
+
+        Also stores the most probable tokens, and counts the steps in which they were stable. Returns the positions
+        whose tokens change, or the whole canvas once it is done.
+        """
         decoding = self._decoding
         renoising = decoding.params.renoising
         assert predictions.numbers is not None
