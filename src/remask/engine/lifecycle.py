@@ -198,9 +198,7 @@ class Lifecycle:
         """Report the end of a running request, and free its memory, unless a further pass completes a page first."""
         if not running.closing:
             self._report(running.result(reason, error))
-        needs_pass = False
-        if reason in ("stop", "length"):
-            needs_pass = running.close()
+        needs_pass = reason in ("stop", "length") and running.close()  # requests the pass, too
         if not needs_pass:
             self._release(running)
 

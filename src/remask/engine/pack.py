@@ -127,11 +127,7 @@ class _Layout:
     first_slots: list[Tensor] = field(default_factory=list)
 
     def matches(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
-        """Whether `items` are the same canvases, with the same rows.
-
-        Plans that repeat share these objects, so identity is enough, and arrays need not be compared. If objects are
-        equal but not identical, the pass is laid out again.
-        """
+        """Whether `items` are the same canvases and rows. Compares identity, as repeated plans share their arrays."""
         if len(items) != len(self.canvases):
             return False
         for (state, plan), (laid_state, spans, sees) in zip(items, self.canvases, strict=True):

@@ -171,10 +171,9 @@ class CanvasDecoder(Decoder):
         )  # fmt: skip
 
     def choose(self, predictions: Predictions) -> Positions:
-        """Choose the next tokens of the canvas, and whether it is done after this step. Both are stored for `outcome`.
+        """Record a step. Returns the positions whose tokens change, or the whole canvas once it is done.
 
-        Also stores the most probable tokens, and counts the steps in which they were stable. Returns the positions
-        whose tokens change, or the whole canvas once it is done.
+        Updates `_best_tokens`, `_stable_steps`, `_canvas_done` and `_next_tokens`.
         """
         decoding = self._decoding
         renoising = decoding.params.renoising
