@@ -18,7 +18,7 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, Engi
 from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory as cpu_memory
-from remask.machine.device import cuda_memory
+from remask.machine.device import trim_cuda_memory
 from remask.model.graphs import graph_bytes
 from remask.model.graphs import max_rows as max_graph_rows
 from remask.model.transformer import Transformer
@@ -53,8 +53,8 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
         return _divide_cpu(model, config, canvas_count, max_canvas, page_size)
     total, free = model.ranks.run_on_all(smallest_memory, model)
     memory = DeviceMemory(total=total, free=free, share=config.gpu_memory_utilization or DEFAULT_UTILIZATION)
-    ranks, shape, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
-    token = token_bytes(shape, itemsize, ranks)
+    ranks, model_config, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
+    token = token_bytes(model_config, itemsize, ranks)
     stored_bytes = token.kv + token.state  # of a token in the store
     min_store = 0 if budget == "auto" else budget
     extent = max_canvas + page_size
@@ -66,7 +66,7 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
         max_rows = min(max_rows, config.max_row_layers)
 
     def pass_workspace(row_count: int) -> int:
-        return workspace_bytes(shape, row_count, extent, itemsize, ranks, model.attention)
+        return workspace_bytes(model_config, row_count, extent, itemsize, ranks, model.attention)
 
     rows = pass_rows(max_rows, extent, pass_room, pass_workspace)
     workspace = graph_workspace + pass_workspace(rows)
@@ -87,10 +87,10 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
 
 def _graph_workspace(model: Transformer, max_canvas: int) -> int:
     """Bytes that graphs take for passes, which have memory of their own there, on each rank."""
-    shape, itemsize, rows = model.config, model.dtype.itemsize, max_graph_rows(model.config)
-    workspace = workspace_bytes(shape, rows, max_canvas, itemsize, model.ranks.shard.size, model.attention)
-    padded_lists = attention_bytes(shape, rows, max_canvas, itemsize, model.attention, pad=True)
-    return workspace + padded_lists + graph_bytes(shape, itemsize)
+    model_config, itemsize, rows = model.config, model.dtype.itemsize, max_graph_rows(model.config)
+    workspace = workspace_bytes(model_config, rows, max_canvas, itemsize, model.ranks.shard.size, model.attention)
+    padded_lists = attention_bytes(model_config, rows, max_canvas, itemsize, model.attention, pad=True)
+    return workspace + padded_lists + graph_bytes(model, model.dtype, rows)
 
 
 def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:
@@ -134,7 +134,7 @@ def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max
 
 def smallest_memory(model: Transformer) -> tuple[int, int]:
     """The least total and the least free bytes of any rank's CUDA device, after garbage collection; on every rank."""
-    sizes = cuda_memory(model.device)
+    sizes = trim_cuda_memory(model.device)
     if not model.ranks.several:
         return sizes
     total, free = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()
