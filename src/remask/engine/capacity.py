@@ -237,12 +237,12 @@ def store_tokens(
 
     A canvas may take a page more than its length. Raises `ConfigError`, with advice, if the canvases do not fit.
     """
-    extent = max_canvas + page_size
-    required = canvas_count * extent * token.kv
+    slots = max_canvas + page_size
+    required = canvas_count * slots * token.kv
     room = memory.room - workspace
     if required > room:
         fitting = max(0, room) // token.kv
-        ways = [f"--max-num-seqs {fitting // extent}"] if fitting >= 2 * extent else []
+        ways = [f"--max-num-seqs {fitting // slots}"] if fitting >= 2 * slots else []
         shorter = fitting // canvas_count - page_size
         if shorter > 1:
             ways.append(f"--max-model-len {shorter}")
