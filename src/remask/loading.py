@@ -20,11 +20,11 @@ from remask.machine.cpu import BFLOAT16, CpuReading, instructions, memory, physi
 from remask.machine.device import (
     Threads,
     allocating,
-    cuda_memory,
     dtype_name,
     resolve_dtype,
     resolve_threads,
     set_threads,
+    trim_cuda_memory,
 )
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
@@ -247,7 +247,7 @@ def fit_on(
 def memory_of(device: torch.device, utilization: float | None) -> DeviceMemory | None:
     """Return the memory of `device`, None if unknown. Only the share `utilization` of a CUDA device may be used."""
     if device.type == "cuda":
-        return DeviceMemory(*cuda_memory(device), utilization or DEFAULT_UTILIZATION)
+        return DeviceMemory(*trim_cuda_memory(device), utilization or DEFAULT_UTILIZATION)
     machine_memory = memory()
     return None if machine_memory is None else DeviceMemory(*machine_memory, 1.0)
 

@@ -486,7 +486,7 @@ class Session:
             policy,
             terms,
             self.loaded.config,
-            shared=prefix_length,
+            prefix_length=prefix_length,
             constraint=constraint,
             template=template,
             continues=bool(beginning),

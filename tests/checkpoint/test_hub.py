@@ -288,6 +288,11 @@ def test_what_is_missing_is_told_in_a_sentence(hub: Hub, tmp_path: Path) -> None
         resolve_model("nvidia/Nemotron-Labs-Difusion-8B")
     with pytest.raises(CheckpointError, match="The hub does not have the adapter 'nobody/nothing'"):
         resolve_adapter("nobody/nothing")
+    for name in ("org/a--b", "org/a..b", "org/a.git", "org/a--b:x.gguf"):
+        with pytest.raises(
+            CheckpointError, match=f"There is no folder of the model '{name}', and the hub allows no such"
+        ):
+            resolve_model(name)
     hub.gated = {REPO}
     with pytest.raises(CheckpointError, match=r"does not give the model .* accept the terms .* `hf auth login`"):
         resolve_model(NAME)

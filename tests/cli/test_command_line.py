@@ -113,7 +113,7 @@ def test_what_installs_an_extra_follows_from_where_remask_came_from(
     note = None if origin is None else json.dumps(origin)
     monkeypatch.setattr(plugins, "distribution", lambda _: SimpleNamespace(read_text=lambda _: note))
     monkeypatch.setattr(plugins, "requires", lambda _: ["torch>=2.8", "remask-lab ; extra == 'lab'"])
-    assert plugins.install_line("lab") == line
+    assert plugins.install_command("lab") == line
 
 
 def test_abbreviations_and_values_are_no_misspellings() -> None:

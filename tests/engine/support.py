@@ -25,7 +25,7 @@ from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
 from remask.request.result import Event, Result, Usage
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 from tests.device import graphs, overlap
 from tests.engine.own_policies import Measuring, Reviving
 from tests.sampling_fields import flat_params
@@ -148,7 +148,7 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
         tensor.fill_(torch.nan)
     free, states, keep = allocator.release, engine.memory.new_states, pool.allocate_outputs
 
-    def release(extent: PageRange) -> None:
+    def release(extent: Extent) -> None:
         free(extent)
         token_buffer = engine.runner.token_buffer
         for layer in extent.layers:

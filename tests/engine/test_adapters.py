@@ -29,7 +29,7 @@ from remask.policies.bicache import DepthLookup
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Result
 from remask.request.sampling_params import SamplingParams
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 from tests.checkpoint import checkpoints
 from tests.checkpoint.adapters import adapted
 from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run, served
@@ -87,7 +87,7 @@ def logits(model: CheckedTransformer, canvases: Sequence[tuple[str | None, Canva
     config, items, at = model.config, [], 0
     for adapter, canvas in canvases:
         count = len(canvas)
-        table = plain_table(PageRange(range(config.layers), np.arange(at, at + count), 1, count))
+        table = plain_table(Extent(range(config.layers), np.arange(at, at + count), 1, count))
         state = CanvasState(canvas, Ledger(config.layers, count, None), (table,), adapter=adapter)
         block = config.block_length or count
         sees = np.minimum((np.arange(count) // block + 1) * block, count)

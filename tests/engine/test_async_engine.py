@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -305,6 +306,12 @@ def test_everybody_hears_of_a_dead_loop() -> None:
 
     drive(act, engine, observer=paced)
     assert paced.closed == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, "5"])
+def test_a_bad_time_without_requests_is_refused(seconds: Any) -> None:
+    with pytest.raises(ConfigError, match="trim_after"):
+        AsyncEngine(make_engine(), 1, trim_after=seconds)
 
 
 def test_a_call_that_waits_hears_of_a_dead_loop_too() -> None:

@@ -37,7 +37,8 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.families import preset
 from remask.model.attention_torch import TorchAttention
-from remask.model.graphs import _Buffers, graph_bytes, max_rows, round_up
+from remask.model.config import ModelConfig, RopeScaling
+from remask.model.graphs import _Buffers, graph_bytes, max_rows
 from remask.model.pool import Pool
 from remask.model.ranks import Ranks, Shard
 from remask.model.transformer import Transformer
@@ -45,7 +46,7 @@ from remask.policies import Dense
 from remask.policies.dllm import DllmCache
 from remask.request.sampling_params import SamplingParams
 from tests.engine.executors import NEEDS_TRITON
-from tests.engine.support import CPU
+from tests.engine.support import CPU, small_config
 
 GB = 10**9
 LLADA, FLASH, TINY = preset("llada-8b"), preset("llada2-flash"), preset("llada-tiny")
@@ -317,14 +318,26 @@ def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     engines = [on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", graphs=on) for on in (False, True)]
     stored = [engine.memory.store_budget for engine in engines]
     longest, attention = 256 + 16, engines[0].model.attention
-    token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4)
+    token, room = token_bytes(TINY, 4), graph_bytes(engines[0].model, torch.float32, max_rows(TINY))
     room += workspace_bytes(TINY, max_rows(TINY), longest, 4, attention=attention)
     room += attention_bytes(TINY, max_rows(TINY), longest, 4, attention, pad=True)
     assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
-    model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
-    h = torch.zeros(1, TINY.hidden)
-    sizes = {round_up(rows) for rows in range(1, max_rows(TINY) + 1)}
-    assert graph_bytes(TINY, 4) == sum(own.nbytes for rows in sizes for own in _tensors(_Buffers.of(model, rows, h)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(small_config("llada"), rope_float32=False),
+        replace(small_config("llada"), rope_scaling=RopeScaling("linear", 2.0, length=8, growth=0.1)),
+        replace(small_config("llada"), rope_float32=True),
+        small_config("diffusion-gemma"),
+    ],
+    ids=["plain", "scaled queries", "float32 angles", "sliding heads of another width"],
+)
+def test_bytes_of_graphs_are_those_of_their_buffers(config: ModelConfig) -> None:
+    model = Transformer(config, dummy_weights(config, torch.bfloat16, CPU))
+    buffers = [_Buffers.of(model, rows, torch.zeros(1, config.hidden, dtype=torch.bfloat16)) for rows in (1, 2, 3, 4)]
+    assert graph_bytes(model, torch.bfloat16, 4) == sum(own.nbytes for made in buffers for own in _tensors(made))
 
 
 def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

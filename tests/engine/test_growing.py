@@ -18,7 +18,7 @@ from remask.policies.dkv import DkvGreedy
 from remask.readers.forced import ForcedTokens
 from remask.readers.logprobs import Logprobs
 from remask.request.result import Event, Result
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 from tests.engine import kinds
 from tests.engine.support import (
     EOS,
@@ -49,7 +49,7 @@ def results(events: Sequence[Event]) -> dict[str, Result]:
     return {event.id: event.result for event in events if event.result is not None}
 
 
-def take_all_but(engine: Engine, pages: int) -> tuple[PageRange, ...]:
+def take_all_but(engine: Engine, pages: int) -> tuple[Extent, ...]:
     """Claim free pages, as others would, and leave so many."""
     allocator, size = engine.allocator, engine.allocator.page_size
     free = int((allocator.references == 0).all(axis=0).sum())

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -473,6 +474,16 @@ def test_audits_see_what_a_queued_pass_has_left_to_predict() -> None:
     assert (engine.stats.audits > 0, engine.stats.failed_audits) == (True, 0)
     for item in work:
         assert outcome(results[item.request.id]) == outcome(alone(item, overlap=False))
+
+
+def test_steps_that_are_thrown_away_are_not_drawn_for_audits() -> None:
+    """All others are, but for the first one, at which the audit is chosen."""
+    engine = queueing(audit=1.0, max_model_len=96)
+    draws = engine.auditor._draws = Mock(random=Mock(return_value=0.5))
+    work = Work(request(prefix=6, max_tokens=48, block_length=16, threshold=0.1), BlockDual())
+    result = run(engine, [work])["r"]
+    assert engine.stats.discarded_passes > 0
+    assert draws.random.call_count == result.usage.forwards - 1
 
 
 @pytest.mark.parametrize("name", ["gidd", "gidd, hybrid", "gidd, open", "gidd, masks"])

@@ -142,7 +142,9 @@ def test_passes_over_small_layers_are_not_queued_ahead(
     """Their graphs are used, and whoever asks for overlap gets it."""
     stand_in(RightlyTriton)
     model = on_gpu()
-    size = model.weights.nbytes // len(model.weights.layers)
+    layers = model.weights.layers
+    size = sum(tensor.nbytes for layer in layers for tensor in layer.named_tensors().values()) // len(layers)
+    assert size < model.weights.nbytes // len(layers), "without the embedding and the head"
     for least, ahead in ((size, True), (size + 1, False)):
         monkeypatch.setattr(proof, "MIN_LAYER_BYTES", least)
         choice = choose(model, EngineConfig())
@@ -296,8 +298,8 @@ def test_the_kernels_pass_in_the_interpreter(family: str) -> None:
 def test_the_kernels_pass_on_every_family(name: str, dtype: torch.dtype, graphs: bool) -> None:
     config, place = preset(name), torch.device(device())
     model = Transformer(config, dummy_weights(config, dtype, place))
-    if graphs and (hindrance := graphs_obstacle(model)) is not None:
-        pytest.skip(f"a GPU repeats no such layers: {hindrance}")
+    if graphs and (obstacle := graphs_obstacle(model)) is not None:
+        pytest.skip(f"a GPU repeats no such layers: {obstacle}")
     assert prove(model, resolve_executor("triton", config, place), graphs=graphs) == []
 
 

@@ -12,7 +12,7 @@ from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_work import SLIDING_TILE, TILE, StageRows, make_sliding_work, make_work, neighbour_places
 from remask.model.attention import attend_sliding
 from remask.model.attention_torch import TILE_ROWS, TorchAttention
-from remask.model.stage import Index, runs
+from remask.model.stage import Index, Neighbours, runs
 from remask.plan.canvas import Canvas, Ledger
 from remask.plan.spans import Span
 from tests.engine.test_attention import naive
@@ -64,7 +64,7 @@ def check(layout: Layout, heads: int, kv_heads: int, cap: float | None = None, s
     extra = (torch.randn(kv_heads, DIM).double(), torch.randn(kv_heads, DIM).double()) if sink else None
     expected = naive(q, k, v, layout.keys, cap, extra)
     for apart in (False, True):
-        out = TorchAttention(cap)(q, k, v, make_work(layout.parts, apart), extra)
+        out = TorchAttention(cap)(q, k, v, make_work(layout.parts, separate=apart), extra)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     parts = [part for part in layout.parts if len(part.positions)]
     limits = [np.full(len(part.positions), len(part.table.slots)) if part.sees is None else part.sees for part in parts]
@@ -100,6 +100,13 @@ def check_near(
         torch.testing.assert_close(TorchAttention(cap)(q, k, v, work, extra), expected, rtol=0, atol=1e-12)
         places = neighbour_places(parts, torch.device("cpu"))
         torch.testing.assert_close(attend_sliding(q, k, v, places, reach, extra, cap), expected, rtol=0, atol=1e-12)
+
+
+def test_no_rows_attend_to_nothing() -> None:
+    """As in a pass whose rows in the last layers are all left out."""
+    q, k = torch.zeros(0, 4, DIM), torch.zeros(8, 2, DIM)
+    places = Neighbours(slots=torch.arange(8), places=torch.zeros(3, 0, dtype=torch.int64))
+    assert attend_sliding(q, k, k, places, reach=3).shape == (0, 4 * DIM)
 
 
 def block_limits(length: int, block: int) -> list[int]:
@@ -233,4 +240,4 @@ def test_no_rows_are_no_work() -> None:
     layout = Layout(random.Random(0))
     layout.add(None, [], layout.claim(3), [], 0)
     for apart in (False, True):
-        assert len(make_work(layout.parts, apart).units) == 0
+        assert len(make_work(layout.parts, separate=apart).units) == 0

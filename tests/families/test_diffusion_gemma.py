@@ -28,7 +28,7 @@ from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan
 from remask.plan.spans import Span
 from remask.sampling import canvases
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 from tests.checkpoint.checkpoints import DIFFUSION_GEMMA as RAW
 from tests.checkpoint.checkpoints import SDAR, random_tensors, write
 from tests.engine.support import CPU, CheckedTransformer
@@ -56,7 +56,7 @@ def our_logits(
     config, given = model.config, [token for each in (prompt, *canvases[:-1]) for token in each]
     start, count = len(given), len(given) + len(canvases[-1])
     canvas = Canvas(given, canvases[-1], len(canvases[-1]))
-    table = plain_table(PageRange(range(config.layers), np.arange(count), 1, count))
+    table = plain_table(Extent(range(config.layers), np.arange(count), 1, count))
     state = CanvasState(canvas, Ledger(config.layers, count, None), (table,), conditioned=before is not None)
     pool, sees = Pool(config, count, 1, model.dtype, CPU), np.arange(1, count + 1)
     sees[start:] = count

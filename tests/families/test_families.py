@@ -7,6 +7,7 @@ import torch
 from remask.denoising.noise import Noise
 from remask.errors import CheckpointError, UnknownNameError
 from remask.families import FAMILIES, Family, family_of, preset
+from remask.families.diffusion_gemma import DIFFUSION_GEMMA as DIFFUSION_GEMMA_FAMILY
 from remask.families.dream import DREAM as DREAM_FAMILY
 from remask.families.family import Factors
 from remask.families.gidd import GIDD as GIDD_FAMILY
@@ -33,6 +34,7 @@ from tests.checkpoint.checkpoints import (
     STABLE_DIFFCODER,
     SUMI,
 )
+from tests.engine.support import small_config
 
 RAW = {
     "llada": LLADA,
@@ -460,6 +462,12 @@ def test_what_null_means() -> None:
 def test_bad_factors(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         GIDD_FAMILY.factors(GIDD | change)
+
+
+def test_a_gain_is_added_to_all_norms_outside_of_mixtures() -> None:
+    slots = DIFFUSION_GEMMA_FAMILY.tensors(small_config("diffusion-gemma"), Factors(gain=1.0))
+    fields = {"norm", "signal.norm", "attn_norm", "q_norm", "k_norm", "attn_post", "ffn_norm", "ffn_post"}
+    assert {slot.field for slot in slots if slot.offset} == fields
 
 
 def test_factors() -> None:

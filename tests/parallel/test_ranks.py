@@ -7,6 +7,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +193,24 @@ def test_after_close_nothing_is_computed(two: LLM) -> None:
     two.close()
     with pytest.raises(RankLostError, match=r"ended by close\(\)"):
         two.generate([[1, 2, 3]], SAMPLING)
+
+
+def test_of_two_threads_that_lose_a_rank_one_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = []
+
+    def slow_error(reason: str) -> RankLostError:
+        reasons.append(reason)
+        time.sleep(0.1)  # longer than the other thread takes to begin
+        return RankLostError(reason)
+
+    monkeypatch.setattr(lead, "RankLostError", slow_error)
+    ranks = lead.LeadRanks(Mock(), (), torch.device("cpu"), open_store())
+    threads = [threading.Thread(target=ranks.lose, args=(reason,)) for reason in ("one ended", "another ended")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONGEST_S)
+    assert [str(ranks.lost)] == reasons
 
 
 def test_an_interrupted_pass_ends_the_model(two: LLM) -> None:

@@ -154,7 +154,7 @@ def test_texts_of_clients_that_have_gone_are_not_read(
         (COMPLETIONS, {"prompt": "x" * MIB4}, "prompt", f"at most {LONGEST}"),
         (COMPLETIONS, {"prompt": ["from ivy", "x" * (LONGEST + 1)]}, "prompt", f"{LONGEST + 1} characters"),
         (COMPLETIONS, {"prompt": ["x" * LONGEST] * 5}, "prompt", f"at most {4 * LONGEST}"),
-        (COMPLETIONS, {"prompt": [""] * 129}, "n", "129 prompts"),
+        (COMPLETIONS, {"prompt": [""] * 129}, "n", "from 1 to 128, got 1 x 129"),
         (COMPLETIONS, {"prompt": [""] * 100_000}, "prompt", "at most 8192 items"),
         (COMPLETIONS, {"prompt": [[1]] * 100_000}, "prompt", "at most 8192 items"),
         (COMPLETIONS, {"prompt": "from ivy", "n": 129}, "n", "from 1 to 128, got 129 x 1"),

@@ -6,7 +6,7 @@ import pytest
 
 from remask.errors import IntegrityError
 from remask.store.chain import Page, PageChain
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 
 SIZE = 2
 
@@ -30,7 +30,7 @@ class Shelf:
                 break
         return stored
 
-    def claim(self) -> PageRange:
+    def claim(self) -> Extent:
         extent = self.allocator.allocate(SIZE, range(2))
         assert extent is not None
         return extent

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from remask.store.chain import Page, PageChain
 from remask.store.entries import prefix_hash
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 
 LAYERS = 2
 Path = tuple[int, ...]  # all tokens from the first to a page's last
@@ -23,7 +23,7 @@ class Reader:
 
     tokens: list[int]
     found: list[Page]
-    own: list[PageRange]
+    own: list[Extent]
     expected: list[int]
     key: int | None
     last: Page | None
@@ -136,7 +136,7 @@ class Chain(RuleBasedStateMachine):
                 self.chain.withdraw([key])
                 self.pending.remove(key)
 
-    def offer(self, reader: Reader, path: Path, key: int, extent: PageRange) -> Page | None:
+    def offer(self, reader: Reader, path: Path, key: int, extent: Extent) -> Page | None:
         parent = None if reader.last is None else self.path(reader.last)
         stale = reader.last is not None and reader.last not in self.chain.pages
         exact = not self.colliding

@@ -10,12 +10,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from remask.errors import IntegrityError
 from remask.store.entries import add_tenant, prefix_hash, prefix_hashes
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 from tests.goldens import cache_policy
 
 
 def test_slots_follow_the_pages() -> None:
-    extent = PageRange(range(2), np.array([3, 0, 7]), page_size=4, length=10)
+    extent = Extent(range(2), np.array([3, 0, 7]), page_size=4, length=10)
     assert extent.slots().tolist() == [12, 13, 14, 15, 0, 1, 2, 3, 28, 29]
     below = extent.below(1)
     assert below.layers == range(1)
@@ -24,7 +24,7 @@ def test_slots_follow_the_pages() -> None:
 
 def test_a_run_that_just_fits_is_taken_before_scattered_pages() -> None:
     allocator = PageAllocator(1, 4, page_size=1)
-    allocator.claim(PageRange(range(1), np.array([1]), 1, 1))
+    allocator.claim(Extent(range(1), np.array([1]), 1, 1))
     extent = allocator.allocate(2, range(1))
     assert extent is not None
     assert extent.pages.tolist() == [2, 3]
@@ -41,7 +41,7 @@ class Pages(RuleBasedStateMachine):
         self.counts = {(layer, page): 0 for layer in range(layers) for page in range(pages)}
         self.layers, self.pages, self.page_size = layers, pages, page_size
 
-    def cells(self, extent: PageRange) -> list[tuple[int, int]]:
+    def cells(self, extent: Extent) -> list[tuple[int, int]]:
         return [(layer, int(page)) for layer in extent.layers for page in extent.pages]
 
     @rule(target=extents, tokens=st.integers(1, 12), data=st.data())
@@ -63,14 +63,14 @@ class Pages(RuleBasedStateMachine):
         return extent
 
     @rule(target=extents, extent=extents)
-    def retain(self, extent: PageRange) -> PageRange:
+    def retain(self, extent: Extent) -> Extent:
         self.allocator.retain(extent)
         for cell in self.cells(extent):
             self.counts[cell] += 1
         return extent
 
     @rule(target=extents, extent=consumes(extents), data=st.data())
-    def retain_a_part(self, extent: PageRange, data: st.DataObject) -> Any:
+    def retain_a_part(self, extent: Extent, data: st.DataObject) -> Any:
         part = extent.below(data.draw(st.integers(extent.layers.start, extent.layers.stop)))
         self.allocator.retain(part)
         for cell in self.cells(part):
@@ -78,7 +78,7 @@ class Pages(RuleBasedStateMachine):
         return multiple(extent, part)
 
     @rule(extent=consumes(extents))
-    def release(self, extent: PageRange) -> None:
+    def release(self, extent: Extent) -> None:
         self.allocator.release(extent)
         for cell in self.cells(extent):
             self.counts[cell] -= 1
@@ -89,7 +89,7 @@ class Pages(RuleBasedStateMachine):
         if free:
             layer, page = data.draw(st.sampled_from(free))
             used = [p for p in range(self.pages) if self.counts[layer, p]]
-            mixed = PageRange(range(layer, layer + 1), np.array([*used, page]), self.page_size, 1)
+            mixed = Extent(range(layer, layer + 1), np.array([*used, page]), self.page_size, 1)
             for act in (self.allocator.release, self.allocator.retain):
                 with pytest.raises(IntegrityError, match="pages that are free"):
                     act(mixed)

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from remask.errors import IntegrityError
 from remask.store.entries import PrefixEntry, add_tenant
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 from remask.store.prefix import Lease, PrefixStore
 from tests.store.test_prefix_store import match
 
@@ -119,7 +119,7 @@ class Store(RuleBasedStateMachine):
         )
         self.partial = 0
         self.out: list[tuple[Lease, Kept]] = []
-        self.claimed: list[PageRange] = []
+        self.claimed: list[Extent] = []
         self.evictions = 0
 
     def lend(self, lease: Lease | None, kept: Kept) -> Lease:
@@ -240,7 +240,7 @@ class Store(RuleBasedStateMachine):
         return extent
 
     @rule(extent=consumes(canvases))
-    def free(self, extent: PageRange) -> None:
+    def free(self, extent: Extent) -> None:
         self.allocator.release(extent)
         self.model.elsewhere -= len(extent.pages)
         self.claimed = [other for other in self.claimed if other is not extent]
@@ -264,7 +264,7 @@ class Store(RuleBasedStateMachine):
             return
         expected = np.zeros_like(self.allocator.references)
         owner: dict[int, int] = {}
-        owners: list[PrefixEntry | PageRange] = [*self.store.entries, *self.claimed]
+        owners: list[PrefixEntry | Extent] = [*self.store.entries, *self.claimed]
         for number, item in enumerate(owners):
             extent = item.extent if isinstance(item, PrefixEntry) else item
             expected[:, extent.pages] += 1

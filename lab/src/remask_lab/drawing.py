@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.errors import ConfigError
 from remask.machine.disk import whole_file
 
@@ -32,7 +32,7 @@ Below: TypeAlias = Literal["outside lower left", "outside lower center", "outsid
 def check_drawing() -> None:
     """Raise `ConfigError` unless matplotlib is installed, so that no long measurement ends without its pictures."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"pictures are drawn by matplotlib, which is not installed; {install_line('lab')}")
+        raise ConfigError(f"pictures are drawn by matplotlib, which is not installed; {install_command('lab')}")
 
 
 def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str = "") -> Figure:

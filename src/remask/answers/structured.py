@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.answers.structured_worker import CompiledPattern, CompilerSettings
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.errors import ConfigError, FormError
 from remask.machine.helper import HelperError, Helpers, LateError, RefusedError
 from remask.model.config import ModelConfig
@@ -147,7 +147,7 @@ class Structures:
         Raises `FormError`.
         """
         if importlib.util.find_spec("outlines_core") is None:
-            raise _TransientError(f" need the package outlines-core: {install_line('server')}")
+            raise _TransientError(f" need the package outlines-core: {install_command('server')}")
         seconds = MAX_SECONDS + self._vocab_size // 50_000
         settings: CompilerSettings = {
             "tokens": self._tokens,

@@ -149,8 +149,9 @@ def with_adapters(
 ) -> Weights:
     """`weights`, the part of a model that `shard` holds, with `adapters` by name as low-rank changes of their matrices.
 
-    The changes have the dtype and the device of the weights, and no matrix is changed. Raises `CheckpointError` if the
-    factors of an adapter cannot be read.
+    The changes have the dtype and the device of `weights.embed`, and no matrix is changed. None is of the output
+    matrix, as `read_adapter` refuses that. `factors` are the family's constants, which its weights are multiplied by.
+    Raises `CheckpointError` if the factors of an adapter cannot be read.
     """
     if not adapters:
         return weights
@@ -165,16 +166,17 @@ def with_adapters(
         for (layer, field), parts in parts_by_matrix.items():
             matrix: Tensor = getattr(weights.layers[layer], field)
             changes_by_layer[layer].setdefault(field, {})[name] = _combine_factors(parts, matrix, weights.embed)
-    pairs = zip(weights.layers, changes_by_layer, strict=True)
-    return replace(weights, layers=tuple(replace(layer, low_rank=changes) for layer, changes in pairs))
+    changed_layers = zip(weights.layers, changes_by_layer, strict=True)
+    return replace(weights, layers=tuple(replace(layer, low_rank=changes) for layer, changes in changed_layers))
 
 
 def _local_factors(change: LowRank, slot: Slot, config: ModelConfig, shard: Shard) -> list[tuple[Slot, LowRank]]:
-    """Cut the factors of the matrix of `slot` to the parts of it that `shard` holds."""
+    """The factors of the parts of the matrix of `slot` that `shard` holds, with the slot of each part."""
     parts = list[tuple[Slot, LowRank]]()
     for local_slot in slot.parts(config, shard):
-        rows, columns = (*(local_slot.part or ()), slice(None), slice(None))[:2]
-        parts.append((local_slot, LowRank(change.down[:, columns], change.up[rows] * local_slot.scale)))
+        cut = change.cut(*(local_slot.part or ()))
+        # The change must have the scale of the weights, which a family multiplies into them. One factor brings it.
+        parts.append((local_slot, replace(cut, up=cut.up * local_slot.scale)))
     return parts
 
 

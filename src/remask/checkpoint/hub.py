@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -41,7 +42,7 @@ def on_disk(repo: str, revision: str | None = None) -> Path | None:
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=_TEXTS, local_files_only=True))
         weight_files(folder)
-    except (OSError, CheckpointError):
+    except (OSError, CheckpointError, HFValidationError):
         return None
     return folder
 
@@ -127,10 +128,10 @@ def _progress_bar_class(progress: Progress) -> type[tqdm]:
 
 def fetch_file(repo: str, file: str, *, progress: bool = False) -> Path:
     """The path of one file of `repo`, downloaded if the cache lacks it. Raises `CheckpointError` like `fetch`."""
-    path = try_to_load_from_cache(repo, file)
-    if isinstance(path, str):
-        return Path(path)
     with _no_client_bars(), _checkpoint_errors("model", repo, file):
+        path = try_to_load_from_cache(repo, file)
+        if isinstance(path, str):
+            return Path(path)
         _download(repo, None, [file], progress)
         return Path(hf_hub_download(repo, file))
 
@@ -178,6 +179,8 @@ def _explain(error: Exception, subject: str, revision: str | None) -> str:
     The client's classes are subclasses of each other and of `OSError`, so the order of the branches matters.
     """
     log_in = "log in with `hf auth login`"
+    if isinstance(error, HFValidationError):
+        return f"There is no folder of {subject}, and the hub allows no such id: check the name."
     if isinstance(error, GatedRepoError):
         return f"The hub does not give {subject} to everybody: accept the terms on its page, and {log_in}."
     if isinstance(error, RevisionNotFoundError):

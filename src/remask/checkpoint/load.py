@@ -272,7 +272,7 @@ def _read_slots(
             tensor = _read_tensor(file, slot, locations[slot.name], quantization if read_change is None else None)
             if read_change is not None:
                 assert isinstance(tensor, Tensor)
-                tensor = tensor.float() + read_change().dense(slot.part)
+                tensor = tensor.float() + read_change().cut(*(slot.part or ())).dense()
             slot.fill(weights, tensor)
             values = tensor.constants if isinstance(tensor, Codes) else tensor
             target = slot.target(weights)

@@ -164,20 +164,20 @@ def module_in(path: str, option: str) -> ModuleType:
     return module
 
 
-def install_line(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command that installs the packages of `extra`.
 
-    It names the extra if remask was installed from an index or a wheel. In a repository, which pip would install again,
-    it names the missing packages of the extra, or all of them if none is missing.
+    It names the extra if remask was installed from an index or a wheel. In a repository that would install remask
+    again, so the command names the missing packages of the extra, or all of them if none is missing.
     """
     if not _is_from_repository():
         return f"pip install 'remask[{extra}]'"
-    packages = _packages(extra)
-    if not packages:  # the code runs without being installed
+    requirements = _extra_requirements(extra)
+    if not requirements:  # the code runs without being installed
         return f"pip install '.[{extra}]' (in the folder of remask's pyproject.toml)"
-    missing = [name for name in packages if not _is_installed(name)] or packages
-    local = [re.sub(r"^remask-", "./", name) for name in missing]
-    return f"pip install {' '.join(map(repr, local))}" + (" (in remask's repository)" if local != missing else "")
+    missing = [requirement for requirement in requirements if not _is_installed(requirement)] or requirements
+    paths = [re.sub(r"^remask-", "./", requirement) for requirement in missing]
+    return f"pip install {' '.join(map(repr, paths))}" + (" (in remask's repository)" if paths != missing else "")
 
 
 def _is_from_repository() -> bool:
@@ -189,19 +189,20 @@ def _is_from_repository() -> bool:
     return "dir_info" in origin or "vcs_info" in origin
 
 
-def _packages(extra: str, project: str = "remask") -> list[str]:
+def _extra_requirements(extra: str, project: str = "remask") -> list[str]:
     """Requirements of an extra, such as "ray[serve]>=2.60", including those of other extras that it names."""
-    packages: list[str] = []
+    requirements: list[str] = []
     for line in _requirements(project):
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
             continue
         extra_of = re.fullmatch(r"(remask(?:-\w+)*)\[([\w,-]+)\]", requirement)
         if extra_of is None:
-            packages.append(requirement)
+            requirements.append(requirement)
         else:
-            packages += [package for name in extra_of[2].split(",") for package in _packages(name, extra_of[1])]
-    return list(dict.fromkeys(packages))
+            for name in extra_of[2].split(","):
+                requirements += _extra_requirements(name, extra_of[1])
+    return list(dict.fromkeys(requirements))
 
 
 def _requirements(project: str) -> list[str]:

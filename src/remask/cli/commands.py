@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from remask.checks.plugins import Plugin, Registry, install_line
+from remask.checks.plugins import Plugin, Registry, install_command
 from remask.cli.parser import examples
 from remask.errors import ConfigError, PluginError
 
@@ -258,4 +258,4 @@ def missing_package_error(error: ModuleNotFoundError, extra: str | None) -> Exce
     package = (error.name or "").partition(".")[0]
     if extra is None or package.startswith("remask"):
         return error
-    return ConfigError(f"the package {package!r} is not installed; install it with: {install_line(extra)}")
+    return ConfigError(f"the package {package!r} is not installed; install it with: {install_command(extra)}")

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import fields
 
 from remask.checks import BUNDLED_MODELS, QUANTIZATIONS
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.checks.values import check_real, check_whole, json_list, json_object
 from remask.cli import options
 from remask.cli.commands import BUILTIN_COMMANDS
@@ -62,7 +62,7 @@ def check_extra(extra: str, *packages: str) -> None:
     """Raise `ConfigError` if any of these packages of an extra is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this needs {', '.join(missing)}: {install_line(extra)}")
+        raise ConfigError(f"this needs {', '.join(missing)}: {install_command(extra)}")
 
 
 def check_deploy(args: argparse.Namespace) -> None:

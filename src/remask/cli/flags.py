@@ -22,20 +22,26 @@ def add_flags(
 
 
 def _add_flag(group: argparse._ActionsContainer, name: str, declaration: Declared) -> None:
-    """Add the flag of the field `name`. Flags of a boolean that is true by default set it to false."""
+    """Add the flag of the field `name`, whose help ends with its default.
+
+    The flag of a boolean sets it to the other value than its default, or has a `--no-` form if the default is None.
+    """
     values = declaration.values
     default = declaration.default
     flags = declaration.flags or ("--" + name.replace("_", "-"),)
     text = declaration.meaning.removesuffix(".").replace("%", "%%")
     if isinstance(values, Flag):
-        action: Any = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}[default]
+        action: Any = "store_false" if default else "store_true"
+        if default is None:
+            action = argparse.BooleanOptionalAction
         text = f"do not {text[0].lower()}{text[1:]}" if default else text
         group.add_argument(*flags, dest=name, action=action, default=default, help=text)
         return
     options: dict[str, Any] = {"nargs": "+"} if isinstance(values, TextsByName) else {"type": value_parser(values)}
     if isinstance(values, Choice):
         options["choices"] = values.names
-    default_text = "" if default is None else f" (default {str(default).removesuffix('.0')})"
+    shown_default = f"{default:g}" if isinstance(default, float) else str(default).replace("%", "%%")
+    default_text = "" if default is None else f" (default {shown_default})"
     metavar = declaration.metavar or values.metavar
     group.add_argument(*flags, dest=name, default=default, metavar=metavar, help=text + default_text, **options)
 

@@ -28,7 +28,7 @@ from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
 from remask.families import presets
 from remask.machine.cpu import memory
-from remask.machine.device import DTYPES, cuda_memory
+from remask.machine.device import DTYPES, trim_cuda_memory
 from remask.model.config import ModelConfig
 from remask.model.executors import resolve_executor
 from remask.model.ranks import Shard
@@ -285,5 +285,5 @@ def _model_report(
 def _machine_memory() -> tuple[int, int] | tuple[None, None]:
     """Return the total and free bytes of the first CUDA device, or else of this machine; None, None if unknown."""
     if torch.cuda.is_available():
-        return cuda_memory(torch.device("cuda"))
+        return trim_cuda_memory(torch.device("cuda"))
     return memory() or (None, None)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Sequence
 
 from remask import __version__
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.cli.about import print_about
 from remask.cli.commands import ALIASES, LAB_COMMANDS, MOVED_COMMANDS, all_commands
 from remask.cli.logs import DEFAULTS, VALUE_OPTIONS, StderrLog, print_error, print_notice, requested_format
@@ -186,7 +186,7 @@ def _normalize_command(words: list[str], commands: Collection[str]) -> list[str]
         if name in MOVED_COMMANDS:
             raise ConfigError(f"there is no command {name!r} any more; use {MOVED_COMMANDS[name]}")
         if name in LAB_COMMANDS and name not in commands:
-            raise ConfigError(f"the command {name!r} is part of remask-lab; install it with: {install_line('lab')}")
+            raise ConfigError(f"the command {name!r} is part of remask-lab; install it with: {install_command('lab')}")
     if pair in commands:
         return [*words[:index], pair, *words[index + 2 :]]
     pairs = [command for command in commands if " " in command and command.split()[:1] == first]

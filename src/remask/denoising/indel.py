@@ -6,7 +6,7 @@ from descriptions. Positions here are counted within the block.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -55,14 +55,17 @@ class TokenCandidates:
 
     @classmethod
     def of(cls, numbers: NDArray[np.float32], *, drawn: bool) -> "TokenCandidates":
-        """Unpack the `numbers` of `sampling.device_reads.MostProbable`, float32 [width, n]; `drawn`: with draws."""
-        count = (len(numbers) - 3 * drawn) // 2
-        tokens = numbers[:count].T.astype(np.int64)
-        probabilities = np.exp(numbers[count : 2 * count].T)
+        """Unpack the `numbers` of `sampling.device_reads.MostProbable`, float32 [width, n]; `drawn`: with draws.
+
+        Their rows are the k most probable tokens, the k log-probabilities of these and, if `drawn`, the three of
+        `TokenCandidates.drawn`.
+        """
         if not drawn:
-            return cls(tokens, probabilities)
-        drawn_tokens, plain_tokens = numbers[[2 * count, -1]].astype(np.int64)
-        return cls(tokens, probabilities, (drawn_tokens, numbers[2 * count + 1], plain_tokens))
+            tokens, logprobs = np.split(numbers, 2)
+            return cls(tokens.T.astype(np.int64), np.exp(logprobs.T))
+        ranked = cls.of(numbers[:-3], drawn=False)
+        drawn_tokens, probabilities, plain_tokens = numbers[-3:]
+        return replace(ranked, drawn=(drawn_tokens.astype(np.int64), probabilities, plain_tokens.astype(np.int64)))
 
     def best(self, position: int, *excluded: int) -> int | None:
         """The most probable token of `position` that is not `excluded`; None if all k tokens are."""
@@ -230,8 +233,8 @@ class IndelBlock(ABC):
     ) -> Writes:
         """Change `new_tokens`, in place, if the block would repeat an earlier state. Returns what was changed.
 
-        `probabilities` are those of `new_tokens`, float32 [n]. `pick` chooses among the positions that the pass
-        changes.
+        `probabilities` are those of `new_tokens` as the pass wrote them, float32 [n]; they are not updated by changes.
+        `pick` chooses among the positions that the pass changes.
         """
 
     @abstractmethod

@@ -57,7 +57,7 @@ class Noise:
 
     def draw(self, count: int, seed: int) -> NDArray[np.int64]:
         """Draw the tokens of `count` positions at the noisiest log-SNR, int64 [count]."""
-        rng = np.random.default_rng([seed, 0])
+        rng = np.random.default_rng([seed, 0])  # stream 0 of a seed is what its canvas begins with
         tokens = rng.integers(0, self.uniform_tokens, count)
         if self.mask_id < 0:
             return tokens

@@ -87,13 +87,13 @@ class Ticket:
 class AsyncEngine:
     """An engine in its own thread, for any number of requests from one event loop.
 
-    Call all methods on the event loop's thread; none of them blocks it. `observer` is called on the engine's thread,
-    and `listener` in the event loop with every event of every request. At most `max_num_seqs` + `max_queue` requests
-    are accepted at a time. The open requests of one client may cost `max_client_work` row-layers, estimated from their
-    sampling parameters. By default it is half the cost of a full queue of requests whose canvases are of the largest
-    size and take one step for each position. After `trim_after` seconds without a request, free memory is returned to
-    the system. A step that takes longer than `step_limit` seconds is counted, and logged with the requests that it
-    works on. `clock` returns seconds and may be called on any thread.
+    Call all methods but `check_room` on the event loop's thread; none of them blocks it. `observer` is called on the
+    engine's thread, and `listener` in the event loop with every event of every request. At most `max_num_seqs` +
+    `max_queue` requests are accepted at a time. The open requests of one client may cost `max_client_work` row-layers,
+    estimated from their sampling parameters. By default it is half the cost of a full queue of requests whose canvases
+    are of the largest size and take one step for each position. After `trim_after` seconds without a request, free
+    memory is returned to the system. A step that takes longer than `step_limit` seconds is counted, and logged with the
+    requests that it works on. `clock` returns seconds and may be called on any thread.
     """
 
     def __init__(
@@ -110,12 +110,13 @@ class AsyncEngine:
         check_whole("max_queue", max_queue, low=0)
         check_whole("max_client_work", max_client_work, low=1, optional=True)
         check_real("step_limit", step_limit, low=0.0, above=True)
+        check_real("trim_after", trim_after, low=0.0, above=True)
         self.engine = engine
         self.max_queue = max_queue
-        self.step_limit = step_limit
-        self.trim_after = trim_after
+        self.step_limit, self.trim_after = step_limit, trim_after
+        half_queue = (engine.config.max_num_seqs + max_queue + 1) // 2  # requests, rounded up
         max_request_work = engine.max_model_len**2 * engine.model.config.layers
-        self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * max_request_work
+        self.max_client_work = max_client_work or half_queue * max_request_work
         self.open_requests: dict[str, PendingRequest] = {}  # accepted requests that have not ended, by id
         self.running_ids: set[str] = set()  # those of them that have begun
         self.slow_steps = 0  # steps that took longer than `step_limit`

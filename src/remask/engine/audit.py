@@ -74,35 +74,38 @@ class Auditor:
         self._draws = random.Random(0)
 
     def on_launch(self, result: PassResult) -> None:
-        """Keep the hidden states of turns that may be audited: of first steps, and of a random step of candidates."""
+        """Copy the hidden states of turns that may be audited, for `on_write`: a speculative turn may be discarded."""
         row = 0
         for turn in result.batch:
             count = sum(len(plan.predicted) for _, plan in turn.items)
-            running = turn.member
-            if isinstance(running, RunningRequest) and count and not turn.plan.fills:
-                is_first = turn.decoder is not None and turn.decoder.step == 0
-                is_stored = is_first and self._is_reference(running)
-                candidate = self.candidates.get(running)
-                if candidate is not None:
-                    candidate.steps += 1
-                    # Reservoir sampling: of n steps each is chosen last with a probability of 1 / n.
-                    if self._draws.random() * candidate.steps < 1:
-                        candidate.turn = turn
-                        is_stored = True
-                if is_stored:
-                    turn.hidden = result.hidden[row : row + count].clone()
+            if count and self._may_audit(turn):
+                turn.hidden = result.hidden[row : row + count].clone()
             row += count
 
+    def _may_audit(self, turn: Turn) -> bool:
+        """Whether an audit may compare the predictions of `turn`, before it is known whether one does."""
+        running = turn.member
+        if not isinstance(running, RunningRequest) or turn.plan.fills or len(running.canvases) > 1:
+            return False
+        is_first = turn.decoder is not None and turn.decoder.step == 0
+        return running in self.candidates or (is_first and self._is_reference(running))
+
     def on_write(self, turn: Turn) -> None:
-        """Copy the input of the pass of `turn` if it is audited. At the first step, choose the request's audits."""
+        """Draw whether the step of `turn` is the one that its request is audited at, and copy its input if it is.
+
+        At the first step, choose the request's audits instead. Each step that is launched after that and written is
+        audited with the same probability. With `overlap` the second step may be launched before; then it never is.
+        """
         running = turn.member
         if not isinstance(running, RunningRequest):
             return
         candidate = self.candidates.get(running)
-        if candidate is not None and candidate.turn is turn:
-            candidate.turn = None
-            candidate.pass_input = PassInput.of(turn)
-            candidate.hidden = turn.hidden
+        if candidate is not None and turn.hidden is not None:
+            candidate.steps += 1
+            # Reservoir sampling: of n steps each is chosen last with a probability of 1 / n.
+            if self._draws.random() * candidate.steps < 1:
+                candidate.pass_input = PassInput.of(turn)
+                candidate.hidden = turn.hidden
         if turn.decoder is not None and turn.decoder.step == 0 and not turn.plan.fills:
             self._choose_audits(turn, running)
 
@@ -158,8 +161,8 @@ class Auditor:
 
     def _choose_audits(self, turn: Turn, running: RunningRequest) -> None:
         """Choose the audits of a request at its first step: queue one of its prefix, and add it to the candidates."""
-        policy, shape = running.request.policy, self.passes.model.config
-        if not self.share or shape.kind == "block_causal" or shape.self_conditioning:
+        policy, config = running.request.policy, self.passes.model.config
+        if not self.share or config.kind == "block_causal" or config.self_conditioning:
             return
         if len(running.canvases) > 1 or not len(turn.predicted) or running.decoder.context.drafts:
             return
@@ -342,8 +345,7 @@ class _StepAudit:
     """The step of a running request that is audited once the request has ended, as chosen so far."""
 
     policy_name: str
-    steps: int = 0  # that the request has taken
-    turn: Turn | None = None  # of the step, until it is written
+    steps: int = 0  # steps that could have been chosen, so far
     hidden: Tensor | None = None  # hidden states of its predicted rows, [predicted, D]
     pass_input: PassInput | None = None
 

@@ -17,7 +17,7 @@ from remask.plan.plan import Plan, PrefixHit
 from remask.plan.spans import Positions, Span, SpanMemo
 from remask.sampling.choice import Candidates, RowChoice
 from remask.store.entries import PrefixEntry
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 from remask.store.prefix import Lease
 
 _NO_POSITIONS: Positions = np.empty(0, dtype=np.int64)
@@ -148,7 +148,7 @@ def predicting_rows(predicted: Positions, shift: int) -> Positions:
     return np.maximum(predicted - shift, 0) if shift else predicted
 
 
-def leased_tables(lease: Lease, extents: Sequence[PageRange]) -> tuple[SlotTable, ...]:
+def leased_tables(lease: Lease, extents: Sequence[Extent]) -> tuple[SlotTable, ...]:
     """The tables of a canvas that leases its prefix.
 
     The first of `extents` holds the other positions in the leased layers. The others hold all positions in the layers
@@ -157,14 +157,14 @@ def leased_tables(lease: Lease, extents: Sequence[PageRange]) -> tuple[SlotTable
     return (shared_table([lease.extent], extents[0]), *(plain_table(extent) for extent in extents[1:]))
 
 
-def shared_table(pages: Sequence[PageRange], extent: PageRange) -> SlotTable:
+def shared_table(pages: Sequence[Extent], extent: Extent) -> SlotTable:
     """The table of a canvas that begins with shared pages; `extent` holds the other positions."""
     shared, private = np.concatenate([page.slots() for page in pages]), extent.slots()
     slots = np.concatenate([shared, private])
     return SlotTable(extent.layers, slots, prefix_runs=tuple(runs(shared)), private_slots=private)
 
 
-def plain_table(extent: PageRange) -> SlotTable:
+def plain_table(extent: Extent) -> SlotTable:
     """The table of an extent that holds a whole canvas."""
     slots = extent.slots()
     return SlotTable(extent.layers, slots, prefix_runs=(), private_slots=slots)

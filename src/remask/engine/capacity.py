@@ -237,12 +237,12 @@ def store_tokens(
 
     A canvas may take a page more than its length. Raises `ConfigError`, with advice, if the canvases do not fit.
     """
-    extent = max_canvas + page_size
-    required = canvas_count * extent * token.kv
+    slots = max_canvas + page_size
+    required = canvas_count * slots * token.kv
     room = memory.room - workspace
     if required > room:
         fitting = max(0, room) // token.kv
-        ways = [f"--max-num-seqs {fitting // extent}"] if fitting >= 2 * extent else []
+        ways = [f"--max-num-seqs {fitting // slots}"] if fitting >= 2 * slots else []
         shorter = fitting // canvas_count - page_size
         if shorter > 1:
             ways.append(f"--max-model-len {shorter}")
@@ -293,9 +293,9 @@ def check_weights_fit(
     )
 
 
-def resolve_page_size(size: int | None, shape: ModelConfig) -> int:
+def resolve_page_size(size: int | None, config: ModelConfig) -> int:
     """Token slots of a page: `size`, or by default at least 16. Raises `ConfigError` unless they are whole blocks."""
-    block_length = 1 if shape.causal_prefix or shape.self_conditioning else shape.block_length or 1
+    block_length = 1 if config.causal_prefix or config.self_conditioning else config.block_length or 1
     if size is None:
         return -(-DEFAULT_PAGE_SIZE // block_length) * block_length
     if size % block_length:
@@ -307,9 +307,9 @@ def resolve_page_size(size: int | None, shape: ModelConfig) -> int:
     return size
 
 
-def default_length(shape: ModelConfig) -> int:
+def default_length(config: ModelConfig) -> int:
     """Tokens of the longest canvas of an engine without a `max_model_len`."""
-    return min(shape.max_length, MAX_DEFAULT_LENGTH)
+    return min(config.max_length, MAX_DEFAULT_LENGTH)
 
 
 def gigabytes(size: float) -> str:

@@ -51,11 +51,11 @@ class Engine:
         self.config = config
         self.decode = decode
         self.clock = clock
-        shape = model.config
-        max_model_len = config.max_model_len or default_length(shape)
-        if max_model_len > shape.max_length:
-            raise ConfigError(f"max_model_len={max_model_len} exceeds the model's {shape.max_length} positions")
-        depths = EarnedDepths(shape.layers, config.audit_bound)
+        model_config = model.config
+        max_model_len = config.max_model_len or default_length(model_config)
+        if max_model_len > model_config.max_length:
+            raise ConfigError(f"max_model_len={max_model_len} exceeds the model's {model_config.max_length} positions")
+        depths = EarnedDepths(model_config.layers, config.audit_bound)
         self.memory = Memory(model, config, max_model_len, fingerprint, depths if config.earns else None)
         self.max_model_len = self.memory.max_model_len
         self.pool = self.memory.pool
@@ -69,7 +69,7 @@ class Engine:
             budget=config.max_row_layers,
             max_refreshes=config.max_refreshes,
             max_canvases=config.max_num_seqs,
-            client_budget=config.max_client_row_layers or self.max_model_len * shape.layers,
+            client_budget=config.max_client_row_layers or self.max_model_len * model_config.layers,
             max_rows=self.memory.pass_rows,
         )
         runner = Runner(model, self.pool, overlap=self.choice.overlap, graphs=self.graphs)

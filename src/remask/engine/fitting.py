@@ -94,9 +94,9 @@ class CpuMemory:
 
     def pair_bytes(self, length: int, stored: int = 0) -> int:
         """Bytes of a guided request, whose two canvases of `length` tokens run together, and of `stored` tokens."""
-        extent = length + self.page_size
+        slots = length + self.page_size
         token = self.token
-        return 2 * extent * token.kv + self.workspace(2 * extent, extent) + stored * (token.kv + token.state)
+        return 2 * slots * token.kv + self.workspace(2 * slots, slots) + stored * (token.kv + token.state)
 
     def max_canvas(self, length: int, max_stored: int) -> int:
         """Tokens of the longest canvases of which a guided pair fits: `length`, or else a multiple of the page size.
@@ -124,8 +124,8 @@ class CpuMemory:
         length = self.fitting_length()
         if not length:
             return None
-        extent = length + self.page_size
-        return (self.available - self.workspace(2 * extent, extent)) // self.token.kv
+        slots = length + self.page_size
+        return (self.available - self.workspace(2 * slots, slots)) // self.token.kv
 
     def shortage_error(self, max_canvas: int, fitting: int) -> ConfigError:
         """The error that two canvases of `max_canvas` tokens do not fit. It advises `fitting` tokens, unless 0."""

@@ -198,7 +198,8 @@ class Lifecycle:
         """Report the end of a running request, and free its memory, unless a further pass completes a page first."""
         if not running.closing:
             self._report(running.result(reason, error))
-        if reason not in ("stop", "length") or not running.close():
+        needs_pass = reason in ("stop", "length") and running.close()  # requests the pass, too
+        if not needs_pass:
             self._release(running)
 
     def _report(self, result: Result) -> None:

@@ -88,7 +88,7 @@ class Turn:
     predicted: Positions  # the predicted positions, int64
     device_reads: DeviceReads = ()
     error: Exception | None = None  # why it could not run
-    # Final hidden states of its predicted rows, [predicted, D], if an audit compares them
+    # Final hidden states of its predicted rows, [predicted, D], if an audit may compare them
     hidden: Tensor | None = None
 
     @property

@@ -48,11 +48,11 @@ class Memory:
 
         Raises `ConfigError` if K/V do not fit into the memory of the device.
         """
-        shape = model.config
+        model_config = model.config
         self.model = model
-        self.shape = shape
+        self.shape = model_config
         canvas_count = max(2, config.max_num_seqs)  # a guided request must be able to run alone
-        page_size = resolve_page_size(config.page_size, shape)
+        page_size = resolve_page_size(config.page_size, model_config)
         room = divide_memory(model, config, canvas_count, max_model_len, page_size)
         self.store_budget = room.store_tokens
         self.pass_rows = room.max_rows
@@ -64,7 +64,7 @@ class Memory:
         self._page_count = -(-(room.running_tokens + room.store_tokens) // page_size)
         self._salt = f"{fingerprint}:{model.dtype}".encode()
         self._spare_bytes = room.spare_bytes
-        token = token_bytes(shape, model.dtype.itemsize, model.ranks.shard.size, model.kv_dtype.itemsize)
+        token = token_bytes(model_config, model.dtype.itemsize, model.ranks.shard.size, model.kv_dtype.itemsize)
         slot_count = self._page_count * page_size
         purpose = (
             f"{gigabytes(slot_count * token.kv)} of K/V for {slot_count} tokens (max_num_seqs={config.max_num_seqs}, "
@@ -248,18 +248,18 @@ class Memory:
         self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, *, shared: SharedKV, adapter: str | None
     ) -> CanvasState:
         """The state of a canvas with these slots. Allocates hidden states if the policy keeps inputs of layers."""
-        shape, prefix = self.shape, shared.prefix
+        model_config, prefix = self.shape, shared.prefix
         states = self.new_states(len(canvas)) if "inputs" in traits.keeps else None
         return CanvasState(
             canvas=canvas,
-            ledger=Ledger(shape.layers, len(canvas), prefix),
+            ledger=Ledger(model_config.layers, len(canvas), prefix),
             tables=tables,
             prefix=prefix,
             lease=shared.lease_in_place,
             restore_states=states if shared.lease is None else shared.lease.entry.states,
             states=states,
-            shift=shape.shift,
-            routing_block=shape.routing_block,
+            shift=model_config.shift,
+            routing_block=model_config.routing_block,
             adapter=adapter,
             keeps_outputs="outputs" in traits.keeps,
             page_key=shared.pages[-1].key if shared.pages else 0,

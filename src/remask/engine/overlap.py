@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from remask.denoising.select import RankRule
@@ -19,6 +18,7 @@ from remask.engine.member import Member, Tally, Turn
 from remask.engine.runner import LaunchedPass
 from remask.engine.running import RunningRequest
 from remask.machine.device import is_fatal
+from remask.machine.transfers import send
 from remask.plan.canvas import Canvas
 from remask.plan.plan import Plan
 from remask.sampling.decoder import Decoder
@@ -94,7 +94,7 @@ def _confirm_turn(turn: Turn, next_pass: LaunchedPass) -> bool:
     next_pass.speculative.remove(turn)
     next_pass.noisy_masks[turn] = noisy
     if turn.hidden is not None:
-        turn.hidden = turn.hidden[torch.from_numpy(noisy).to(turn.hidden.device)]
+        turn.hidden = turn.hidden[send(noisy.nonzero()[0], turn.hidden.device)]
     if plan.spans is planned.plan.spans:
         turn.items = planned.items
         turn.tally = planned.tally

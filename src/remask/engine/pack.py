@@ -6,6 +6,7 @@ Passes without an engine are packed here, too.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from remask.model.work_list import WorkList
 from remask.plan.canvas import Canvas, Ledger
 from remask.plan.plan import Plan, Reach
 from remask.plan.spans import Mask, Span, Spans, crossing, starts_of
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 
 Items = list[tuple[CanvasState, Plan]]
 
@@ -92,27 +93,45 @@ class Packer:
         self._layouts.clear()
 
 
+class _CanvasRows(NamedTuple):
+    """The rows of a canvas in a pass."""
+
+    state: CanvasState
+    spans: Spans
+    sees: Reach | None  # how many leading positions each row attends to; None: all
+
+
+class _FirstTokens(NamedTuple):
+    """Where the tokens of a canvas in the first stage are."""
+
+    tokens: Index
+    first_index: Index | None  # into `tokens`; None: all of them
+
+    @classmethod
+    def of(cls, tokens: Index, index: slice | Index) -> "_FirstTokens":
+        """The tokens of a canvas at `index`. A slice gives a view of `tokens`, which stays up to date."""
+        return cls(tokens[index], None) if isinstance(index, slice) else cls(tokens, index)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layout:
     """A packed pass without its tokens and predictions."""
 
-    # The canvases, each with its spans and how many positions its rows attend to
-    canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
+    canvases: tuple[_CanvasRows, ...]
     stages: tuple[Stage, ...]
     starts: tuple[int, ...]  # first row of each canvas in the last stage
     row_layers: int  # that the pass computes
-    # For each canvas, an array of tokens and the index of those in the first stage; None for all of them
-    tokens: tuple[tuple[Index, Index | None], ...]
+    first_tokens: tuple[_FirstTokens, ...]  # of each canvas
     picks: bool  # whether layers choose rows on the device
     # Token-buffer slots of the rows of the first stage, one tensor; empty until they are first needed
     first_slots: list[Tensor] = field(default_factory=list)
 
     def matches(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
-        """Whether `items` are the same canvases, with the same spans."""
+        """Whether `items` are the same canvases and rows. Compares identity, as repeated plans share their arrays."""
         if len(items) != len(self.canvases):
             return False
-        for (state, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True):
-            if state is not canvas or plan.spans is not spans or plan.sees is not sees:
+        for (state, plan), (laid_state, spans, sees) in zip(items, self.canvases, strict=True):
+            if state is not laid_state or plan.spans is not spans or plan.sees is not sees:
                 return False
         return True
 
@@ -127,7 +146,7 @@ class _Layout:
         if token_buffer is not None:
             indices += token_buffer.pending_changes([state for state, _ in items])
         else:
-            for canvas_tokens, first_index in self.tokens:
+            for canvas_tokens, first_index in self.first_tokens:
                 indices.append(canvas_tokens if first_index is None else canvas_tokens[first_index])
         count = sum(map(len, indices))
         for (state, plan), start in zip(items, self.starts, strict=True):
@@ -183,18 +202,13 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], target: Target, first: i
             stages.append(replace(stages[-1], layers=range(stop, stop), carry=None, restore=(), save=saves))
         previous_parts = parts
     return _Layout(
-        canvases=tuple((state, plan.spans, plan.sees) for state, plan in items),
+        canvases=tuple(_CanvasRows(state, plan.spans, plan.sees) for state, plan in items),
         stages=tuple(stage for stage in stages if len(stage.positions)),
         starts=tuple(part.rows.start for part in previous_parts),
         row_layers=sum(plan.cost for _, plan in items),
-        tokens=tuple(_first_tokens(state.canvas.tokens, plan.spans[0].index) for state, plan in items),
+        first_tokens=tuple(_FirstTokens.of(state.canvas.tokens, plan.spans[0].index) for state, plan in items),
         picks=any(stage.partial is not None and len(stage.partial.picks) > 0 for stage in stages),
     )
-
-
-def _first_tokens(tokens: Index, index: slice | Index) -> tuple[Index, Index | None]:
-    """An entry of `_Layout.tokens`: a view of the tokens if `index` is a slice, which stays up to date."""
-    return (tokens[index], None) if isinstance(index, slice) else (tokens, index)
 
 
 def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int, target: Target) -> list[StageRows]:
@@ -275,7 +289,7 @@ def _attention_work(
     if reusable is not None and reusable.partial is None:
         work, sliding_work = reusable.work, reusable.sliding_work
     else:
-        work, sliding_work = make_work(attending, target.separate), None
+        work, sliding_work = make_work(attending, separate=target.separate), None
     if reach is not None and sliding_work is None:
         sliding_work = make_sliding_work(attending, reach)
     return work, sliding_work
@@ -362,15 +376,15 @@ def pack_uncached(
     each canvas; None returns none. `sees` is how many leading positions each row attends to, int64 [T] for each canvas;
     None: all.
     """
-    shape = model.config
-    layers = range(shape.layers)
+    config = model.config
+    layers = range(config.layers)
     items = []
     slot = 0
     for index, canvas in enumerate(canvases):
         length = len(canvas)
-        extent = PageRange(layers, np.arange(slot, slot + length), page_size=1, length=length)
-        ledger = Ledger(shape.layers, length, prefix=None)
-        state = CanvasState(canvas, ledger, (plain_table(extent),), shift=shape.shift)
+        extent = Extent(layers, np.arange(slot, slot + length), page_size=1, length=length)
+        ledger = Ledger(config.layers, length, prefix=None)
+        state = CanvasState(canvas, ledger, (plain_table(extent),), shift=config.shift)
         rows = np.ones(length, dtype=np.bool_)
         plan = Plan(
             (Span(layers, rows),),
@@ -379,4 +393,4 @@ def pack_uncached(
         )
         items.append((state, plan))
         slot += length
-    return pack(items, Target(model.device, sliding=shape.sliding, roles=shape.self_conditioning))
+    return pack(items, Target(model.device, sliding=config.sliding, roles=config.self_conditioning))

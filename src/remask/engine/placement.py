@@ -13,7 +13,7 @@ from remask.plan.plan import Plan, PrefixHit
 from remask.policies.base import CachePolicy, UnreadReason
 from remask.store.chain import Page, PageChain
 from remask.store.entries import PrefixEntry
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 from remask.store.prefix import Lease
 
 
@@ -30,7 +30,7 @@ class PageSharing:
     block_offset: int  # length of the first block of the canvas, if that is shorter than `block_length`
     salt: str
     stored_pages: list[Page]  # with which the canvas begins
-    extents: list[PageRange]  # one for each page after the stored ones
+    extents: list[Extent]  # one for each page after the stored ones
     keys: list[int]  # of all pages that the prompt fills
     committed: int = field(init=False)  # leading positions whose K/V are final
     _page_count: int = field(init=False)  # leading pages that are complete
@@ -93,7 +93,7 @@ class PageSharing:
 class Claim:
     """The memory that a request holds until it ends."""
 
-    extents: list[PageRange]  # pages that it references, without those of its leases
+    extents: list[Extent]  # pages that it references, without those of its leases
     lease: Lease | None = None  # of the stored prefix that it reads
     publisher: PageSharing | None = None  # publishes its pages, if these are shared
     move: Move | None = None  # stored K/V to be copied before its first pass, as it computes some of them anew
@@ -123,7 +123,7 @@ class Placement:
     """The place of one request. It is valid until the memory changes."""
 
     policy: CachePolicy  # the policy that it runs under: the variant without a prefix if it leases none
-    extents: tuple[tuple[PageRange, ...], ...]  # free pages to be claimed for each of its canvases
+    extents: tuple[tuple[Extent, ...], ...]  # free pages to be claimed for each of its canvases
     lease: LeasePlan | None = None  # the shared prefix that it leases, if any
     pages: PagePlan | None = None  # the exact pages that it reads, if its policy shares pages
     unread_reason: UnreadReason | None = None  # why it reads no shared prefix; None if it reads or computes one
@@ -168,7 +168,7 @@ class SharedKV:
             return len(self.lease.entry) if self.lease.hit else 0
         return 0 if self.prefix is None else self.prefix.length
 
-    def tables(self, extents: Sequence[PageRange]) -> tuple[SlotTable, ...]:
+    def tables(self, extents: Sequence[Extent]) -> tuple[SlotTable, ...]:
         """The slot tables of a canvas whose other positions are in `extents`; see `leased_tables`."""
         lease = self.lease_in_place
         if lease is not None:

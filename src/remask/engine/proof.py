@@ -92,8 +92,8 @@ def choose(model: Transformer, config: EngineConfig) -> DeviceChoice:
     default = model.device.type == "cuda" and not config.batch_invariant
     why = "auto: batch_invariant=True" if config.batch_invariant else f"auto: device {model.device.type}"
     graphs = default if config.graphs is None else config.graphs
-    if graphs and config.graphs is None and (hindrance := graphs_obstacle(model)) is not None:
-        graphs, why = False, f"{why}; no graphs: {hindrance}"
+    if graphs and config.graphs is None and (obstacle := graphs_obstacle(model)) is not None:
+        graphs, why = False, f"{why}; no graphs: {obstacle}"
     if config.overlap is not None and config.graphs is not None:
         why = "as asked"
     choice = DeviceChoice(executor, graphs, False, why)
@@ -103,17 +103,18 @@ def choose(model: Transformer, config: EngineConfig) -> DeviceChoice:
         return replace(choice, overlap=config.overlap)
     if not default:
         return choice
-    hindrance = _overlap_hindrance(model, graphs=choice.graphs)
-    if hindrance is None:
+    obstacle = _overlap_obstacle(model, graphs=choice.graphs)
+    if obstacle is None:
         return replace(choice, overlap=True)
-    return replace(choice, why=f"{choice.why}; no overlap: {hindrance}")
+    return replace(choice, why=f"{choice.why}; no overlap: {obstacle}")
 
 
-def _overlap_hindrance(model: Transformer, *, graphs: bool) -> str | None:
+def _overlap_obstacle(model: Transformer, *, graphs: bool) -> str | None:
     """Why queueing passes ahead gains nothing on a CUDA device; None if it gains something."""
     if not graphs:
         return "without graphs the host launches for as long as the device computes"
-    size = model.weights.nbytes // len(model.weights.layers)
+    layers = model.weights.layers
+    size = sum(tensor.nbytes for layer in layers for tensor in layer.named_tensors().values()) // len(layers)
     if size < MIN_LAYER_BYTES:
         return f"layers of {size / 1e6:.3g} MB are computed before the host has the next pass ready"
     return None

@@ -10,7 +10,7 @@ from remask.engine.memory import Memory
 from remask.engine.running import RunningRequest
 from remask.store.chain import Page
 from remask.store.entries import PrefixEntry
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 
 Counts: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 PageSet: TypeAlias = set[tuple[int, int]]  # (layer, page)
@@ -145,7 +145,7 @@ def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, 
 
 
 def _stored_part(
-    key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, pages_of: Mapping[str, PageSet]
+    key: int, parent: str | None, tokens: int, extent: Extent, counts: Counts, pages_of: Mapping[str, PageSet]
 ) -> StoredPart:
     """The report of one stored prefix or page. `pages_of` are the pages that each running request can read."""
     pages = _page_set(extent)
@@ -153,17 +153,17 @@ def _stored_part(
     return StoredPart(f"{key:016x}", parent, tokens, readers, _table(extent, counts))
 
 
-def _page_set(extent: PageRange) -> PageSet:
+def _page_set(extent: Extent) -> PageSet:
     return {(layer, page) for layer in extent.layers for page in extent.pages.tolist()}
 
 
-def _table(extent: PageRange, counts: Counts) -> PageTable:
+def _table(extent: Extent, counts: Counts) -> PageTable:
     layers = extent.layers
     references = counts[layers.start : layers.stop, extent.pages].max(axis=0, initial=0)
     return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(references.tolist()))
 
 
-def _count_holder(name: str, tokens: int, extents: Sequence[PageRange], counts: Counts, filled: Counts) -> Holder:
+def _count_holder(name: str, tokens: int, extents: Sequence[Extent], counts: Counts, filled: Counts) -> Holder:
     """Count the pages of a holder of `tokens`, whose K/V are in `extents`; `counts` are the references of all pages.
 
     Raises the entries of `filled`, the number of slots of each page that hold a token, to those of this holder.

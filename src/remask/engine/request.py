@@ -164,51 +164,38 @@ class PendingRequest:
 
 
 def request_of(
-    name: str,
-    tokens: Sequence[int],
+    request_id: str,
+    prompt_token_ids: Sequence[int],
     params: SamplingParams,
     policy: CachePolicy,
     terms: Terms,
-    shape: ModelConfig,
+    config: ModelConfig,
     *,
-    shared: int,
+    prefix_length: int,
     find_prefix: bool = True,
     constraint: Constraint | None = None,
     template: Template | None = None,
     continues: bool = False,
     drafts: bool = False,
 ) -> Request:
-    """The request with these `terms` on a model of this `shape`.
+    """The request with these `terms` on a model of this `config`.
 
-    `shared` is the `prefix_length` if the terms have none; `find_prefix` is False if the client has named it in another
+    `prefix_length` counts if the terms have none; `find_prefix` is False if the client has named the prefix in another
     way. `constraint` is the compiled `structured_outputs` of the terms, and `template` is made of its canvas or suffix.
     `continues` is that of `Request`. With `drafts` the request gets a `Drafts` reader.
 
     If the terms return the trace, the seed is drawn here, so that the trace has it. Raises `ConfigError` on terms that
     the kind of model cannot meet.
     """
-    if terms.return_step_maps and shape.edit_tokens is not None:
-        raise ConfigError(
-            f"return_step_maps: {shape.family} models that delete and insert move tokens, so no place has a first step "
-            "of its own; send return_trace, which tells what each step wrote"
-        )
-    if terms.return_step_maps and shape.kind == "uniform":
-        raise ConfigError(
-            "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
-            "step that wrote one says nothing of the last; send return_trace, which tells all of them"
-        )
+    if terms.return_step_maps:
+        _check_step_maps(config)
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))
-    top_logprobs = terms.top_logprobs
-    # The trace of a model whose tokens change or move has no log-probabilities: `check_request` says why.
-    if terms.return_trace and top_logprobs is None and shape.kind != "uniform" and shape.edit_tokens is None:
-        top_logprobs = 0
-    logprobs = None if top_logprobs is None else Logprobs(top_logprobs)
     return Request(
-        id=name,
-        prompt_token_ids=tokens,
+        id=request_id,
+        prompt_token_ids=prompt_token_ids,
         params=params,
-        prefix_length=shared if terms.prefix_length is None else terms.prefix_length,
+        prefix_length=prefix_length if terms.prefix_length is None else terms.prefix_length,
         find_prefix=find_prefix and terms.prefix_length is None,
         policy=policy,
         adapter=terms.adapter,
@@ -217,4 +204,27 @@ def request_of(
         deadline_s=terms.deadline_s,
         template=template,
         continues=continues,
-    ).with_readers(constraint, logprobs, Drafts() if drafts else None)
+    ).with_readers(constraint, _logprobs(terms, config), Drafts() if drafts else None)
+
+
+def _check_step_maps(config: ModelConfig) -> None:
+    """Raise `ConfigError` if a model's tokens change or move, so that step maps would mean nothing."""
+    if config.edit_tokens is not None:
+        raise ConfigError(
+            f"return_step_maps: {config.family} models that delete and insert move tokens, so no place has a first "
+            "step of its own; send return_trace, which tells what each step wrote"
+        )
+    if config.kind == "uniform":
+        raise ConfigError(
+            "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
+            "step that wrote one says nothing of the last; send return_trace, which tells all of them"
+        )
+
+
+def _logprobs(terms: Terms, config: ModelConfig) -> Logprobs | None:
+    """The reader of the log-probabilities that the terms ask for, or that their trace has; None if there are none."""
+    if terms.top_logprobs is not None:
+        return Logprobs(terms.top_logprobs)
+    # The trace of a model whose tokens change or move has no log-probabilities: `check_request` says why.
+    has_logprobs = terms.return_trace and config.kind != "uniform" and config.edit_tokens is None
+    return Logprobs(0) if has_logprobs else None

@@ -105,9 +105,9 @@ class Runner(Packer):
         """With `overlap` tokens are kept on the device. `graphs` over `pool` repeat the layers that they can."""
         self.model = model if graphs is None else model.with_graphs(graphs)
         self.pool = pool
-        shape = model.config
-        self._logit_rows = logit_rows(shape)
-        target = Target(model.device, model.arithmetic.invariant, shape.sliding, roles=shape.self_conditioning)
+        config = model.config
+        self._logit_rows = logit_rows(config)
+        target = Target(model.device, model.arithmetic.invariant, config.sliding, roles=config.self_conditioning)
         super().__init__(target, TokenBuffer(pool.spare, model.device) if overlap else None)
 
     @torch.inference_mode()

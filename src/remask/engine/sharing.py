@@ -57,14 +57,14 @@ class Prefixes(Sharing):
     def __init__(
         self,
         config: EngineConfig,
-        shape: ModelConfig,
+        model_config: ModelConfig,
         store: PrefixStore,
         recent: RecentPrompts,
         depths: EarnedDepths | None = None,
     ) -> None:
         """`recent` are the last prompts, and `depths` those that audits have earned; None if they earn none."""
         self.config = config
-        self.shape = shape
+        self.model_config = model_config
         self.store = store
         self.recent = recent
         self.depths = depths
@@ -72,7 +72,7 @@ class Prefixes(Sharing):
 
     def plan(self, pending: PendingRequest) -> Decision:
         """See `Sharing`. A prefix that is read in place saves pages in the leased layers; a copied one saves none."""
-        length, layers = pending.decoding.length, self.shape.layers
+        length, layers = pending.decoding.length, self.model_config.layers
         choice = self.choose_lease(pending)
         lease = choice.lease
         entry = None if lease is None else lease.entry
@@ -110,7 +110,7 @@ class Prefixes(Sharing):
 
     def max_prefix(self, pending: PendingRequest) -> int:
         """Largest number of tokens that a request can share, as the rows that predict the response are computed."""
-        return len(pending.request.prompt_token_ids) - self.shape.shift
+        return len(pending.request.prompt_token_ids) - self.model_config.shift
 
     def _take_lease(self, pending: PendingRequest, plan: LeasePlan) -> Lease:
         """Lease the entry of `plan`, or a new one. Raises `IntegrityError` if the store has no room for it."""
@@ -137,7 +137,7 @@ class Prefixes(Sharing):
         if request.prefix_length >= self.config.prefix_min:  # the guess is long enough to be worth sharing
             return
         max_prefix = self.max_prefix(pending)
-        if max_prefix > 0 and policy.boundary(max_prefix, pending.decoding.length, self.shape.layers):
+        if max_prefix > 0 and policy.boundary(max_prefix, pending.decoding.length, self.model_config.layers):
             pending.common_tokens = min(self.recent.add(request.prompt_token_ids, request.salt), max_prefix)
 
     def choose_lease(self, pending: PendingRequest) -> LeaseChoice:
@@ -166,7 +166,7 @@ class Prefixes(Sharing):
 
     def _no_prefix_reason(self, pending: PendingRequest) -> UnreadReason | None:
         """Why a request shares nothing; None if it asked for that, or if its policy would read nothing anyway."""
-        request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
+        request, canvas_length, layers = pending.request, pending.decoding.length, self.model_config.layers
         if request.prefix_length:
             return UnreadReason("short", "the one token of the prefix predicts the response, so it is computed")
         prompt_length = len(request.prompt_token_ids)
@@ -208,13 +208,13 @@ class Prefixes(Sharing):
         if self.depths is not None and prefix_length:
             record = self.depths.record(request.adapter or "", prefix_length, canvas_length)
             depth = record.depth(self.store.key(request.prompt_token_ids[:prefix_length], request.salt), depth)
-        return policy.with_depth(min(depth, self.shape.layers))
+        return policy.with_depth(min(depth, self.model_config.layers))
 
     def _lease_of(
         self, pending: PendingRequest, length: int, *, requested_tokens: int, entry: PrefixEntry | None
     ) -> LeaseChoice:
         """The lease of `length` tokens, stored as `entry` or not stored yet, if `requested_tokens` are to be shared."""
-        request, canvas_length, layers = pending.request, pending.decoding.length, self.shape.layers
+        request, canvas_length, layers = pending.request, pending.decoding.length, self.model_config.layers
         policy = self.policy(pending, length)
         boundary = policy.boundary(length, canvas_length, layers)
         if not boundary:

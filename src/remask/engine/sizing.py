@@ -18,7 +18,7 @@ from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, Engi
 from remask.engine.fitting import CpuMemory
 from remask.errors import ConfigError
 from remask.machine.cpu import memory as cpu_memory
-from remask.machine.device import cuda_memory
+from remask.machine.device import trim_cuda_memory
 from remask.model.graphs import graph_bytes
 from remask.model.graphs import max_rows as max_graph_rows
 from remask.model.transformer import Transformer
@@ -53,22 +53,22 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
         return _divide_cpu(model, config, canvas_count, max_canvas, page_size)
     total, free = model.ranks.run_on_all(smallest_memory, model)
     memory = DeviceMemory(total=total, free=free, share=config.gpu_memory_utilization or DEFAULT_UTILIZATION)
-    ranks, shape, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
-    token = token_bytes(shape, itemsize, ranks)
+    ranks, model_config, itemsize = model.ranks.shard.size, model.config, model.dtype.itemsize
+    token = token_bytes(model_config, itemsize, ranks)
     stored_bytes = token.kv + token.state  # of a token in the store
     min_store = 0 if budget == "auto" else budget
-    extent = max_canvas + page_size
-    running = canvas_count * extent
-    graph_workspace = _graph_workspace(model, extent) if config.graphs else 0
+    slots = max_canvas + page_size
+    running = canvas_count * slots
+    graph_workspace = _graph_workspace(model, slots) if config.graphs else 0
     pass_room = memory.room - graph_workspace - running * token.kv - min_store * stored_bytes
     max_rows = running
     if config.max_row_layers is not None:  # a row is computed in one layer at least
         max_rows = min(max_rows, config.max_row_layers)
 
     def pass_workspace(row_count: int) -> int:
-        return workspace_bytes(shape, row_count, extent, itemsize, ranks, model.attention)
+        return workspace_bytes(model_config, row_count, slots, itemsize, ranks, model.attention)
 
-    rows = pass_rows(max_rows, extent, pass_room, pass_workspace)
+    rows = pass_rows(max_rows, slots, pass_room, pass_workspace)
     workspace = graph_workspace + pass_workspace(rows)
     max_store = store_tokens(memory, token, workspace, canvas_count, max_canvas, page_size)
     if min_store > max_store:
@@ -87,10 +87,10 @@ def divide_memory(model: Transformer, config: EngineConfig, canvas_count: int, m
 
 def _graph_workspace(model: Transformer, max_canvas: int) -> int:
     """Bytes that graphs take for passes, which have memory of their own there, on each rank."""
-    shape, itemsize, rows = model.config, model.dtype.itemsize, max_graph_rows(model.config)
-    workspace = workspace_bytes(shape, rows, max_canvas, itemsize, model.ranks.shard.size, model.attention)
-    padded_lists = attention_bytes(shape, rows, max_canvas, itemsize, model.attention, pad=True)
-    return workspace + padded_lists + graph_bytes(shape, itemsize)
+    model_config, itemsize, rows = model.config, model.dtype.itemsize, max_graph_rows(model.config)
+    workspace = workspace_bytes(model_config, rows, max_canvas, itemsize, model.ranks.shard.size, model.attention)
+    padded_lists = attention_bytes(model_config, rows, max_canvas, itemsize, model.attention, pad=True)
+    return workspace + padded_lists + graph_bytes(model, model.dtype, rows)
 
 
 def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max_canvas: int, page_size: int) -> Room:
@@ -117,24 +117,24 @@ def _divide_cpu(model: Transformer, config: EngineConfig, canvas_count: int, max
     fitting_length = cpu.max_canvas(max_canvas, 0 if has_length else budget)
     if not fitting_length or (fitting_length < max_canvas and has_length):
         raise cpu.shortage_error(max_canvas, fitting_length)
-    extent = fitting_length + page_size
+    slots = fitting_length + page_size
     remaining_bytes = cpu.available - cpu.pair_bytes(fitting_length)
     store = min(budget, max(remaining_bytes // 2 // stored_bytes, 0 if has_length else fitting_length))
-    running = min(canvas_count * extent, 2 * extent + (remaining_bytes - store * stored_bytes) // token.kv)
+    running = min(canvas_count * slots, 2 * slots + (remaining_bytes - store * stored_bytes) // token.kv)
     planned = running * token.kv + store * stored_bytes
-    rows = pass_rows(min(max_rows, running), extent, cpu.available - planned, lambda rows: cpu.workspace(rows, extent))
+    rows = pass_rows(min(max_rows, running), slots, cpu.available - planned, lambda rows: cpu.workspace(rows, slots))
     log.warning(
         "%s of memory are left beside the weights: canvases have up to %d tokens (%d were asked for), running ones "
         "together %d of K/V (%d), and the prefix store has %d (%d); passes have at most %d rows",
         *(gigabytes(cpu.available), fitting_length, max_canvas, running, requested.running_tokens, store, budget, rows),
     )
-    spare = (cpu.available - planned - cpu.workspace(rows, extent)) // cpu.ranks
+    spare = (cpu.available - planned - cpu.workspace(rows, slots)) // cpu.ranks
     return Room(fitting_length, running_tokens=running, store_tokens=store, max_rows=rows, spare_bytes=spare)
 
 
 def smallest_memory(model: Transformer) -> tuple[int, int]:
     """The least total and the least free bytes of any rank's CUDA device, after garbage collection; on every rank."""
-    sizes = cuda_memory(model.device)
+    sizes = trim_cuda_memory(model.device)
     if not model.ranks.several:
         return sizes
     total, free = model.ranks.gather(torch.tensor(sizes, device=model.device)).amin(dim=0).tolist()

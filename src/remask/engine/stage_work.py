@@ -33,7 +33,7 @@ class StageRows:
     block_starts: Index | None = None  # first position of each row's block, if windows reach back from there
 
 
-def make_work(parts: list[StageRows], separate: bool = False) -> WorkList:
+def make_work(parts: list[StageRows], *, separate: bool = False) -> WorkList:
     """The work of all `parts`. Adjacent canvases that share a leading run of slots read it together, as one unit.
 
     If `separate`, each canvas attends by itself, and only rows that see the same positions share a unit. A unit then

@@ -244,7 +244,7 @@ class Factors:
     linear: float | Literal["fan_in", "fan_out"] = 1.0
     residual: float = 1.0  # scale of the outputs of attention and MLP
     head: float = 1.0  # scale of the logits
-    gain: float = 0.0  # number added to the stored gain of every norm
+    gain: float = 0.0  # number added to the stored gain of every norm, except those before and in a mixture
     # Scores are not divided by the root of a head's width; the norm of queries is multiplied by it instead
     unscaled: bool = False
 
@@ -303,22 +303,22 @@ class Family:
         if config.head_bias:
             slots.append(Slot(f"{names.head}.bias", (config.vocab,), "head_bias", scale=factors.head))
         if config.self_conditioning:
-            slots.append(Slot(f"{names.signal}pre_norm.weight", (hidden,), "signal.norm"))
+            slots.append(Slot(f"{names.signal}pre_norm.weight", (hidden,), "signal.norm", offset=factors.gain))
             slots += _swiglu(f"{names.signal}", MixtureNames(), (config.intermediate, hidden), "signal.")
         for layer in range(config.layers):
             slots += self._attention(config, layer, factors)
             mixture = config.mixture_of(layer)
             slots += self._mlp(config, layer, factors) if mixture is None else self._mixture(config, layer, mixture)
-            slots += self._post_norms(config, layer)
+            slots += self._post_norms(config, layer, factors)
         return slots
 
-    def _post_norms(self, config: ModelConfig, layer: int) -> list[Slot]:
+    def _post_norms(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
         """The norms after attention and feed-forward, and the two factors of a layer's output."""
         names, slots = self.names, list[Slot]()
         if config.post_norms:
-            for field in ("attn_post", "ffn_post"):
-                name = f"{names.layer.format(layer)}{getattr(names, field)}.weight"
-                slots.append(Slot(name, (config.hidden,), field, layer))
+            for target in ("attn_post", "ffn_post"):
+                name = f"{names.layer.format(layer)}{getattr(names, target)}.weight"
+                slots.append(Slot(name, (config.hidden,), target, layer, offset=factors.gain))
         if config.layer_scales and names.scales is not None:
             for row, name in enumerate(names.scales):
                 slots.append(Slot(name.format(layer), (1,), "scale", layer, rows=(row, row + 1)))
@@ -340,14 +340,14 @@ class Family:
                 slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, rows=rows))
         if config.qk_norm is not None:
             root = sizes.head_dim**0.5 if factors.unscaled else 1.0
-            for field, row_count, norm_scale in (("q_norm", q, root), ("k_norm", k, 1.0)):
-                name = f"{prefix}{getattr(names, field)}.weight"
+            for target, row_count, norm_scale in (("q_norm", q, root), ("k_norm", k, 1.0)):
+                name = f"{prefix}{getattr(names, target)}.weight"
                 width = sizes.head_dim if config.qk_norm == "head" else row_count
-                slots.append(Slot(name, (width,), field, layer, scale=norm_scale, offset=factors.gain))
+                slots.append(Slot(name, (width,), target, layer, scale=norm_scale, offset=factors.gain))
         if config.sink == "learned":
-            for field in ("sink_k", "sink_v"):
+            for target in ("sink_k", "sink_v"):
                 shape = (sizes.kv_heads, sizes.head_dim)
-                slots.append(Slot(f"{prefix}{getattr(names, field)}", shape, field, layer))
+                slots.append(Slot(f"{prefix}{getattr(names, target)}", shape, target, layer))
         return slots
 
     def _mlp(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
@@ -389,9 +389,9 @@ class Family:
         if mixture.normed:
             # The router's norm is followed by a division by the root of the width.
             norms = {"router_norm": hidden**-0.5, "expert_norm": 1.0, "expert_post": 1.0, "shared_post": 1.0}
-            for field, scale in norms.items():
+            for target, scale in norms.items():
                 slots.append(
-                    Slot(f"{prefix}{getattr(names, field)}", (hidden,), f"mixture.{field}", layer, scale=scale)
+                    Slot(f"{prefix}{getattr(names, target)}", (hidden,), f"mixture.{target}", layer, scale=scale)
                 )
             slots.append(Slot(f"{prefix}{names.factors}", (mixture.experts,), "mixture.factors", layer))
         if names.stacked is not None:

@@ -92,7 +92,7 @@ def allocating(noun: str, advice: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def cuda_memory(device: torch.device) -> tuple[int, int]:
+def trim_cuda_memory(device: torch.device) -> tuple[int, int]:
     """Release unused memory of a CUDA device, and return its total and free bytes.
 
     That is memory of objects in reference cycles, such as an engine and its parts, and PyTorch's cache.

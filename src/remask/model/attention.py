@@ -170,9 +170,9 @@ def attend_sliding(
     `cap` * tanh(s / `cap`). K and V of the rows themselves must have been written. The host does not wait.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
-    groups, dim = k.shape[1], q.shape[2]
+    (heads, dim), groups = q.shape[1:], k.shape[1]
     offsets = torch.arange(-reach, reach + 1, device=q.device)
-    parts = [q[:0].flatten(1)]
+    parts = []
     for rows, places in zip(torch.split(q, ROWS), torch.split(neighbours.places, ROWS, 1), strict=True):
         centre, first, end = places[:, :, None]
         index = centre + offsets
@@ -184,7 +184,7 @@ def attend_sliding(
             visible = F.pad(visible, (0, 1), value=True)
             sink_key, sink_value = (vector.to(dtype).expand(len(rows), 1, -1, -1) for vector in sink)
             keys, values = torch.cat((keys, sink_key), 1), torch.cat((values, sink_value), 1)
-        queries = rows.to(dtype).view(len(rows), groups, -1, dim) * (1 / math.sqrt(dim))
+        queries = rows.to(dtype).view(len(rows), groups, heads // groups, dim) * (1 / math.sqrt(dim))
         scores = torch.einsum("ngsd,nwgd->ngsw", queries, keys)
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 import torch
@@ -52,6 +53,7 @@ class CudaCapture:
         work()  # the result of this pass; it also compiles kernels, which a capture cannot
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
+        # Thread-local: calls of other threads that a capture forbids, such as allocations, do not make it fail.
         with torch.cuda.stream(self._stream), _no_garbage_collection():
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
@@ -180,10 +182,10 @@ class Graphs:
         count = len(stage.positions)
 
         def project(layer: int) -> None:
-            buffers.q.copy_(model.project(buffers.h, layer, rows[model.is_sliding[layer]], pool))
+            buffers.q.copy_(model.project(buffers.h, layer, rows[-1 if model.is_sliding[layer] else 0], pool))
 
         def finish_layer(layer: int) -> None:
-            model.finish_layer(buffers.h, buffers.attended, layer, rows[model.is_sliding[layer]], pool)
+            model.finish_layer(buffers.h, buffers.attended, layer, rows[-1 if model.is_sliding[layer] else 0], pool)
 
         for layer in stage.layers:
             self._replay(graphs, (layer, "project"), partial(project, layer))
@@ -235,15 +237,26 @@ class _Buffers:
     @classmethod
     def of(cls, model: Layers, rows: int, h: Tensor) -> "_Buffers":
         """Buffers for `rows` rows of `model`, of the width, dtype and device of `h`."""
-        heads, channels = model.rank_config.heads, model.rank_config.head_dim
+        scales = model.query_scales
+        heads, head_dim = model.rank_config.heads, model.rank_config.head_dim
         return cls(
             h=h.new_full((rows, h.shape[1]), torch.nan),
-            q=h.new_full((rows, heads, channels), torch.nan),
-            attended=h.new_full((rows, heads * channels), torch.nan),
-            cos_sin=[[table.new_zeros((rows, *table.shape[1:])) for table in tables] for tables in model.rope_tables],
+            q=h.new_full((rows, heads, head_dim), torch.nan),
+            attended=h.new_full((rows, heads * head_dim), torch.nan),
+            cos_sin=[
+                [table.new_zeros((rows, *table.shape[1:]), device=h.device) for table in tables]
+                for tables in model.rope_tables
+            ],
             slots=torch.zeros(rows, dtype=torch.int64, device=h.device),
-            query_scale=None if model.query_scales is None else model.query_scales.new_zeros((rows, 1, 1)),
+            query_scale=None if scales is None else scales.new_zeros((rows, 1, 1), device=h.device),
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        scale = [] if self.query_scale is None else [self.query_scale]
+        tensors = [self.h, self.q, self.attended, self.slots, *chain.from_iterable(self.cos_sin), *scale]
+        return sum(tensor.nbytes for tensor in tensors)
 
     def fill(self, model: Layers, stage: Stage, h: Tensor, spare: int) -> None:
         """Copy `h` [N, D], slots and RoPE of the rows of `stage`. Rows that are not written get the slot `spare`."""
@@ -281,12 +294,10 @@ def max_rows(config: ModelConfig) -> int:
     return next(rows for rows in range(bound, 0, -1) if round_up(rows) == rows)
 
 
-def graph_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of the `_Buffers` of all sizes together, of a model whose hidden states have `itemsize` bytes a number."""
-    sizes = {round_up(rows) for rows in range(1, max_rows(config) + 1)}
-    channels = config.hidden + 2 * config.heads * config.head_dim
-    channels += len(config.shapes) * (config.rotary_dim or config.head_dim)
-    return sum(sizes) * (channels * itemsize + 8)  # a slot has 8 bytes
+def graph_bytes(model: Layers, dtype: torch.dtype, rows: int) -> int:
+    """Bytes of the `_Buffers` of all sizes together, for stages of at most `rows` rows; hidden states have `dtype`."""
+    h = torch.empty((1, model.rank_config.hidden), dtype=dtype, device="meta")  # takes no memory, nor do its buffers
+    return sum(_Buffers.of(model, size, h).nbytes for size in {round_up(count) for count in range(1, rows + 1)})
 
 
 def _run_layers(
@@ -299,7 +310,7 @@ def _run_layers(
 ) -> None:
     """Run `layers` on `h` [B, D], in place. Full layers read the first entry of `full_and_sliding`, others the last."""
     for layer in layers:
-        rows, packed, size = full_and_sliding[model.is_sliding[layer]]
+        rows, packed, size = full_and_sliding[-1 if model.is_sliding[layer] else 0]
         q = model.project(h, layer, rows, pool)
         attended = attention.run(q, pool.k[layer], pool.v[layer], packed, size, model.sink(layer))
         model.finish_layer(h, attended, layer, rows, pool)

@@ -5,7 +5,7 @@ PyTorch is imported only when weights are made, so that `weight_bytes` works wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,13 @@ class LowRank:
     down: Tensor  # [r, K]
     up: Tensor  # [M, r], with the adapter's scale
 
-    def dense(self, part: Sequence[slice] | None = None) -> Tensor:
-        """The matrix [M, K]; with `part`, a slice of its rows, or slices of its rows and of its columns."""
-        rows, columns = (*(part or ()), slice(None), slice(None))[:2]
-        return self.up[rows] @ self.down[:, columns]
+    def dense(self) -> Tensor:
+        """The matrix [M, K]."""
+        return self.up @ self.down
+
+    def cut(self, rows: slice = slice(None), columns: slice = slice(None)) -> LowRank:
+        """The factors of these rows and columns of the matrix, as views."""
+        return LowRank(self.down[:, columns], self.up[rows])
 
 
 @dataclass(frozen=True, slots=True)

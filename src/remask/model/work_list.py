@@ -24,9 +24,9 @@ FIRST_ROW, ROWS, FIRST_SLOT, SLOTS, FIRST_OUTPUT = range(5)  # the columns of a 
 class WorkList:
     """U units over N rows, with P partial results.
 
-    Every row is in at least one unit and sees at least one slot. Every slot of a unit is seen by one of its rows, as
-    other slots may be unwritten. Partial results are numbered 0 .. P - 1: the i-th row of a unit has the number
-    `first output + i`.
+    Every row is in at least one unit and sees at least one slot. Every slot of a unit is seen by some row of the list,
+    as other slots may be unwritten; a part made by `cut` may have slots that only rows of other parts see. Partial
+    results are numbered 0 .. P - 1: the i-th row of a unit has the number `first output + i`.
     """
 
     # int32 [U, 5]: first row, rows, first slot, slots, first output. `first slot` is an index into `slots`.
@@ -73,17 +73,17 @@ class WorkList:
             self._derived[key] = make(self, *settings)
         return cast(T, self._derived[key])
 
-    def cut(self, rows: int, slots: int) -> "WorkList":
-        """The same attention in units of at most `rows` rows and `slots` slots. Drops parts that no row sees."""
+    def cut(self, max_rows: int, max_slots: int) -> "WorkList":
+        """The same attention in units of at most this many rows and slots. Drops parts that no row sees."""
         units = self.units.astype(np.int64)
-        row_parts, slot_parts = -(-units[:, ROWS] // rows), -(-units[:, SLOTS] // slots)
+        row_parts, slot_parts = -(-units[:, ROWS] // max_rows), -(-units[:, SLOTS] // max_slots)
         parts = row_parts * slot_parts
         unit = np.repeat(np.arange(len(units)), parts)
         part = np.arange(len(unit)) - np.repeat(np.cumsum(parts) - parts, parts)  # number within its unit
-        row, slot = rows * (part // slot_parts[unit]), slots * (part % slot_parts[unit])
-        remaining_rows, remaining_slots = units[unit, ROWS] - row, units[unit, SLOTS] - slot
-        part_rows, part_slots = np.minimum(rows, remaining_rows), np.minimum(slots, remaining_slots)
-        return self._parts(unit, first_row=row, rows=part_rows, first_slot=slot, slots=part_slots)
+        row_offsets, slot_offsets = max_rows * (part // slot_parts[unit]), max_slots * (part % slot_parts[unit])
+        rows = np.minimum(max_rows, units[unit, ROWS] - row_offsets)
+        slots = np.minimum(max_slots, units[unit, SLOTS] - slot_offsets)
+        return self._parts(unit, first_row=row_offsets, rows=rows, first_slot=slot_offsets, slots=slots)
 
     def ungroup(self, max_slots: int, min_run: int) -> "WorkList":
         """The same attention, with small new units for rows that were in several units.

@@ -67,7 +67,7 @@ class Worker:
 
 
 class LeadRanks(GroupRanks):
-    """Rank 0 of several, in which the engine runs. One thread at a time may call it."""
+    """Rank 0 of several, in which the engine runs. One thread at a time may call it, except `lose`."""
 
     def __init__(self, ranks: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
         """Take over `workers` and `store`, which end with this object. Starts a thread that watches the workers."""
@@ -76,6 +76,7 @@ class LeadRanks(GroupRanks):
         self._device = device
         self._names = ObjectNames()
         self._acting = False
+        self._lost_lock = threading.Lock()
         self._closed = threading.Event()
         self._end = weakref.finalize(self, end_workers, workers, self._closed, store)
         watch = threading.Thread(
@@ -111,7 +112,7 @@ class LeadRanks(GroupRanks):
 
     def check(self) -> None:
         if self.lost is None:
-            ended = next(filter(None, (worker.ended for worker in self._workers)), None)
+            ended = _first_end(self._workers)
             if self._closed.is_set():
                 self.lose("the other ranks were ended by close()")
             elif ended is not None:
@@ -120,12 +121,18 @@ class LeadRanks(GroupRanks):
             raise RankLostError(str(self.lost))
 
     def lose(self, reason: str) -> None:
-        """Set `lost`, unless it is set, abort operations that wait for other ranks, and end these."""
-        if self.lost is None:
-            self.lost = RankLostError(
-                f"{reason}. The model is spread over {self.shard.size} processes, and none of them can go on "
-                "without the others: load it again"
-            )
+        """Set `lost`, unless it is set, abort operations that wait for other ranks, and end these.
+
+        Any thread may call it, as the one that watches the workers does beside the engine's.
+        """
+        with self._lost_lock:
+            is_first = self.lost is None
+            if is_first:
+                self.lost = RankLostError(
+                    f"{reason}. The model is spread over {self.shard.size} processes, and none of them can go on "
+                    "without the others: load it again"
+                )
+        if is_first:
             log.error("%s", self.lost)
             if self._device.type == "cuda":
                 self.group.abort()  # gloo notices by itself
@@ -229,14 +236,19 @@ def end_workers(workers: Sequence[Worker], closed: threading.Event, store: str) 
     remove_store(store)
 
 
-def _watch(workers: Sequence[Worker], closed: threading.Event, lead: "weakref.ref[LeadRanks]") -> None:
+def _first_end(workers: Sequence[Worker]) -> str | None:
+    """How the first worker that has ended did so, in words. Returns None while all run."""
+    return next(filter(None, (worker.ended for worker in workers)), None)
+
+
+def _watch(workers: Sequence[Worker], closed: threading.Event, weak_ranks: "weakref.ref[LeadRanks]") -> None:
     """Call `LeadRanks.lose` when a rank ends, also while this process waits for it or is idle. Runs on a thread."""
     while not closed.wait(WATCH_S):
-        ended = next(filter(None, (worker.ended for worker in workers)), None)
-        ranks = lead()
+        ended = _first_end(workers)
+        ranks = weak_ranks()
         if ended is not None and ranks is not None:
             ranks.lose(ended)
-        del ranks
+        del ranks  # while the thread sleeps, it must not keep the object alive
 
 
 def _reason(worker: Worker, error: str) -> str:

@@ -279,7 +279,7 @@ class EarnedDepths:
         return record
 
     def add(self, record: Record, audits: Sequence[Audit]) -> bool:
-        """Add the audits of one request to a record, and call `changed` if a proven depth changes.
+        """Add `audits`, at least one and all of one prefix, to a record. Calls `changed` if a proven depth changes.
 
         Returns whether one of the audits revoked a depth, as `Record.add` does.
         """

@@ -171,7 +171,10 @@ class CanvasDecoder(Decoder):
         )  # fmt: skip
 
     def choose(self, predictions: Predictions) -> Positions:
-        """Record a step. Returns the positions whose tokens change, or the whole canvas once it is done."""
+        """Record a step. Returns the positions whose tokens change, or the whole canvas once it is done.
+
+        Updates `_best_tokens`, `_stable_steps`, `_canvas_done` and `_next_tokens`.
+        """
         decoding = self._decoding
         renoising = decoding.params.renoising
         assert predictions.numbers is not None

@@ -31,9 +31,9 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     first, second = key
     for _ in range(_ROUNDS):
         # int64 holds all 64 bits of a product; the sign is its highest bit.
-        low, high = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b = ((high >> 32) & _WORD) ^ b ^ first, high & _WORD
-        c, d = ((low >> 32) & _WORD) ^ d ^ second, low & _WORD
+        a_product, c_product = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b = ((c_product >> 32) & _WORD) ^ b ^ first, c_product & _WORD
+        c, d = ((a_product >> 32) & _WORD) ^ d ^ second, a_product & _WORD
         first, second = (first + _WEYL[0]) & _WORD, (second + _WEYL[1]) & _WORD
     return a, b, c, d
 

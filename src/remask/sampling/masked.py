@@ -181,7 +181,7 @@ class MaskedDecoder(RuleDecoder):
         super().__init__(params, rule, "filtered" if rule.filtered else "logits", canvas, decoding.seed, step)
         self.blocks = decoding.blocks
         self.idle = idle
-        self._schedule_rule = decoding.rule
+        self._eps, self._is_linear = decoding.rule.eps, decoding.rule.linear
         self.first_block = first_block
         self.block_index = first_block
         self._uses_threshold = params.uses_threshold and rule.counts != "rule"
@@ -257,15 +257,15 @@ class MaskedDecoder(RuleDecoder):
         self._schedule = self._make_schedule()
         self.block_step = 0
         mask_count = self._count_masks()
-        self._even_share, self._remainder = divmod(mask_count, self._steps)  # as `even_count`
+        self._even_share, self._remainder = divmod(mask_count, self._steps)  # for `_scheduled_count`
         self.context = PLAIN
         self._choose = self._rule.begin(BlockFacts(mask_count, self._steps, self.params.knobs, self._leave_out))
 
     def _make_schedule(self) -> TimeSchedule | LinearSchedule | None:
         """The schedule of the block's steps; None if they share the positions evenly."""
-        if self._schedule_rule.eps is not None:
-            return TimeSchedule(self._steps, self._schedule_rule.eps)
-        return LinearSchedule(self._steps) if self._schedule_rule.linear else None
+        if self._eps is not None:
+            return TimeSchedule(self._steps, self._eps)
+        return LinearSchedule(self._steps) if self._is_linear else None
 
     def _leave_out(self, tail: int | None) -> None:
         """Leave the positions from `tail` on out of the next passes; none if `tail` is None or one is fixed."""
@@ -297,6 +297,7 @@ class MaskedDecoder(RuleDecoder):
             return self._schedule.count(self.block_step, self._count_masks())
         if self.block_step >= self._steps - 1:
             return self._count_masks()
+        # `even_count` without its division, as this runs in every pass.
         return self._even_share + int(self.block_step < self._remainder)
 
     def _draw_orders(self) -> Sequence[Positions]:

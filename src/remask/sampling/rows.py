@@ -71,7 +71,7 @@ class DeviceRead:
         """Exclude tokens from the choice: lower their logits `choice` [rows, V] in place."""
 
     def keep(self, choice: Tensor, vocabulary: Vocabulary) -> Tensor:  # noqa: ARG002
-        """Return `choice` [rows, V] without improbable tokens, as a filter before `top_k` and `top_p`.
+        """Return the logits `choice` [rows, V] with -inf for improbable tokens, as a filter before `top_k` and `top_p`.
 
         Must change nothing in place, and keep the most probable token.
         """

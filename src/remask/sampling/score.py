@@ -53,7 +53,7 @@ def score(
     results: dict[int, Tensor] = {}
     # Free rows are read before the mask token is excluded from all others.
     for group in groups:
-        if per_group or group.free or not _is_greedy(group):
+        if per_group or group.free or not _needs_no_sampling(group):
             rows = _read(logits[group.rows], group, mask_id, vocabulary)
             results[id(group)] = _complete_rows(rows, group, measures[id(group)], width)
     if len(results) < len(groups):
@@ -80,10 +80,10 @@ def _is_plain(group: RowGroup) -> bool:
     """Whether only the greedy token and its probability are read, of unchanged logits."""
     if group.reads or group.free or group.signal is not None:
         return False
-    return group.guide is None and group.penalty is None and _is_greedy(group)
+    return group.guide is None and group.penalty is None and _needs_no_sampling(group)
 
 
-def _is_greedy(group: RowGroup) -> bool:
+def _needs_no_sampling(group: RowGroup) -> bool:
     """Whether tokens are the most probable ones, and confidences their plain probabilities."""
     if group.temperature != 0 or group.row_measure is not None or group.noisy is not None:
         return False
@@ -117,7 +117,7 @@ def _send_positions(groups: Sequence[RowGroup], device: torch.device) -> None:
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]."""
-    if _is_greedy(group):
+    if _needs_no_sampling(group):
         return vocabulary.greedy(logits, None if group.free else mask_id)
     return _sample(logits, group, mask_id, vocabulary)
 

@@ -208,9 +208,8 @@ class UniformDecoder(Decoder):
     """The decoding of one request in progress.
 
     If the request has correction steps, no position is final before the last of them. `block` is the new block, with
-    two
-    exceptions: in a correction it is the whole response, and in the first step of a block that may revise completed
-    blocks it begins with the first completed block.
+    two exceptions: in a correction it is the whole response, and in the first step of a block that may revise
+    completed blocks it begins with the first completed block.
     """
 
     _steps: int  # of the new block
@@ -242,11 +241,11 @@ class UniformDecoder(Decoder):
             # A step that may revise completed blocks tells which block is new.
             fresh = self._new_block if self.block.start < self._new_block.start else None
             return StepContext(fresh=fresh, sees=self._sees(), corrections=corrections)
-        changed_blocks = None
+        touched = None
         if correction.steps:
-            changed_blocks = correction.changed_blocks(self._decoding.block_length, len(self.canvas))
-        read = None if uniform.correction_patience == 0 else BestTokens()
-        return StepContext(touched=changed_blocks, sees=self._sees(), device_read=read, corrections=correction.steps)
+            touched = correction.changed_blocks(self._decoding.block_length, len(self.canvas))
+        device_read = None if uniform.correction_patience == 0 else BestTokens()
+        return StepContext(touched=touched, sees=self._sees(), device_read=device_read, corrections=correction.steps)
 
     def _sees(self) -> Reach | None:
         """Return how many leading positions each row attends to, int64 [T]. Returns None without structured attention.

@@ -291,18 +291,15 @@ class Intake:
             "continues": bool(body.continued),
         }
         requests: list[Request] = []
-        for tokens, shared in prompts:
+        for tokens, prefix_length in prompts:
             params, template = session.response(
                 terms, sampling, len(tokens), defaults=self.config.sampling, affixes=affixes
             )
+            options |= {"prefix_length": prefix_length, "template": template}
             for choice in range(body.choices):
                 name = f"{request_id}-{next(self.numbers)}"
                 choice_params = self._choice_params(params, choice)
-                requests.append(
-                    request_of(
-                        name, tokens, choice_params, policy, terms, config, shared=shared, template=template, **options
-                    )
-                )
+                requests.append(request_of(name, tokens, choice_params, policy, terms, config, **options))
         return requests
 
     def _check_choices(self, body: GenerationBody) -> None:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import Any
 
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.errors import ConfigError
 from remask.server.config import KvEventsConfig
 from remask.store.chain import Page
@@ -40,7 +40,7 @@ class KvEvents:
             import msgspec
             import zmq
         except ModuleNotFoundError as error:
-            raise ConfigError(f"kv_events_config needs {error.name}: {install_line('events')}") from error
+            raise ConfigError(f"kv_events_config needs {error.name}: {install_command('events')}") from error
         self._encode = msgspec.msgpack.Encoder().encode
         self._page_size = page_size
         self._topic = config.topic.encode()

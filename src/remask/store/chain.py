@@ -9,7 +9,7 @@ import numpy as np
 
 from remask.errors import IntegrityError
 from remask.store.entries import prefix_hash
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class Page:
     parent: int | None  # key of the page before it; None for the first page of a chain
     tokens: tuple[int, ...]  # its own, and the rest of its last block; see `PageChain.token_slice`
     salt: str  # of the tenant
-    extent: PageRange
+    extent: Extent
     children: int = 0
     hits: int = 0
 
@@ -162,7 +162,7 @@ class PageChain:
                 del self._pending[key]
 
     def publish(
-        self, tokens: Sequence[int], key: int, parent: Page | None, extent: PageRange, salt: str = ""
+        self, tokens: Sequence[int], key: int, parent: Page | None, extent: Extent, salt: str = ""
     ) -> Page | None:
         """Store one page whose K/V are final, and add a reference to its `extent`, unless the page is stored already.
 

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
-from remask.store.pages import PageRange
+from remask.store.pages import Extent
 
 
 def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
@@ -46,7 +46,7 @@ class PrefixEntry:
 
     key: int
     tokens: tuple[int, ...]
-    extent: PageRange
+    extent: Extent
     states: Tensor  # [layers - 1, tokens, D]: states[l] leaves layer l. The last layer's is not needed
     ready: bool = False
     leases: int = 0

@@ -10,8 +10,8 @@ from remask.errors import IntegrityError
 
 
 @dataclass(frozen=True, slots=True)
-class PageRange:
-    """Slots for `length` consecutive positions, on the same page numbers in each of `layers`."""
+class Extent:
+    """Memory for `length` consecutive positions, on the same page numbers in each of `layers`."""
 
     layers: range
     pages: NDArray[np.int64]
@@ -24,17 +24,17 @@ class PageRange:
         slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
         return slots
 
-    def split(self) -> "list[PageRange]":
+    def split(self) -> "list[Extent]":
         """One extent for each page. The last one may have fewer tokens than a page."""
         size = self.page_size
         return [
-            PageRange(self.layers, self.pages[index : index + 1], size, length=min(size, self.length - index * size))
+            Extent(self.layers, self.pages[index : index + 1], size, length=min(size, self.length - index * size))
             for index in range(len(self.pages))
         ]
 
-    def below(self, layer: int) -> "PageRange":
+    def below(self, layer: int) -> "Extent":
         """The part of this extent in the layers before `layer`."""
-        return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.length)
+        return Extent(range(self.layers.start, layer), self.pages, self.page_size, self.length)
 
 
 class PageAllocator:
@@ -60,7 +60,7 @@ class PageAllocator:
         """Number of pages that `length` consecutive positions take in one layer."""
         return -(-length // self.page_size)
 
-    def allocate(self, length: int, layers: range) -> PageRange | None:
+    def allocate(self, length: int, layers: range) -> Extent | None:
         """Claim pages for `length` positions in each of `layers`, with one reference each.
 
         Consecutive pages are preferred, because attention reads them in place. Returns None if too few pages are free.
@@ -71,7 +71,7 @@ class PageAllocator:
         self.claim(extents[0])
         return extents[0]
 
-    def find(self, demands: Sequence[tuple[int, range]]) -> tuple[PageRange, ...] | None:
+    def find(self, demands: Sequence[tuple[int, range]]) -> tuple[Extent, ...] | None:
         """One extent of free pages for each of `demands`, (number of positions, layers). Claims nothing.
 
         The extents do not overlap. Returns None if too few pages are free.
@@ -86,10 +86,10 @@ class PageAllocator:
                 return None
             pages = _select_pages(usable, count)
             layer_rows[:, pages] = False
-            extents.append(PageRange(layers, pages, self.page_size, length))
+            extents.append(Extent(layers, pages, self.page_size, length))
         return tuple(extents)
 
-    def claim(self, extent: PageRange) -> None:
+    def claim(self, extent: Extent) -> None:
         """Give each page of `extent` its first reference.
 
         Raises `IntegrityError`, and changes nothing, if a page is in use.
@@ -100,16 +100,16 @@ class PageAllocator:
         references[:, extent.pages] = 1
         self._used = None
 
-    def retain(self, extent: PageRange) -> None:
+    def retain(self, extent: Extent) -> None:
         """Add a reference to every page of `extent`. Raises `IntegrityError` if one is not in use."""
         self._references_in_use(extent, "retained")[:, extent.pages] += 1
 
-    def release(self, extent: PageRange) -> None:
+    def release(self, extent: Extent) -> None:
         """Drop a reference from every page of `extent`. Raises `IntegrityError` if one is free already."""
         self._references_in_use(extent, "released")[:, extent.pages] -= 1
         self._used = None
 
-    def _references_in_use(self, extent: PageRange, verb: str) -> NDArray[np.int32]:
+    def _references_in_use(self, extent: Extent, verb: str) -> NDArray[np.int32]:
         """A view of the references in the layers of `extent`. Raises `IntegrityError` if one of its pages is free."""
         references = self.references[extent.layers.start : extent.layers.stop]
         if (references[:, extent.pages] < 1).any():

@@ -11,7 +11,7 @@ from remask.checks.values import check_choice
 from remask.errors import IntegrityError
 from remask.store import EVICTIONS, PREFIX_MATCHES, Eviction, PrefixMatch
 from remask.store.entries import EntryInfo, Hashes, PrefixEntry, PrefixIndex, prefix_hashes
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Lease:
 
     entry: PrefixEntry
     layers: int
-    extent: PageRange
+    extent: Extent
     hit: bool  # the entry existed before this request
     released: bool = False
 
@@ -166,7 +166,7 @@ class PrefixStore:
         self._index.add(entry)
         return self._lease(entry, layers, hit=False)
 
-    def has_room(self, tokens: Sequence[int], cache_salt: str = "", reserved: Sequence[PageRange] = ()) -> bool:
+    def has_room(self, tokens: Sequence[int], cache_salt: str = "", reserved: Sequence[Extent] = ()) -> bool:
         """Whether `reserve` would return a lease after the pages of `reserved` were claimed. Changes nothing."""
         return self._find_victims(tokens, cache_salt, reserved) is not None
 
@@ -209,7 +209,7 @@ class PrefixStore:
         return Lease(entry, layers, extent, hit)
 
     def _find_victims(
-        self, tokens: Sequence[int], cache_salt: str, reserved: Sequence[PageRange] = ()
+        self, tokens: Sequence[int], cache_salt: str, reserved: Sequence[Extent] = ()
     ) -> list[PrefixEntry] | None:
         """The idle entries, in eviction order, that must be evicted for a new entry while `reserved` pages are taken.
 

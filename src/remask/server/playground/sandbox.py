@@ -18,7 +18,7 @@ from remask.plan.spans import Mask, Span
 from remask.server.answers.base import Answer
 from remask.server.errors import ApiError
 from remask.store.chain import PageChain
-from remask.store.pages import PageAllocator, PageRange
+from remask.store.pages import Extent, PageAllocator
 
 PAGES = 24
 PAGE_SIZE = 4
@@ -97,8 +97,8 @@ class Running:
     number: int
     shared_prefix: bool
     canvas: Canvas
-    extents: list[PageRange]  # to release at the end
-    table: list[PageRange]
+    extents: list[Extent]  # to release at the end
+    table: list[Extent]
     cached_pages: int  # leading pages that the store had
     sharing: PageSharing | None
 

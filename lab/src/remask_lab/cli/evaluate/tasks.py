@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from remask.checks.plugins import install_line
+from remask.checks.plugins import install_command
 from remask.cli.options import engine_config, open_llm, sampling_option
 from remask.errors import REPLACEMENTS, ConfigError, UnknownNameError
 from remask.llm import LLM
@@ -189,7 +189,7 @@ def _harness(
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
-            f"published data sets and lm-eval's tasks need lm-eval: {install_line('eval')}; "
+            f"published data sets and lm-eval's tasks need lm-eval: {install_command('eval')}; "
             "our own tasks run on local data without it (--data)"
         )
     # Importing it takes seconds, and it is an extra.
