@@ -301,7 +301,7 @@ class LLM:
         if not isinstance(decisions, Decisions):
             fields = {"input": input, "together": together, "calibrate": calibrate, "end_turn": end_turn}
             decisions = Decisions(state, questions, **fields)  # type: ignore[arg-type]
-        plan = self.session.decisions(decisions)
+        plan = self.session.plan_decisions(decisions)
         policy = self.session.policy_of_arguments(cache, cache_config, adapter)
         requests = [plan.request(i, str(i), policy=policy, adapter=adapter) for i in range(len(plan.asks))]
         outputs = self._run(requests, trace=False)

@@ -162,26 +162,21 @@ def _resolve_precision(
     """
     ranks = settings.tensor_parallel
     device_memory = memory_of(device, limits.gpu_memory_utilization)
-    on_cpu = device.type == "cpu"
     dtype, dtype_reason = resolve_dtype(settings.dtype, device, config.parameters)
     is_automatic = (
         settings.dtype == AUTO
         and settings.quantization is None
         and file_quantization is None
-        and not (default and on_cpu)
+        and not (default and device.type == "cpu")
     )
     fit = None
-    notice = None
     if is_automatic and device_memory is not None and device.type in ("cpu", "cuda"):
         fit = fit_on(config, dtype, device, device_memory, limits, ranks)
+    notice = None
     if device_memory is not None and fit is not None and fit.quantization is not None:
         quantization: Quantization | None = fit.quantization
         quantization_reason = f"auto: {dtype_name(dtype)} has no room"
-        notice = (
-            f"as {dtype_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
-            f"{gigabytes(max(0, device_memory.room))} that are left: the matrices are {quantization}, with room "
-            f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
-        )
+        notice = _fit_notice(fit, config, dtype, device_memory, ranks)
     else:
         quantization, quantization_reason = resolve_quantization(
             settings.quantization, file_quantization, config, dtype, device, device_memory, ranks, default
@@ -189,17 +184,45 @@ def _resolve_precision(
     for rank in range(ranks):
         check_quantization(quantization, Shard(rank, ranks).part(config), device)
     if device_memory is not None and not settings.force:
-        native = not on_cpu or bool(BFLOAT16 & instructions())
-        check_weights_fit(
-            config, dtype, device_memory, ranks, apart=device.type == "cuda", quantization=quantization, bfloat16=native
-        )
-        if on_cpu and fit is not None and not fit.length:
-            raise CpuMemory.before_loading(config, dtype, quantization, device_memory.room, ranks).shortage_error(
-                fit.required, 0
-            )
+        _check_memory(config, dtype, quantization, device, device_memory, ranks=ranks, fit=fit)
     kernel = kernel_description(quantization, device)
     description = f"dtype={dtype_name(dtype)} ({dtype_reason}) quantization={kernel} ({quantization_reason})"
     return _Precision(dtype, quantization, description, notice)
+
+
+def _fit_notice(fit: Fit, config: ModelConfig, dtype: torch.dtype, device_memory: DeviceMemory, ranks: int) -> str:
+    """The warning that the matrices are quantized because the weights have no room as `dtype`."""
+    return (
+        f"as {dtype_name(dtype)} the weights take {gigabytes(weight_bytes(config, dtype, ranks))}, of "
+        f"{gigabytes(max(0, device_memory.room))} that are left: the matrices are {fit.quantization}, with room "
+        f"for canvases of {min(fit.length, fit.required)} tokens; --quantization and --dtype choose otherwise"
+    )
+
+
+def _check_memory(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    device: torch.device,
+    device_memory: DeviceMemory,
+    *,
+    ranks: int,
+    fit: Fit | None,
+) -> None:
+    """Raise `ConfigError` if the weights do not fit, or on a CPU, if the `fit` leaves no room for a canvas."""
+    on_cpu = device.type == "cpu"
+    check_weights_fit(
+        config,
+        dtype,
+        device_memory,
+        ranks,
+        apart=device.type == "cuda",
+        quantization=quantization,
+        bfloat16=not on_cpu or bool(BFLOAT16 & instructions()),
+    )
+    if on_cpu and fit is not None and not fit.length:
+        before = CpuMemory.before_loading(config, dtype, quantization, device_memory.room, ranks)
+        raise before.shortage_error(fit.required, 0)
 
 
 def fit_on(

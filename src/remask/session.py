@@ -405,8 +405,8 @@ class Session:
             return self.policy(*self.default_cache(terms.adapter, terms.cache_config), adapter=terms.adapter)
         return self.policy(terms.cache, terms.cache_config, adapter=terms.adapter)
 
-    def decisions(self, decisions: Decisions, max_canvases: int | None = None) -> DecisionPlan:
-        """The plan of the passes that answer `decisions`. Safe on any thread.
+    def plan_decisions(self, decisions: Decisions, max_canvases: int | None = None) -> DecisionPlan:
+        """Plan the passes that answer `decisions`. Safe on any thread.
 
         Raises `ConfigError` if a question cannot be answered, and if they need more than `max_canvases`.
         """

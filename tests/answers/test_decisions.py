@@ -195,7 +195,7 @@ def test_the_state_is_one_shared_prefix(llm: LLM) -> None:
     asked = {str(n): NAMED | {"instructions": f"Who {n}?"} for n in range(4)}
     assert llm.tokenizer is not None
     turns = [{"role": "system", "content": state}, {"role": "user", "content": "Who 0?"}]
-    plan = llm.session.decisions(Decisions(state, asked))
+    plan = llm.session.plan_decisions(Decisions(state, asked))
     prefix = llm.tokenizer.shared_prefix(turns)
     assert list(plan.shared) == llm.tokenizer.apply_chat(turns)[:prefix]
     before = llm.engine.stats.prefix_passes
@@ -289,9 +289,9 @@ def test_a_pass_that_fails_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
 def test_more_canvases_than_allowed_are_refused_before_any_is_read(llm: LLM) -> None:
     asked = Decisions(STATE, {"q": {"type": "number", "instructions": "n", "min": 10, "max": 99}}, calibrate=True)
-    assert len(llm.session.decisions(asked, 20).asks) == 20
+    assert len(llm.session.plan_decisions(asked, 20).asks) == 20
     with pytest.raises(ConfigError, match="more than 19 canvases"):
-        llm.session.decisions(asked, 19)
+        llm.session.plan_decisions(asked, 19)
 
 
 def test_more_alternatives_than_letters_take_the_shortest_codes(llm: LLM, truth: Truth) -> None:
@@ -376,7 +376,7 @@ def test_what_requests_share_ends_at_breakpoints_where_these_are_asked_for(llm: 
     asked = [{"type": "predicate", "instructions": "Is it?"}]
 
     def stored(**options: Any) -> list[int]:
-        plan = llm.session.decisions(Decisions(input=about, questions=asked, **options))
+        plan = llm.session.plan_decisions(Decisions(input=about, questions=asked, **options))
         return list(plan.shared[: plan.shareable_length])
 
     assert llm.tokenizer is not None

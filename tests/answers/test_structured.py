@@ -17,7 +17,7 @@ import pytest
 
 from remask import LLM
 from remask.answers import structured as structure
-from remask.answers.structured_worker import compile_pattern
+from remask.answers.structured_worker import CompiledPattern, compile_pattern
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
 from remask.machine.helper import Helpers, LateError, RefusedError
@@ -337,9 +337,9 @@ def test_a_form_is_compiled_once(llm: LLM) -> None:
     assert llm.session.constraint(None) is None
 
 
-def job(text: str, most: int = 1000) -> dict[str, Any]:
+def job(text: str, most: int = 1000) -> CompiledPattern:
     tokens = [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")]
-    return compile_pattern({"text": text, "tokens": tokens, "vocab": 5, "max_transitions": most})
+    return compile_pattern(text, {"tokens": tokens, "vocab_size": 5, "max_transitions": most})
 
 
 ANCHORED = [
@@ -423,7 +423,7 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, runs, release = structure.Structures._compile_source, 0, threading.Event()
 
-    def run(self: structure.Structures, *args: Any) -> dict[str, Any]:
+    def run(self: structure.Structures, *args: Any) -> CompiledPattern:
         nonlocal runs
         runs += 1
         assert release.wait(60)

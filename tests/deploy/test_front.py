@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,24 @@ def test_the_front_names_the_prefix_and_streams_through() -> None:
     assert (call.method, call.path, call.query, call.client) == ("POST", "/p", b"a=1", ("1.2.3.4", 5))
     assert call.header(b"x") == "y"
     assert handle.parts.cancelled
+
+
+def test_a_body_in_many_small_pieces_is_copied_once() -> None:
+    """And a larger one is cut behind the byte that shows its replica that it is too large."""
+    front = Front(Handle(Parts([])), max_body_bytes=1 << 24)
+
+    async def read(piece: bytes, count: int) -> bytes:
+        messages = iter([{"type": "http.request", "body": piece, "more_body": left > 0} for left in range(count)][::-1])
+
+        async def receive() -> Any:
+            return next(messages)
+
+        return await front._read_body(Request({"type": "http", "method": "POST", "headers": []}, receive))
+
+    start = time.process_time()
+    assert asyncio.run(read(b"x" * 2048, 1 << 13)) == b"x" * (1 << 24)
+    assert time.process_time() - start < 1, "copies of all that came before take five seconds"
+    assert len(asyncio.run(read(b"x" * 2048, (1 << 13) + 5))) == (1 << 24) + 1
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 900])

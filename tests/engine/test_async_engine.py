@@ -407,7 +407,7 @@ def test_an_idle_engine_is_not_overdue() -> None:
         nonlocal now
         await ends(engine.submit(checked(engine, request("r"))))
         now += 1e6
-        assert engine.overdue is None
+        assert engine.overdue_step_s is None
 
     drive(act, clock=lambda: now)
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jsonschema_specifications import REGISTRY
 
-from remask.answers.structured_worker import compile_pattern
+from remask.answers.structured_worker import CompilerSettings, compile_pattern
 from remask.errors import ConfigError
 from remask.machine.helper import RefusedError
 from remask.request.forms import StructuredOutputs
@@ -22,7 +22,11 @@ from remask.request.json_schema import ANNOTATIONS, REFUSED, WORKS
 from remask.request.schema_parts import FORMATS
 
 pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
-BYTES = [(byte, bytes([byte])) for byte in range(256)]
+SETTINGS: CompilerSettings = {
+    "tokens": [(byte, bytes([byte])) for byte in range(256)],
+    "vocab_size": 256,
+    "max_transitions": 2**20,
+}
 
 
 class Language:
@@ -30,11 +34,12 @@ class Language:
 
     def __init__(self, schema: dict[str, Any]) -> None:
         form = StructuredOutputs(json=schema)
-        made = compile_pattern({"text": form.source[1], "tokens": BYTES, "vocab": 256, "max_transitions": 2**20})
+        made = compile_pattern(form.source.expression, SETTINGS)
         self.start, self.final = made["start"], set(made["final"])
         self.leads: dict[int, dict[int, int]] = defaultdict(dict)
         before = defaultdict(set)
-        for state, byte, target in zip(*(array("q", made[n]) for n in ("source", "label", "target")), strict=True):
+        columns = [array("q", column) for column in (made["source"], made["label"], made["target"])]
+        for state, byte, target in zip(*columns, strict=True):
             self.leads[state][byte] = target
             before[target].add(state)
         self.left = dict.fromkeys(self.final, 0)  # bytes to the end, at least
@@ -126,6 +131,8 @@ RIGHT: list[tuple[dict[str, Any], str, str]] = [
     ({"oneOf": [model(1), model(1.5), model(True), model(None)]}, '{"kind": 1.5}', '{"kind": 2}'),
     ({"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", "c"]}]}, '"c"', '"d"'),
     ({"oneOf": [{"type": "null"}]}, "null", "1"),
+    ({"anyOf": [{"properties": {"a": False}, "minProperties": 1}, {"type": "null"}]}, "null", "{}"),
+    ({"anyOf": [{"properties": {"a": {}}, "required": ["a"], "maxProperties": 0}, {"const": 1}]}, "1", '{"a": 1}'),
     ({"items": {"oneOf": UNION["oneOf"]}, "$defs": UNION["$defs"]}, '[{"kind": "cat"}]', "[{}]"),
     ({"allOf": [{"$ref": "#/$defs/A"}], "default": None, "$defs": {"A": {"type": "null"}}}, "null", "1"),
     ({"type": "integer", "allOf": [{"description": "no more"}, {"minimum": 3}, True]}, "3", "2.5"),
@@ -194,6 +201,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"required": "a"}, "json.required must be a list of names"),
     ({"type": "object", "minProperties": 2}, "minProperties=2 of any names"),
     ({"properties": {"a": {}}, "minProperties": 1}, "minProperties and maxProperties are guaranteed where"),
+    (
+        {"properties": {"a": False}, "minProperties": 1},
+        "json: minProperties and maxProperties allow no object of 0",
+    ),
+    ({"properties": {"a": {}}, "required": ["a"], "maxProperties": 0}, "allow no object of 1 to 1 properties"),
     ({"properties": {"a": {}}, "propertyNames": {"maxLength": 1}}, "properties and propertyNames are not"),
     ({"items": [{"type": "null"}]}, "json.items must be one schema; a list of them is prefixItems"),
     ({"type": "null", "anyOf": [{"type": "string"}]}, "json.anyOf[0] allows no type"),
@@ -242,6 +254,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_is_refused_with_its_place(schema: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         StructuredOutputs(json=schema)
+
+
+@pytest.mark.parametrize("unrestricted", [{}, {"title": "any"}])
+def test_an_empty_schema_of_further_properties_is_as_true(unrestricted: dict[str, Any]) -> None:
+    def source(schema: object) -> object:
+        further = {"type": "object", "additionalProperties": schema}
+        schemas: list[dict[str, Any]] = [further, {"type": "array", "items": further}]
+        return [StructuredOutputs(json=schema).source for schema in schemas]
+
+    assert source(unrestricted) == source(True)
 
 
 def keywords() -> Iterator[str]:

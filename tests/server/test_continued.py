@@ -227,7 +227,9 @@ def test_a_template_without_the_assistants_text_is_named(tariff: Running) -> Non
         under_template(tokenizer, template),
         pytest.raises(ConfigError, match="does not write the text of the assistant's last turn"),
     ):
-        tokenizer.render_chat([{"role": "user", "content": "x"}, said("y")], False, continue_final_message=True)
+        tokenizer.render_chat(
+            [{"role": "user", "content": "x"}, said("y")], add_generation_prompt=False, continue_final_message=True
+        )
 
 
 def test_a_block_causal_model_fills_the_block_of_the_given_parts_end(tmp_path: Path) -> None:

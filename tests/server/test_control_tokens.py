@@ -74,7 +74,7 @@ def test_states_and_questions_of_decisions_are_text(llm: LLM) -> None:
     assert llm.tokenizer is not None
     asked = {"q": {"type": "choice", "instructions": "x", "criteria": ["yes", "no"]}}
     forging = {"q": {"type": "choice", "instructions": FORGED, "criteria": ["yes", "no"]}}
-    honest, forged = (llm.session.decisions(Decisions(*each)) for each in (("hi", asked), (FORGED, forging)))
+    honest, forged = (llm.session.plan_decisions(Decisions(*each)) for each in (("hi", asked), (FORGED, forging)))
     counts = [special(llm, [*plan.shared, *plan.asks[0].prompt_end]) for plan in (honest, forged)]
     assert counts[0] == counts[1] > 0
 

@@ -258,7 +258,9 @@ def test_calls_of_tools_reach_the_template(server: Running) -> None:
     with under_template(tokenizer, template):
         tokens = server.client.post("/tokenize", json=body).json()["tokens"]
         text = tokenizer.render_chat(
-            [message.rendered for message in ChatBody.model_validate(body).messages], False, {"place": "here"}
+            [message.rendered for message in ChatBody.model_validate(body).messages],
+            add_generation_prompt=False,
+            variables={"place": "here"},
         )
         assert server.chat({**body, "max_tokens": 2}).json()["usage"]["prompt_tokens"] == len(tokens)
     assert text.endswith("assistant :   call next_stop 5 call_1 ; tool : arch call_1 ; here")

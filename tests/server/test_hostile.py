@@ -315,7 +315,7 @@ def test_a_template_that_loops_stops_neither_the_event_loop_nor_the_engine(monke
                 body = {"messages": [{"role": "user", "content": "loop"}], **SHORT}
                 statuses.append(server.client.post("/v1/chat/completions", json=body).status_code)
 
-            template = llm.tokenizer._template
+            template = llm.tokenizer._compiled_template
             assert template is not None
             idle = template._helpers.idle
             (worker,) = idle

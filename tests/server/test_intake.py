@@ -18,6 +18,7 @@ from remask.request.sampling_params import SamplingParams
 from remask.request.terms import PRIORITY_STEP_S
 from remask.server.bodies import SHORT_CHARS, FairSemaphore
 from remask.server.config import CHARS_A_TOKEN
+from remask.server.protocol.generation import CompletionBody
 from tests.server.serving import CHATS, SLOW, URL, Running, held, make_llm, serving
 from tests.waiting import LONGEST_S, Clock, eventually
 
@@ -325,3 +326,10 @@ def test_a_place_that_is_given_to_one_who_leaves_in_the_same_moment_goes_on() ->
         await turns.acquire("c")
 
     asyncio.run(main())
+
+
+def test_fixed_texts_count_for_each_prompt() -> None:
+    fields = {"canvas": [{"text": "abc"}, {"mask": 1}, {"token_ids": [1]}]}
+    assert CompletionBody.model_validate({"prompt": [[1], [2, 3], [4]], **fields}).prompt_chars == [3, 3, 3]
+    assert CompletionBody.model_validate({"prompt": ["xy", ""], "suffix": "abcd"}).prompt_chars == [6, 4]
+    assert CompletionBody.model_validate({"prompt": [1, 2]}).prompt_chars == [0]

@@ -238,6 +238,10 @@ def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
         ({"tools": [BUY], "tool_choice": NAMED, "canvas": [{"mask": 1}]}, "canvas and tool_choice both say"),
         (
             {"tools": [BUY], "tool_choice": NAMED, "response_format": {"type": "json_object"}},
+            "response_format and tool_choice both say",
+        ),
+        (
+            {"tools": [BUY], "tool_choice": "required", "structured_outputs": {"json_object": True}},
             "structured_outputs and tool_choice both say",
         ),
         (
@@ -253,6 +257,13 @@ def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
 )
 def test_what_cannot_be_called_is_refused(taught: Running, fields: dict[str, Any], told: str) -> None:
     assert told in taught.refusal(URL, {**ASK, **fields})["message"]
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+def test_the_conflict_of_a_choice_by_form_is_with_the_tools(choice: dict[str, Any]) -> None:
+    body = ChatBody.model_validate({**ASK, "tools": [BUY], "suffix": ".", **choice})
+    with pytest.raises(ConfigError, match=r"^suffix and tools both say what the answer is"):
+        body.calls(None, by_form=True)
 
 
 def test_a_call_needs_room(taught: Running) -> None:
@@ -370,9 +381,9 @@ SHAPE = {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"
 def test_each_schema_has_definitions_of_its_own() -> None:
     several = calls(tools=[Tool("f", COLOUR), Tool("g", SHAPE)], forced="required").constraint
     for name, arguments in (("f", '{"c": "red"}'), ("f", '{"c": "blue"}'), ("g", '{"s": 1}')):
-        assert re.fullmatch(several.source[1], f'{{"name": "{name}", "arguments": {arguments}}}')
+        assert re.fullmatch(several.source.expression, f'{{"name": "{name}", "arguments": {arguments}}}')
     for name, arguments in (("f", '{"s": 1}'), ("g", '{"c": "red"}'), ("g", "{}"), ("g", "[]")):
-        assert not re.fullmatch(several.source[1], f'{{"name": "{name}", "arguments": {arguments}}}')
+        assert not re.fullmatch(several.source.expression, f'{{"name": "{name}", "arguments": {arguments}}}')
 
 
 @pytest.mark.parametrize(
@@ -390,7 +401,7 @@ def test_each_schema_has_definitions_of_its_own() -> None:
     ],
 )
 def test_arguments_are_an_object_of_their_schema(parameters: Any, right: str, wrong: str) -> None:
-    form = calls(tools=[Tool("f", parameters)], forced="named").constraint.source[1]
+    form = calls(tools=[Tool("f", parameters)], forced="named").constraint.source.expression
     assert re.fullmatch(form, right)
     assert not re.fullmatch(form, wrong)
 
@@ -593,7 +604,7 @@ def test_without_a_tool_template_the_form_chooses_between_words_and_calls(untold
 def test_a_choice_of_form_is_read_as_it_was_made() -> None:
     made = calls(forced="choice")
     call = '<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>'
-    assert re.fullmatch(made.constraint.source[1], call.replace('"é": [1]', ""), re.DOTALL)
+    assert re.fullmatch(made.constraint.source.expression, call.replace('"é": [1]', ""), re.DOTALL)
     for pieces, text, found in (
         ([call[:3], call[3:30], f"{call[30:]}\n{call}"], "", [F, F]),
         ([f"a{call[:5]}", call[5:]], f"a{call}", []),

@@ -55,7 +55,7 @@ def test_a_template_gives_what_transformers_gives(text: str) -> None:
     tokens: dict[str, Any] = dict(TOKENS)
     for prompt in (True, False):
         rendered: Any = render_jinja_template([plain], chat_template=text, add_generation_prompt=prompt, **tokens)
-        assert ChatTemplate(text, TOKENS).render(chat, prompt) == rendered[0][0]
+        assert ChatTemplate(text, TOKENS).render(chat, add_generation_prompt=prompt) == rendered[0][0]
 
 
 @pytest.mark.thorough
@@ -88,19 +88,19 @@ def test_what_a_template_may_not_do_is_an_error_of_ours(text: str, reason: str) 
     template = ChatTemplate(text, {})
     for _ in range(2):  # it is as usable after an error as before it
         with pytest.raises(ConfigError, match=rf"The model's chat template .*{reason}"):
-            template.render(CHAT, True)
+            template.render(CHAT, add_generation_prompt=True)
 
 
 def test_a_process_is_kept_and_replaced_once_it_is_gone() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     before = children(os.getpid())
-    assert template.render(CHAT, True) == "be brief"
+    assert template.render(CHAT, add_generation_prompt=True) == "be brief"
     (first,) = children(os.getpid()) - before
-    assert template.render(CHAT, True) == "be brief"
+    assert template.render(CHAT, add_generation_prompt=True) == "be brief"
     assert children(os.getpid()) - before == {first}
     os.kill(first, signal.SIGKILL)
     eventually(lambda: ended(first))
-    assert template.render(CHAT, True) == "be brief"
+    assert template.render(CHAT, add_generation_prompt=True) == "be brief"
     assert first not in children(os.getpid())
 
 
@@ -118,7 +118,7 @@ def test_a_process_that_ends_early_is_an_error_of_ours(program: str, monkeypatch
     before = children(os.getpid())
     for _ in range(2):
         with pytest.raises(ConfigError, match="its process ended with status 3"):
-            template.render(CHAT, True)
+            template.render(CHAT, add_generation_prompt=True)
     assert children(os.getpid()) == before
 
 
@@ -129,7 +129,7 @@ def test_threads_render_at_the_same_time_and_get_their_own() -> None:
 
     def own(number: int) -> bool:
         text = f"{number} " * (number % 7) * 3000
-        return template.render([turn("user", text)], True) == text
+        return template.render([turn("user", text)], add_generation_prompt=True) == text
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(own, range(200)))
@@ -142,7 +142,7 @@ def test_a_template_that_runs_long_holds_up_no_other_thread(monkeypatch: pytest.
 
     def loop() -> None:
         with pytest.raises(ConfigError, match="its process ended with status -9"):
-            template.render([turn("user", "loop")], True)
+            template.render([turn("user", "loop")], add_generation_prompt=True)
 
     before = looping = children(os.getpid())
     slow = threading.Thread(target=loop)
@@ -151,7 +151,7 @@ def test_a_template_that_runs_long_holds_up_no_other_thread(monkeypatch: pytest.
         eventually(lambda: children(os.getpid()) - before)
         looping = children(os.getpid())
         for _ in range(20):
-            assert template.render([turn("user", "a")], True) == "ok"
+            assert template.render([turn("user", "a")], add_generation_prompt=True) == "ok"
         assert slow.is_alive()
     finally:
         for each in looping - before:
@@ -166,7 +166,7 @@ def test_values_that_cannot_be_sent_are_refused() -> None:
         deep = [deep]
     for value in (object(), deep):
         with pytest.raises(ConfigError, match="must hold texts, numbers, lists and objects only"):
-            template.render([{"role": "user", "content": "a", "more": value}], True)
+            template.render([{"role": "user", "content": "a", "more": value}], add_generation_prompt=True)
 
 
 def test_its_process_ends_with_the_one_that_made_it() -> None:
@@ -174,7 +174,7 @@ def test_its_process_ends_with_the_one_that_made_it() -> None:
         "import os, signal\n"
         "from remask.text.chat_template import ChatTemplate\n"
         "template = ChatTemplate('ok', {})\n"
-        "template.render([{'role': 'user', 'content': 'a'}], True)\n"
+        "template.render([{'role': 'user', 'content': 'a'}], add_generation_prompt=True)\n"
         "print(template._helpers.idle[0].pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from remask.checkpoint.source import resolve_model
 from remask.checkpoint.tokenizer import load_tokenizer
-from remask.text.detokenize import Detokenizer
+from remask.plan.canvas import OPEN, Hole, Template
+from remask.request.sampling_params import SamplingParams
+from remask.text.detokenize import Detokenizer, ResponseText
 from remask.text.tokenizer import Tokenizer
 
 
@@ -72,15 +74,65 @@ def test_bytes_that_are_no_text_still_come_out(tokens: list[int], cuts: random.R
     assert "".join(pieces(BYTES, tokens, cuts)) == BYTES.decode(tokens)
 
 
-@given(
-    st.text("abc", max_size=24),
-    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
-    st.randoms(use_true_random=False),
-)
-def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: random.Random) -> None:
-    said = pieces(BYTES, BYTES.encode(text), cuts, tuple(stops))
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    assert "".join(said) == text[: min(places, default=None)]
+def first_stop(text: str, stops: list[str]) -> tuple[int, int] | None:
+    """Where the stop lies that reading `text` by characters meets first, the longest of those that end there."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return end - max(map(len, complete)), end
+    return None
+
+
+STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
+
+
+@given(st.text("abc", max_size=24), STOPS, st.booleans(), st.randoms(use_true_random=False))
+@example("cabca", ["abca", "bc"], False, random.Random(0))
+def test_text_ends_at_the_stop_that_is_complete_first_however_tokens_come(
+    text: str, stops: list[str], included: bool, cuts: random.Random
+) -> None:
+    tokens = BYTES.encode(text)
+    span = first_stop(text, stops)
+    expected = text if span is None else text[: span[1] if included else span[0]]
+    assert "".join(pieces(BYTES, tokens, cuts, tuple(stops), included)) == expected
+    detokenizer = Detokenizer(BYTES, stops, included)
+    assert detokenizer.push(tokens) + detokenizer.finish() == expected, "at once"
+    assert detokenizer.length == len(expected)
+    assert detokenizer.stop == (None if span is None else text[span[0] : span[1]])
+
+
+@given(st.text("abc", max_size=24), STOPS, st.randoms(use_true_random=False))
+def test_text_that_is_out_begins_no_stop(text: str, stops: list[str], cuts: random.Random) -> None:
+    detokenizer, out = Detokenizer(BYTES, stops), ""
+    tokens, at = BYTES.encode(text), 0
+    while at < len(tokens):
+        step = cuts.randint(1, 4)
+        out += detokenizer.push(tokens[at : at + step])
+        at += step
+        if detokenizer.stop is None:
+            begun = max((n for stop in stops for n in range(len(stop)) if text[:at].endswith(stop[:n])), default=0)
+            assert out == text[: min(at, len(text)) - begun], "what begins a stop is held, and no more"
+
+
+@given(st.text("abc", min_size=1, max_size=24), st.integers(0, 24), STOPS, st.randoms(use_true_random=False))
+def test_each_hole_of_a_response_ends_so(text: str, middle: int, stops: list[str], cuts: random.Random) -> None:
+    tokens, middle = BYTES.encode(text), min(middle, len(text))
+    holes = [Hole(start, stop) for start, stop in ((0, middle), (middle, len(text))) if start < stop]
+    params = SamplingParams(max_tokens=len(text), block_length=len(text), stop=stops)
+    response = ResponseText(BYTES, Template((OPEN,) * len(text), tuple(holes)), params)
+    said, at = "", 0
+    while at < len(tokens):
+        step = cuts.randint(1, 4)
+        said += response.push(tokens[at : at + step])
+        at += step
+    spans = [first_stop(text[hole.start : hole.stop], stops) for hole in holes]
+    expected = [
+        text[hole.start : hole.stop if span is None else hole.start + span[0]]
+        for hole, span in zip(holes, spans, strict=True)
+    ]
+    assert response.holes == expected
+    assert said + response.finish() == "".join(expected)
+    assert response.length == len("".join(expected))
 
 
 @given(st.text("abc", max_size=24), st.text("abc", min_size=1, max_size=4), st.randoms(use_true_random=False))
@@ -101,9 +153,20 @@ def test_what_may_become_a_stop_is_held_back_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "stops", "left"),
-    [("abc", [], "abc"), ("abc", ["c", "b"], "ab"), ("xabc", ["abc", "ab"], "xab"), ("", ["a"], "")],
+    ("text", "stops", "left", "stop"),
+    [
+        ("abc", [], "abc", None),
+        ("abc", ["c", "b"], "a", "b"),
+        ("xabc", ["abc", "ab"], "x", "ab"),
+        ("xabcd", ["abcd", "bc"], "xa", "bc"),
+        ("xabc", ["bc", "abc"], "x", "abc"),
+        ("", ["a"], "", None),
+    ],
 )
-def test_the_first_stop_and_of_those_that_begin_together_the_shortest(text: str, stops: list[str], left: str) -> None:
-    detokenizer = Detokenizer(BYTES, stops, include_stop=True)
-    assert detokenizer.push(BYTES.encode(text)) + detokenizer.finish() == left
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_overlapping_stops(text: str, stops: list[str], left: str, stop: str | None, step: int) -> None:
+    detokenizer = Detokenizer(BYTES, stops)
+    tokens = BYTES.encode(text)
+    said = [detokenizer.push(tokens[at : at + step]) for at in range(0, len(tokens), step)]
+    assert "".join(said) + detokenizer.finish() == left
+    assert detokenizer.stop == stop

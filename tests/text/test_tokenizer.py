@@ -148,7 +148,9 @@ def test_the_last_turn_stays_open(either: Tokenizer, template: str) -> None:
     before = [turn("user", "go"), turn("assistant", "on the"), turn("user", " on the ")]
     opening = None
     for text in ("on the", "a\n\nb", "t", " on the \n", "", "\n"):
-        found = either.render_chat([*before, turn("assistant", text)], False, continue_final_message=True)
+        found = either.render_chat(
+            [*before, turn("assistant", text)], add_generation_prompt=False, continue_final_message=True
+        )
         if text and text == text.strip():
             messages: Any = [[*before, turn("assistant", text)]]
             rendered: Any = render_jinja_template(messages, chat_template=template, continue_final_message=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from remask.engine.request import Request
 from remask.plan.canvas import OPEN
@@ -46,6 +46,13 @@ class Delta:
     calls: list[Any] = field(default_factory=list)
 
 
+class TokenCounts(NamedTuple):
+    """Tokens of a request: those that it gives, in prompt and response, and those that were generated."""
+
+    given: int
+    generated: int
+
+
 class ResponseCollector:
     """Collects the response of one request, left to right. Text that it has returned never changes.
 
@@ -74,22 +81,22 @@ class ResponseCollector:
         params = request.params
         self.index = index
         self.request = request
-        self._template = request.response
+        self._response = request.response  # also of requests without a template, unlike `request.template`
         self._prompt_length = len(request.prompt_token_ids)
         # The tokens of the response. Until a token is written, its latest draft, or None before the first one.
-        self._tokens: list[int | None] = [None if token == OPEN else token for token in self._template.tokens]
+        self._tokens: list[int | None] = [None if token == OPEN else token for token in self._response.tokens]
         # The step that wrote each token: -1 for a token of the request, None for one that is not written yet.
-        self._steps: list[int | None] = [None if token == OPEN else -1 for token in self._template.tokens]
+        self._steps: list[int | None] = [None if token == OPEN else -1 for token in self._response.tokens]
         self._logprobs: list[TokenLogprob | None] = [None] * params.max_tokens
         self._final: list[int] = []  # the leading tokens that are final
-        self._text_length = 0  # how many of `_final` are in the text
+        self._text_tokens = 0  # how many of `_final` are in the text
         self._rewrites = rewrites
         self._with_logprobs = with_logprobs
         self._stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._stop_ids |= frozenset(stop_ids)
         self._has_stopped = False
-        self._text = ResponseText(tokenizer, self._template, params, request.context)
+        self._text = ResponseText(tokenizer, self._response, params, request.context)
         self._token_text = token_text
         self._blocks = blocks
 
@@ -105,11 +112,11 @@ class ResponseCollector:
         return self._text.stop
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Tokens as `Usage` counts them: the number of given tokens, and of those generated so far."""
-        template = self._template
-        given_tokens = self._prompt_length + len(template) - template.open_places
-        return given_tokens, template.tokens[: self._text_length].count(OPEN)
+    def counts(self) -> TokenCounts:
+        """The tokens so far, as `Usage` counts them."""
+        response = self._response
+        given_tokens = self._prompt_length + len(response) - response.open_places
+        return TokenCounts(given_tokens, response.tokens[: self._text_tokens].count(OPEN))
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
@@ -186,13 +193,13 @@ class ResponseCollector:
     def _extend_text(self, delta: Delta) -> None:
         """Move the leading settled tokens into the text, up to the first token that ends the response."""
         result = delta.result
-        start = self._text_length
+        start = self._text_tokens
         end = len(self._final)
         if result is not None:
             # A stop text may end the response before tokens that settled in the same step.
             end = max(start, min(end, len(result.token_ids)))
         new_tokens = [] if self._has_stopped else self._final[start:end]
-        first_stop = max(0, self._template.tail - start)  # stop tokens before fixed ones do not end the response
+        first_stop = max(0, self._response.tail - start)  # stop tokens before fixed ones do not end the response
         for index in range(first_stop, len(new_tokens)):
             if new_tokens[index] in self._stop_ids:
                 self._has_stopped = True
@@ -203,8 +210,8 @@ class ResponseCollector:
                 self._push_scored(delta, index, token)
         else:
             delta.text += self._text.push(new_tokens)
-        self._text_length += len(new_tokens)
-        delta.tokens += [new_tokens[index - start] for index in self._template.answer_places(self._text_length, start)]
+        self._text_tokens += len(new_tokens)
+        delta.tokens += [new_tokens[index - start] for index in self._response.answer_places(self._text_tokens, start)]
         if result is not None and result.finish_reason in ("stop", "length"):
             delta.text += self._text.finish()
 

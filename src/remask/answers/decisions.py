@@ -36,6 +36,10 @@ Reads = Mapping[int, tuple[float, ...]]
 """What `Result.reads` holds of a `Reading`."""
 
 
+class _LabelsError(ConfigError):
+    """The labels of a question cannot be told apart by their tokens. Other labels may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One canvas that is read.
@@ -108,7 +112,7 @@ class DecisionPlan:
         return cls(
             shared=tuple(layout.shared),
             content_free=tuple(base_layout.shared),
-            shareable_length=layout.shareable_length(decisions),
+            shareable_length=layout.count_shareable(decisions),
             asks=tuple(asks),
             questions=builder.questions,
             calibrated=decisions.calibrate,
@@ -180,12 +184,12 @@ class _Layout:
                 return layout
         return unsplit
 
-    def shareable_length(self, decisions: Decisions) -> int:
+    def count_shareable(self, decisions: Decisions) -> int:
         """How many of the shared tokens other requests may share."""
         messages = decisions.shared_messages
         if not messages:
             return 0
-        if messages is decisions.transcript.messages:
+        if messages is decisions.transcript.messages:  # all of them, so that they need not be tokenized again
             return len(self.shared)
         opening = _render_opening(_template_turns(messages, self.tokenizer), self.tokenizer)
         return _common_prefix_length(self.shared, self.tokenizer.encode_quoted(opening))
@@ -240,11 +244,12 @@ class _Builder:
         for group, max_length in product(question.labellings, max_lengths):
             for pool in group:
                 labels = self._shortest_labels(question, pool)
-                tokens = self._label_tokens(question.prompt(labels), question.template, labels, max_length)
-                if not isinstance(tokens, str):
+                try:
+                    tokens = self._label_tokens(question.prompt(labels), question.template, labels, max_length)
                     candidates.append((labels, tokens))
-                elif max_length == max_lengths[-1]:
-                    problem = problem or tokens
+                except _LabelsError as error:
+                    # The last length asks the least of labels, so that its error is the reason.
+                    problem = problem or (str(error) if max_length == max_lengths[-1] else "")
                 if candidates and candidates[-1][1].canvas_count == 1:
                     break
             if candidates:
@@ -275,9 +280,11 @@ class _Builder:
         answer: _LabelTokens | None = None
         for number, (name, plan) in enumerate(plans.items()):
             template = "\n".join([*examples[:number], lines[number], *examples[number + 1 :]])
-            tokens = self._label_tokens(prompt, template, plan.labels, 1)
-            if isinstance(tokens, str):
-                raise ConfigError(f"questions.{name[:64]}: {tokens}; send other labels, or leave together out")
+            try:
+                tokens = self._label_tokens(prompt, template, plan.labels, 1)
+            except _LabelsError as error:
+                message = f"questions.{name[:64]}: {error}; send other labels, or leave together out"
+                raise ConfigError(message) from error
             if len(tokens.prefix) in slots:
                 raise ConfigError(f"together: {name[:64]!r} and another question share a token; leave together out")
             slots[len(tokens.prefix)] = tuple(label[0] for label in tokens.labels)
@@ -318,10 +325,11 @@ class _Builder:
 
     def _label_tokens(
         self, prompt: str, template: str, labels: Sequence[str], max_length: int | None
-    ) -> "_LabelTokens | str":
-        """Return the tokens by which the labels differ in the answer, or the reason why they cannot be told apart.
+    ) -> "_LabelTokens":
+        """Return the tokens by which the labels differ in the answer.
 
         All labels must have the same number of tokens, at most `max_length`. If that is None, their numbers may differ.
+        Raises `_LabelsError` if the labels cannot be told apart so.
         """
         layout = self.layout
         masks: list[int] = []
@@ -336,7 +344,7 @@ class _Builder:
             pairs = zip(with_mask, with_other, strict=False)
             masks = [place for place, (token, other_token) in enumerate(pairs) if token != other_token]
             if len(with_mask) != len(with_other) or len(masks) != quoted_template.count(MASK):
-                return f"the vocabulary cannot put a mask where {MASK} stands in its template"
+                raise _LabelsError(f"the vocabulary cannot put a mask where {MASK} stands in its template")
             quoted_template = quoted_template.replace(MASK, mask)
         token_lists = layout.tokens(quoted_prompt, [quoted_template.replace(ANSWER, label) for label in quoted_labels])
         if max_length is None:
@@ -429,54 +437,49 @@ class _LabelTokens:
         return len({label[:place] for label in self.labels for place in range(len(label))})
 
 
-def _duplicate_error(labels: Sequence[str], token_lists: Sequence[Sequence[int]]) -> str | None:
-    """Return the error message if two labels have the same tokens, or None."""
+def _check_distinct(labels: Sequence[str], token_lists: Sequence[Sequence[int]]) -> None:
+    """Raise `_LabelsError` if two labels have the same tokens."""
     labels_by_tokens: dict[tuple[int, ...], str] = {}
     for label, tokens in zip(labels, token_lists, strict=True):
         if (duplicate := labels_by_tokens.get(tuple(tokens))) is not None:
-            return f"the vocabulary cannot tell the labels {duplicate!r} and {label!r} apart"
+            raise _LabelsError(f"the vocabulary cannot tell the labels {duplicate!r} and {label!r} apart")
         labels_by_tokens[tuple(tokens)] = label
-    return None
 
 
 def _even_labels(
     labels: Sequence[str], token_lists: Sequence[Sequence[int]], masks: Sequence[int], max_length: int
-) -> _LabelTokens | str:
+) -> _LabelTokens:
     """Return the tokens by which `token_lists`, the tokenized answer of each label, differ.
 
-    Returns the reason instead if their lengths differ, or if they differ in more than `max_length` tokens.
+    Raises `_LabelsError` if their lengths differ, or if they differ in more than `max_length` tokens.
     """
     first = token_lists[0]
     for label, tokens in zip(labels, token_lists, strict=True):
         if len(tokens) != len(first):
             longer, shorter = (labels[0], label) if len(first) > len(tokens) else (label, labels[0])
-            return f"the label {longer!r} takes more tokens than {shorter!r}, and all must take as many"
-    if (error := _duplicate_error(labels, token_lists)) is not None:
-        return error
+            raise _LabelsError(f"the label {longer!r} takes more tokens than {shorter!r}, and all must take as many")
+    _check_distinct(labels, token_lists)
     columns = [place for place, column in enumerate(zip(*token_lists, strict=True)) if len(set(column)) > 1]
     start, stop = columns[0], columns[-1] + 1
     if stop - start > max_length:
-        return f"its labels differ in {stop - start} tokens, and at most {max_length} are read here"
+        raise _LabelsError(f"its labels differ in {stop - start} tokens, and at most {max_length} are read here")
     if any(start <= place < stop for place in masks):
-        return f"{MASK} stands within the label in its template"
+        raise _LabelsError(f"{MASK} stands within the label in its template")
     label_tokens = tuple(tuple(tokens[start:stop]) for tokens in token_lists)
     prefix, suffix = tuple(first[:start]), tuple(first[stop:])
     return _LabelTokens(prefix, label_tokens, width=stop - start, suffix=suffix, masks=tuple(masks))
 
 
-def _uneven_labels(
-    labels: Sequence[str], token_lists: Sequence[Sequence[int]], masks: Sequence[int]
-) -> _LabelTokens | str:
+def _uneven_labels(labels: Sequence[str], token_lists: Sequence[Sequence[int]], masks: Sequence[int]) -> _LabelTokens:
     """Return the shortest beginnings that tell `token_lists` apart, the tokenized answers; their lengths may differ.
 
-    Returns the reason instead if one answer is the beginning of another, or if masks stand behind the labels.
+    Raises `_LabelsError` if one answer is the beginning of another, or if masks stand behind the labels.
     """
-    if (error := _duplicate_error(labels, token_lists)) is not None:
-        return error
+    _check_distinct(labels, token_lists)
     answers = [list(tokens) for tokens in token_lists]
     start = _common_prefix_length(min(answers), max(answers))  # what the first and the last share, all share
     if any(place >= start for place in masks):
-        return f"{MASK} stands behind labels of different lengths in its template"
+        raise _LabelsError(f"{MASK} stands behind labels of different lengths in its template")
     tails = [tuple(tokens[start:]) for tokens in token_lists]
     lengths = dict.fromkeys(tails, 0)
     for tail, next_tail in pairwise(sorted(tails)):  # neighbours have the longest common beginnings
@@ -484,7 +487,9 @@ def _uneven_labels(
         if length > len(tail):
             shorter = labels[tails.index(tail)]
             longer = labels[tails.index(next_tail)]
-            return f"the label {shorter!r} is how {longer!r} begins, and nothing follows it; leave end_turn at true"
+            raise _LabelsError(
+                f"the label {shorter!r} is how {longer!r} begins, and nothing follows it; leave end_turn at true"
+            )
         lengths[tail] = max(lengths[tail], length)
         lengths[next_tail] = max(lengths[next_tail], length)
     label_tokens = tuple(tail[: lengths[tail]] for tail in tails)

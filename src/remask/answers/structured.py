@@ -7,17 +7,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from copy import copy
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.answers.structured_worker import CompiledPattern, CompilerSettings
 from remask.checks.plugins import install_command
 from remask.errors import ConfigError, FormError
 from remask.machine.helper import HelperError, Helpers, LateError, RefusedError
 from remask.model.config import ModelConfig
 from remask.readers.constraint import Constraint
-from remask.request.forms import StructuredOutputs
+from remask.request.forms import FormSource, StructuredOutputs
 from remask.sampling.automaton import TokenAutomaton
 from remask.text.tokenizer import Tokenizer
 
@@ -53,12 +54,15 @@ class Structures:
         self._by_bytes = {content: token for token, content in self._tokens}
         self._vocab_size = len(tokens)
         self._padding = tuple(padding)
-        self._forms: OrderedDict[tuple[str, str], Future[Constraint]] = OrderedDict()  # least recently used first
+        self._forms: OrderedDict[FormSource, Future[Constraint]] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     @classmethod
     def of_model(cls, tokenizer: Tokenizer | None, config: ModelConfig) -> "Structures":
-        """The structures for the vocabulary of a model. Raises `FormError` if it has no tokenizer."""
+        """Return the structures for the vocabulary of a model.
+
+        Raises `FormError` if it has no tokenizer, or one of which `token_bytes` cannot tell the bytes of each token.
+        """
         if tokenizer is None:
             raise FormError(" cannot be met without a tokenizer, and this model folder has none")
         tokens = tokenizer.token_bytes(config.vocab)
@@ -116,11 +120,11 @@ class Structures:
             raise copy(error)  # so that no two callers share a traceback
         return future.result()
 
-    def _compile_into(self, key: tuple[str, str], future: Future[Constraint]) -> None:
+    def _compile_into(self, key: FormSource, future: Future[Constraint]) -> None:
         """Set the result or the exception of `future`. Removes transient errors and the oldest forms from the cache."""
         is_final = True
         try:
-            future.set_result(Constraint(self._automaton(self._compile_source(*key))))
+            future.set_result(Constraint(self._automaton(self._compile_source(key))))
         except BaseException as error:
             is_final = isinstance(error, ConfigError) and not isinstance(error, _TransientError)
             future.set_exception(copy(error) if isinstance(error, ConfigError) else error)
@@ -137,21 +141,27 @@ class Structures:
             future = self._forms.get(form.source)
         return future is not None and future.done()
 
-    def _compile_source(self, form_kind: str, text: str) -> dict[str, Any]:
-        """Compile the source `text` of a form in a process of its own. Returns the answer of its `compiler`.
+    def _compile_source(self, source: FormSource) -> CompiledPattern:
+        """Compile the source of a form in a process of its own.
 
         Raises `FormError`.
         """
         if importlib.util.find_spec("outlines_core") is None:
             raise _TransientError(f" need the package outlines-core: {install_command('server')}")
         seconds = MAX_SECONDS + self._vocab_size // 50_000
-        settings = {"tokens": self._tokens, "vocab": self._vocab_size, "max_transitions": MAX_TRANSITIONS}
+        settings: CompilerSettings = {
+            "tokens": self._tokens,
+            "vocab_size": self._vocab_size,
+            "max_transitions": MAX_TRANSITIONS,
+        }
         task = "remask.answers.structured_worker:compiler"
         wait = WAIT * seconds
-        helpers = Helpers(task, marshal.dumps(settings), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait)
-        failure = f": the {_FORM_NAMES[form_kind]} cannot be compiled:"
+        helpers = Helpers(
+            task, marshal.dumps(cast("Any", settings)), seconds=seconds, memory=MAX_BYTES, background=True, wait=wait
+        )
+        failure = f": the {_FORM_NAMES[source.kind]} cannot be compiled:"
         try:
-            answer: dict[str, Any] = marshal.loads(helpers.ask(marshal.dumps(text)))
+            answer: CompiledPattern = marshal.loads(helpers.ask(marshal.dumps(source.expression)))
         except LateError as error:
             raise _TransientError(f"{failure} {error}; try again later") from error
         except (RefusedError, HelperError) as error:
@@ -160,11 +170,11 @@ class Structures:
             helpers.close()
         return answer
 
-    def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
-        """The automaton of a compiler's answer. Raises `FormError` if it is too large."""
-        columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
-        final = np.array(answer["final"], dtype=np.int64)
-        automaton = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab_size, self._padding)
+    def _automaton(self, compiled: CompiledPattern) -> TokenAutomaton:
+        """The automaton of a compiled pattern. Raises `FormError` if it is too large."""
+        columns = [np.frombuffer(compiled[name], dtype=np.int64) for name in ("source", "label", "target")]
+        final = np.array(compiled["final"], dtype=np.int64)
+        automaton = automaton_of(np.stack(columns, axis=1), compiled["start"], final, self._vocab_size, self._padding)
         states = "states", automaton.state_count, MAX_STATES
         transitions = "transitions", automaton.transition_count, MAX_CLASS_TRANSITIONS
         for name, size, limit in (states, transitions):

@@ -6,7 +6,7 @@ Patterns are whatever clients send, so that compiling them has limits of time an
 import marshal
 import re
 from array import array
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from remask.machine.helper import Answers, RefusedError
 
@@ -15,26 +15,49 @@ END = "\U0010ffff"
 such as from `yes` to `yes n`; with a token behind it, no text is complete."""
 
 
-def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the automaton of the pattern `job["text"]`: columns of int64 as bytes, and the start and final states.
+MAX_REASON = 300
+"""Characters of the reason of outlines-core, which may repeat a long pattern."""
 
-    Raises `RefusedError` if outlines-core refuses the pattern, or there are more than `job["max_transitions"]`.
+
+class CompilerSettings(TypedDict):
+    """What all patterns of a process have in common."""
+
+    tokens: list[tuple[int, bytes]]
+    """Id and bytes of each token that texts may hold."""
+    vocab_size: int
+    max_transitions: int
+
+
+class CompiledPattern(TypedDict):
+    """An automaton of tokens. Its transitions are columns, the bytes of int64 numbers."""
+
+    source: bytes
+    label: bytes
+    """The token of each transition."""
+    target: bytes
+    start: int
+    final: list[int]
+
+
+def compile_pattern(pattern: str, settings: CompilerSettings) -> CompiledPattern:
+    """Return the automaton of the token sequences that spell what `pattern` matches.
+
+    Raises `RefusedError` if outlines-core refuses the pattern, or if there are too many transitions.
     """
     from outlines_core import Index, Vocabulary
 
     tokens: dict[str | bytes, list[int]] = {}
-    for token, content in job["tokens"]:
+    for token, content in settings["tokens"]:
         tokens.setdefault(content, []).append(token)
-    pattern = job["text"]
-    end = job["vocab"]  # the id of `END`
+    end = settings["vocab_size"]  # the id of `END`, the first that no token of the model has
     ends_itself = _ends_itself(pattern)
     if not ends_itself:
         pattern = f"({pattern}){END}"
     tokens[END.encode()] = [end]
     try:
-        index = Index(pattern, Vocabulary(end + 1, tokens))
+        index = Index(pattern, Vocabulary(eos_token_id=end + 1, map=tokens))
     except (ValueError, TypeError) as error:
-        raise RefusedError(str(error).split("\n")[0][:300]) from error
+        raise RefusedError(str(error).split("\n")[0][:MAX_REASON]) from error
     source, label, target = array("q"), array("q"), array("q")
     index_final_states = index.get_final_states()
     final = set(index_final_states) if ends_itself else set[int]()
@@ -46,10 +69,15 @@ def compile_pattern(job: dict[str, Any]) -> dict[str, Any]:
                 source.append(state)
                 label.append(token)
                 target.append(next_state)
-        if len(source) > job["max_transitions"]:
-            raise RefusedError(f"its automaton has more than {job['max_transitions']} transitions")
-    arrays = {"source": source.tobytes(), "label": label.tobytes(), "target": target.tobytes()}
-    return arrays | {"start": index.get_initial_state(), "final": sorted(final)}
+        if len(source) > settings["max_transitions"]:
+            raise RefusedError(f"its automaton has more than {settings['max_transitions']} transitions")
+    return {
+        "source": source.tobytes(),
+        "label": label.tobytes(),
+        "target": target.tobytes(),
+        "start": index.get_initial_state(),
+        "final": sorted(final),
+    }
 
 
 def _ends_itself(pattern: str) -> bool:
@@ -63,10 +91,10 @@ def _ends_itself(pattern: str) -> bool:
 
 
 def compiler(settings: bytes) -> Answers:
-    """A function that compiles patterns for the tokens of `settings`. All bytes are Python's `marshal` format."""
-    job = marshal.loads(settings)
+    """Return a function that compiles patterns by these `CompilerSettings`. All bytes are of Python's `marshal`."""
+    compiler_settings: CompilerSettings = marshal.loads(settings)
 
     def compile_form(pattern: bytes) -> bytes:
-        return marshal.dumps(compile_pattern({**job, "text": marshal.loads(pattern)}))
+        return marshal.dumps(cast("Any", compile_pattern(marshal.loads(pattern), compiler_settings)))
 
     return compile_form

@@ -126,12 +126,14 @@ class Front:
 
     async def _read_body(self, request: Request) -> bytes:
         """Read the body, up to one byte more than replicas accept: they refuse a larger one with their own message."""
-        body = b""
+        chunks: list[bytes] = []
+        size = 0
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body_bytes:
-                return body[: self._max_body_bytes + 1]
-        return body
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._max_body_bytes:
+                break
+        return b"".join(chunks)[: self._max_body_bytes + 1]
 
 
 def _replica_lost_error() -> ApiError:

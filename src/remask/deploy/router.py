@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from remask.deploy.asgi import REPLICA_HEADER
+from remask.deploy.asgi import REPLICA_HEADER, Call
 from remask.deploy.routing import Spill
 
 
@@ -22,18 +22,22 @@ class PrefixRouter(RequestRouter):
         self._spill = Spill(slots, balance)
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
-        """Return the replicas in order of preference. Ray takes the first that accepts the request."""
+        """Return the replicas in order of preference. Ray takes the first that accepts the request.
+
+        Without a request, which Ray's interface allows, all of them are equal.
+        """
         if pending_request is None:
             return [list(candidate_replicas)]
-        pending_request.routing_context.should_backoff = True
-        replica = _named_replica(pending_request, candidate_replicas)
+        _enable_backoff(pending_request)
+        identity, call = pending_request.args
+        replica = _named_replica(call, candidate_replicas)
         if replica is not None:
             return [[replica]]
         # A request without a prefix may go to any of the replicas with equal loads.
         shuffled = random.sample(candidate_replicas, len(candidate_replicas))
         by_name = {replica.replica_id.unique_id: replica for replica in shuffled}
         loads = {name: self._load(replica.replica_id) for name, replica in by_name.items()}
-        return [[by_name[name]] for name in self._spill.order(pending_request.args[0], loads)]
+        return [[by_name[name]] for name in self._spill.order(identity, loads)]
 
     def _load(self, replica_id: Any) -> int:
         """Return the number of open requests that the replica reported last, those of other routers included."""
@@ -50,8 +54,9 @@ class RoundRobinRouter(RequestRouter):
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Return the replicas in turn, the next one first."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
-            replica = _named_replica(pending_request, candidate_replicas)
+            _enable_backoff(pending_request)
+            _, call = pending_request.args
+            replica = _named_replica(call, candidate_replicas)
             if replica is not None:
                 return [[replica]]
         ordered = sorted(candidate_replicas, key=lambda replica: str(replica.replica_id.unique_id))
@@ -59,7 +64,12 @@ class RoundRobinRouter(RequestRouter):
         return [[replica] for replica in ordered[first:] + ordered[:first]]
 
 
-def _named_replica(pending_request: Any, replicas: list[Any]) -> Any:
-    """Return the replica that a request names in its header. Returns None if it names none of `replicas`."""
-    name = pending_request.args[1].header(REPLICA_HEADER)
+def _enable_backoff(pending_request: Any) -> None:
+    """Make Ray wait before it offers a request again that no replica has accepted. It would ask them in a busy loop."""
+    pending_request.routing_context.should_backoff = True
+
+
+def _named_replica(call: Call, replicas: list[Any]) -> Any:
+    """Return the replica that a call names in its header. Returns None if it names none of `replicas`."""
+    name = call.header(REPLICA_HEADER)
     return next((replica for replica in replicas if replica.replica_id.unique_id == name), None)

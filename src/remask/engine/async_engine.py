@@ -144,7 +144,7 @@ class AsyncEngine:
         return self.error is None and self._thread.is_alive()
 
     @property
-    def overdue(self) -> float | None:
+    def overdue_step_s(self) -> float | None:
         """Seconds that the current step has taken, if more than `step_limit`; otherwise None."""
         start = self._step_start
         seconds = 0.0 if start is None else self._clock() - start
@@ -268,7 +268,7 @@ class AsyncEngine:
             ranks = self.engine.model.ranks
             if ranks.lost is not None and self.alive:
                 self._post(ranks.check)  # it raises on the engine's thread, even if no request runs
-            start, seconds = self._step_start, self.overdue
+            start, seconds = self._step_start, self.overdue_step_s
             if seconds is not None and start != reported:
                 reported = start
                 self.slow_steps += 1

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from remask.checks.fields import check, declare, documented, parse
 from remask.checks.values import Flag, ListOf, Settings, Text
@@ -14,6 +14,13 @@ from remask.request.schema_parts import whole_regex
 
 MAX_PATTERN = 2**14
 """Characters of a regular expression, a schema as it is sent, or all choices together."""
+
+
+class FormSource(NamedTuple):
+    """What is compiled of a form."""
+
+    kind: Literal["regex", "json"]
+    expression: str  # a regular expression, that of the texts that the schema allows for "json"
 
 
 @documented
@@ -45,7 +52,7 @@ class StructuredOutputs:
             )
         if self.choice is not None and not self.choice:
             raise ConfigError("structured_outputs.choice holds no text; give one at least")
-        expression = self.source[1]  # raises ConfigError if a schema cannot be guaranteed
+        expression = self.source.expression  # raises ConfigError if a schema cannot be guaranteed
         if self.json is None and len(expression) > MAX_PATTERN:
             raise ConfigError(f"structured_outputs.{forms[0]} is too long; at most {MAX_PATTERN} characters are taken")
 
@@ -63,15 +70,15 @@ class StructuredOutputs:
         return parse(cls, values, "structured_outputs", "structured_outputs field")
 
     @cached_property
-    def source(self) -> tuple[str, str]:
-        """The kind of form, "regex" or "json", and the regular expression to compile."""
+    def source(self) -> FormSource:
+        """The kind of the form, and the regular expression to compile. Raises `ConfigError` on refused schemas."""
         if self.regex is not None:
-            return "regex", whole_regex(self.regex)
+            return FormSource("regex", whole_regex(self.regex))
         if self.choice is not None:
-            return "regex", "|".join(map(escape, self.choice))
+            return FormSource("regex", "|".join(map(escape, self.choice)))
         if self.json is not None:
-            return "json", expression_of(self._plain_schema, "structured_outputs.json")
-        return "json", expression_of({"type": "object"}, "structured_outputs.json_object")
+            return FormSource("json", expression_of(self._plain_schema, "structured_outputs.json"))
+        return FormSource("json", expression_of({"type": "object"}, "structured_outputs.json_object"))
 
     @property
     def _plain_schema(self) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
@@ -205,6 +205,13 @@ class _Scope:
         return replace(self, required_names=self.required_names | names, types=self.types & {"object"})
 
 
+class _Property(NamedTuple):
+    """The expression of a property's name and value, and whether it must be written."""
+
+    expression: str
+    is_required: bool
+
+
 @dataclass(slots=True)
 class _Translation:
     """Translates one schema. Raises `ConfigError` once that takes too much work or too long an expression."""
@@ -379,7 +386,11 @@ class _Translation:
         return _items_expression(items, further_item, low, high)
 
     def _object_expression(self, node: Mapping[str, Any], scope: _Scope) -> str:
-        """Return the expression of an object, without optional properties whose schemas allow nothing."""
+        """Return the expression of an object, without optional properties whose schemas allow nothing.
+
+        Raises `_EmptyError` if a required property allows nothing, or if the limits allow no number of the properties.
+        Raises `ConfigError` if the limits allow some numbers of them only: they do not say which properties.
+        """
         properties, required = _property_schemas(node, scope.path)
         required_names = scope.required_names.union(required)
         low, high = _size_limits(node, "Properties", scope.path)
@@ -389,7 +400,7 @@ class _Translation:
             raise ConfigError(
                 f"{scope.path}: properties and propertyNames are not guaranteed together; keep one of them"
             )
-        entries: list[tuple[str, bool]] = []
+        entries: list[_Property] = []
         for name, schema in properties.items():
             is_required = name in required_names
             try:
@@ -398,13 +409,19 @@ class _Translation:
                 if is_required:
                     raise
                 continue
-            entries.append((f"[ ]?{_literal(name)}[ ]?:[ ]?{value}", is_required))
-        if low > sum(is_required for _, is_required in entries) or (high is not None and high < len(entries)):
+            entries.append(_Property(f" ?{_literal(name)} ?: ?{value}", is_required))
+        least = sum(entry.is_required for entry in entries)
+        if low > len(entries) or (high is not None and high < least):
+            raise _EmptyError(
+                f"{scope.path}: minProperties and maxProperties allow no object of {least} to {len(entries)} "
+                "properties, as many as required and properties leave; leave them out"
+            )
+        if low > least or (high is not None and high < len(entries)):
             raise ConfigError(
                 f"{scope.path}: minProperties and maxProperties are guaranteed where required and properties say as "
                 "much; leave them out, or say which properties are meant"
             )
-        return rf"\{{{_join_properties(entries)}[ ]?\}}" if entries else r"\{\}"
+        return rf"\{{{_join_properties(entries)} ?\}}" if entries else r"\{\}"
 
     def _map_expression(self, node: Mapping[str, Any], low: int, high: int | None, scope: _Scope) -> str:
         """Return the expression of objects of any names. Raises `ConfigError` if they need two properties or more."""
@@ -419,7 +436,7 @@ class _Translation:
             if "propertyNames" in node:
                 name_scope = replace(scope.child("propertyNames"), types=frozenset(["string"]))
                 name_expression = self.expression(node["propertyNames"], name_scope)
-            if additional is True:
+            if _is_unrestricted(additional):
                 value = _VALUE if scope.depth == 0 else _SCALAR
             else:
                 value = self.expression(additional, scope.child("additionalProperties"))
@@ -592,18 +609,19 @@ def _canonical_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_canonical_text, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{json.dumps(name)}:{_canonical_text(value[name])}' for name in sorted(value))}}}"
+        members = [f"{json.dumps(name)}:{_canonical_text(value[name])}" for name in sorted(value)]
+        return f"{{{','.join(members)}}}"
     return json.dumps(value)
 
 
 def _literal(value: Any) -> str:
     """Return the expression of one JSON value, with an optional space after commas, colons and brackets."""
     if isinstance(value, list) and value:
-        content = r"[ ]?,[ ]?".join(map(_literal, value))
-        return rf"\[[ ]?{content}[ ]?\]"
+        content = r" ?, ?".join(map(_literal, value))
+        return rf"\[ ?{content} ?\]"
     if isinstance(value, Mapping) and value:
-        content = r"[ ]?,[ ]?".join(f"{_literal(name)}[ ]?:[ ]?{_literal(item)}" for name, item in value.items())
-        return rf"\{{[ ]?{content}[ ]?\}}"
+        content = r" ?, ?".join(f"{_literal(name)} ?: ?{_literal(item)}" for name, item in value.items())
+        return rf"\{{ ?{content} ?\}}"
     text = json.dumps(value, ensure_ascii=False)
     # Surrogates have no UTF-8 bytes, and characters that are not printable are safer as escapes.
     return escape(re.sub(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
@@ -615,11 +633,11 @@ def _items_expression(items: Sequence[str], further_item: str | None, low: int, 
     if further_item is not None and high != 0:
         items = items or [further_item]
         max_further = "" if high is None else high - len(items)
-        text = rf"(,[ ]?({further_item})){{{max(low - len(items), 0)},{max_further}}}"
+        text = rf"(, ?({further_item})){{{max(low - len(items), 0)},{max_further}}}"
     for index, item in reversed(list(enumerate(items))):
-        text = f"{',[ ]?' if index else ''}({item}){text}"
+        text = f"{', ?' if index else ''}({item}){text}"
         text = text if index < low else f"({text})?"
-    return rf"\[[ ]?{text}[ ]?\]"
+    return rf"\[ ?{text} ?\]"
 
 
 def _property_schemas(node: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], list[str]]:
@@ -636,14 +654,16 @@ def _property_schemas(node: Mapping[str, Any], path: str) -> tuple[Mapping[str, 
     return properties, required
 
 
-def _join_properties(entries: Sequence[tuple[str, bool]]) -> str:
-    """Join the expressions of properties by commas. The flag of an entry says whether its property is required."""
-    first = next((index for index, (_, is_required) in enumerate(entries) if is_required), None)
+def _join_properties(entries: Sequence[_Property]) -> str:
+    """Join the expressions of properties by commas."""
+    first = next((index for index, entry in enumerate(entries) if entry.is_required), None)
     if first is None:
-        return f"({_nonempty_subset([text for text, _ in entries])})?" if entries else ""
-    head = "".join(f"({text}[ ]?,)?" for text, _ in entries[:first])
-    tail = "".join(f"[ ]?,{text}" if is_required else f"([ ]?,{text})?" for text, is_required in entries[first + 1 :])
-    return head + entries[first][0] + tail
+        return f"({_nonempty_subset([entry.expression for entry in entries])})?" if entries else ""
+    head = "".join(f"({entry.expression} ?,)?" for entry in entries[:first])
+    tail = "".join(
+        f" ?,{entry.expression}" if entry.is_required else f"( ?,{entry.expression})?" for entry in entries[first + 1 :]
+    )
+    return head + entries[first].expression + tail
 
 
 def _nonempty_subset(texts: Sequence[str]) -> str:
@@ -651,7 +671,7 @@ def _nonempty_subset(texts: Sequence[str]) -> str:
     if len(texts) == 1:
         return texts[0]
     half = len(texts) // 2
-    optional_half = "".join(f"([ ]?,{text})?" for text in texts[half:])
+    optional_half = "".join(f"( ?,{text})?" for text in texts[half:])
     return f"(({_nonempty_subset(texts[:half])}){optional_half}|{_nonempty_subset(texts[half:])})"
 
 

@@ -440,10 +440,11 @@ class Decisions:
             except ConfigError as error:
                 raise ConfigError(f"questions.{str(key)[:64]}: {error}") from error
             questions[str(key)] = question
-        names = [question.name for question in questions.values() if question.name is not None]
-        duplicate = next((name for index, name in enumerate(names) if name in names[:index]), None)
-        if duplicate is not None:
-            raise ConfigError(f"questions: the name {shown(duplicate)} is that of two of them; names must differ")
+        names: set[str] = set()
+        for name in (question.name for question in questions.values() if question.name is not None):
+            if name in names:
+                raise ConfigError(f"questions: the name {shown(name)} is that of two of them; names must differ")
+            names.add(name)
         object.__setattr__(self, "questions", questions)
         _ = self.transcript  # raises ConfigError if `input` is not valid
 

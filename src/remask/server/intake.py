@@ -107,9 +107,9 @@ class Intake:
             raise ConfigError(f"{name} holds {len(messages)} messages; at most {self.config.max_messages} are taken")
         if isinstance(body, GenerationBody):
             self._check_choices(body)
-        lengths = body.lengths
-        longest = max(lengths)
-        total = sum(lengths)
+        prompt_chars = body.prompt_chars
+        longest = max(prompt_chars)
+        total = sum(prompt_chars)
         if longest > self.max_prompt_chars:
             raise ConfigError(
                 f"{name} has {longest} characters; at most {self.max_prompt_chars} are taken (max_prompt_chars)"
@@ -119,7 +119,7 @@ class Intake:
                 f"{name} has {total} characters altogether; at most {self.max_request_chars} are taken "
                 "(max_request_chars)"
             )
-        size = total + CHARS_PER_TEXT * len(lengths)
+        size = total + CHARS_PER_TEXT * len(prompt_chars)
         if isinstance(body, GenerationBody) and self._needs_compilation(body):
             return max(size, LONG_CHARS)
         return size
@@ -170,8 +170,8 @@ class Intake:
             )
         return self.tokenizer.apply_chat(
             self._template_messages(messages, variables),
-            add_generation_prompt,
-            variables,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
             continue_final_message=continue_final_message,
             control_tokens=control_tokens is True,
         )

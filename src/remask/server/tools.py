@@ -5,15 +5,17 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
-from remask.request.forms import StructuredOutputs
+from remask.request.forms import FormSource, StructuredOutputs
 from remask.request.json_schema import escape
 
 if TYPE_CHECKING:  # it imports PyTorch, and the process that reads bodies imports this module
     from remask.answers.answer import SettledToken
+
+ForcedCalls: TypeAlias = Literal["named", "required", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class ToolCalls:
     """
 
     tools: Sequence[Tool]
-    forced: Literal["named", "required", "choice"] | None
+    forced: ForcedCalls | None
     single: bool
     format: CallFormat
     text_form: StructuredOutputs | None = None
@@ -124,8 +126,8 @@ class ToolCalls:
             return form
         # One call or several, or text: in the requested form, or anything that does not begin as a call does.
         begin, end = self.format.begin, self.format.end
-        text = f"([^{begin[0]}](?s:.)*)?" if self.text_form is None else f"({self.text_form.source[1]})"
-        call = f"{escape(begin)}({form.source[1]}){escape(end)}"
+        text = f"([^{begin[0]}](?s:.)*)?" if self.text_form is None else f"({self.text_form.source.expression})"
+        call = f"{escape(begin)}({form.source.expression}){escape(end)}"
         return _Choice(json=form.json, pattern=f"{call}|{text}" if self.single else f"({call}\\n?)+|{text}")
 
 
@@ -136,8 +138,8 @@ class _Choice(StructuredOutputs):
     pattern: str = ""
 
     @property
-    def source(self) -> tuple[str, str]:
-        return "json", self.pattern or super().source[1]
+    def source(self) -> FormSource:
+        return FormSource("json", self.pattern or super().source.expression)
 
 
 def messages_with_tools_as_text(

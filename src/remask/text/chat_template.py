@@ -27,6 +27,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        *,
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:

@@ -9,16 +9,21 @@ from remask.text.tokenizer import Tokenizer
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """The start and end of the first stop in `text`, the shortest of those that start there; None without one."""
-    return min(((start, start + len(stop)) for stop in stops if (start := text.find(stop)) >= 0), default=None)
+    """The start and end of the stop in `text` that ends first, the longest of those that end there; None without one.
+
+    It is the stop that a character at a time would complete first, so it does not depend on the pieces of the text.
+    """
+    ends = ((start + len(stop), start) for stop in stops if (start := text.find(stop)) >= 0)
+    end, start = min(ends, default=(0, -1))
+    return None if start < 0 else (start, end)
 
 
 class Detokenizer:
     """Turns tokens into text as they settle, left to right. The joined pieces equal the text of all tokens.
 
     Text is held back while it may change: a character whose bytes span tokens until it is complete, and what may become
-    one of `stops`. The text ends before the first stop text, or behind it with `include_stop`. Each character is
-    compared with the stops once. `context` holds the tokens before the first one.
+    one of `stops`. The text ends before the stop text that is complete first, or after it with `include_stop`. Of stop
+    texts that end at one place the longest counts. `context` holds the tokens before the first one.
 
     Attributes:
         length: number of characters of the text so far, held ones included.
@@ -34,42 +39,47 @@ class Detokenizer:
         self._decoder = IncrementalDecoder(tokenizer.decode, context)
         self._stops = tuple(stops)
         self._include_stop = include_stop
-        self._tail = ""  # text that may become a stop text
+        self._held = ""  # the end of the text, which may become a stop text
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text that is final with them."""
         # `decode` omits special tokens. Many of them within a character would count as bytes that never make one.
         ordinary = [token for token in tokens if token not in self._special_ids]
-        return self._release(self._decoder.push(ordinary), final=False)
+        self._append(self._decoder.push(ordinary))
+        if self.stop is not None:
+            return self._take(0)
+        return self._take(max((_overlap(self._held, stop) for stop in self._stops), default=0))
 
     def finish(self) -> str:
         """Return the text that was held back. There must be no more tokens."""
-        return self._release(self._decoder.finish(), final=True)
+        self._append(self._decoder.finish())
+        return self._take(0)
 
-    def _release(self, piece: str, *, final: bool) -> str:
-        """Append a decoded piece. Returns the text before a stop, or unless `final` before what may become one."""
+    def _append(self, piece: str) -> None:
+        """Append a decoded piece to the held text. If a stop is complete, sets `stop` and ends the text there."""
         if self.stop is not None:
-            return ""
-        text = self._tail + piece
+            return
         self.length += len(piece)
-        span = _first_stop(text, self._stops)
+        self._held += piece
+        span = _first_stop(self._held, self._stops)
         if span is not None:
             start, end = span
-            self.stop = text[start:end]
-            self._tail = ""
+            self.stop = self._held[start:end]
             text_end = end if self._include_stop else start
-            self.length -= len(text) - text_end
-            return text[:text_end]
-        overlap = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
-        end = len(text) - overlap
-        self._tail = text[end:]
-        return text[:end]
+            self.length -= len(self._held) - text_end
+            self._held = self._held[:text_end]
+
+    def _take(self, held_chars: int) -> str:
+        """Return the held text but for its last `held_chars` characters, which remain held."""
+        text_end = len(self._held) - held_chars
+        text, self._held = self._held[:text_end], self._held[text_end:]
+        return text
 
 
 class ResponseText:
     """Turns the tokens of a response into text as they settle, left to right, by its template.
 
-    The text has no padding, and of a hole nothing behind a stop. Every part begins with a new character. `context`
+    The text has no padding, and of a hole nothing after a stop. Every part begins with a new character. `context`
     holds the tokens before the response, if its text continues theirs.
 
     Attributes:
@@ -125,7 +135,7 @@ class ResponseText:
         return self._add_text(self._text.finish())
 
     def _begin_part(self) -> None:
-        """Begin the part at `_part_index`; behind the last one an empty fixed part."""
+        """Begin the part at `_part_index`; after the last one an empty fixed part."""
         parts = self._parts[self._part_index :]
         self._hole = parts[0][1] if parts else None  # index of the part's hole
         in_hole = self._hole is not None
@@ -155,7 +165,7 @@ class ResponseText:
 
 
 def _parts(template: Template) -> list[tuple[int, int | None]]:
-    """The parts of a template: the place behind the part, and the index of its hole, None of a fixed part."""
+    """The parts of a template: the place after the part, and the index of its hole, None of a fixed part."""
     parts: list[tuple[int, int | None]] = []
     end = 0
     for index, hole in enumerate(template.holes):

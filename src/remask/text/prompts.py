@@ -91,7 +91,11 @@ def encode(
     chat: list[Any] = list(prompt)
     control = control_tokens is True
     tokens = tokenizer.apply_chat(
-        chat, add_generation_prompt, variables, continue_final_message=continue_final_message, control_tokens=control
+        chat,
+        add_generation_prompt=add_generation_prompt,
+        variables=variables,
+        continue_final_message=continue_final_message,
+        control_tokens=control,
     )
     return tokens, tokenizer.shared_prefix(chat, tokens, variables, control_tokens=control)
 

@@ -36,9 +36,13 @@ def token_bytes(backend: Any, special: Container[int], vocab_size: int) -> list[
 
 
 def decoder_steps(backend: Any) -> list[Mapping[str, Any]]:
-    """Return the steps of a tokenizer's decoder, in order, such as `[{"type": "ByteLevel", ...}]`."""
+    """Return the steps of a tokenizer's decoder, in order, such as `[{"type": "ByteLevel", ...}]`.
+
+    Returns none of a tokenizer without decoder, which joins the names of its tokens.
+    """
     if backend.backend_tokenizer.decoder is None:
         return []
+    # Decoders have no other way to tell what they hold than the JSON text that they are pickled as.
     decoder = json.loads(backend.backend_tokenizer.decoder.__getstate__())
     steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     return steps

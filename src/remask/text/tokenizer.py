@@ -98,7 +98,7 @@ class Tokenizer:
         # so that from here on any thread may encode and decode.
         backend.encode("", verbose=False)
         self._literal_backend: Any = None  # made by `encode_literally`
-        self._template: ChatTemplate | None = None
+        self._compiled_template: ChatTemplate | None = None  # made by the first `render_chat`
         self._accepts_text_arguments: bool | None = None  # whether the template does; see `fit_arguments`
         self._decoder_types: frozenset[str] | None = None  # made by `added_bytes`
         special = {id_: token for id_, token in backend.added_tokens_decoder.items() if token.special}
@@ -172,9 +172,9 @@ class Tokenizer:
     def apply_chat(
         self,
         messages: Messages,
+        *,
         add_generation_prompt: bool = True,
         variables: Variables | None = None,
-        *,
         continue_final_message: bool = False,
         control_tokens: bool = False,
     ) -> list[int]:
@@ -183,51 +183,55 @@ class Tokenizer:
         Names of special tokens in the template become tokens. In messages and variables they are text, unless
         `control_tokens` is set.
         """
+        _check_messages(messages)
         if not control_tokens:
-            _check_messages(messages)
             messages = self.quote(messages)
             variables = self.quote(variables)
-        text = self.render_chat(
-            messages, add_generation_prompt, variables, continue_final_message=continue_final_message
-        )
+        text = self._render_checked(messages, add_generation_prompt, variables, continue_final_message)
         # The template itself writes the special tokens around the text.
         return self.encode(text, add_special_tokens=False) if control_tokens else self.encode_quoted(text)
 
     def render_chat(
         self,
         messages: Messages,
+        *,
         add_generation_prompt: bool = True,
         variables: Variables | None = None,
-        *,
         continue_final_message: bool = False,
     ) -> str:
         """The text of a conversation by the checkpoint's chat template, with its special tokens.
 
         `messages` are objects of `role` (system, user, assistant or tool) and `content` (text). The text ends with the
         beginning of an assistant's turn if `add_generation_prompt`; instead, with `continue_final_message`, it ends
-        within the assistant's last turn, behind that message's content. `variables` are further ones of the template;
+        within the assistant's last turn, after that message's content. `variables` are further ones of the template;
         `enable_thinking` is false unless they set it.
 
         Raises `ConfigError` if there is no chat template, a message is malformed, or the last turn cannot be continued,
         and as `ChatTemplate.render`.
         """
         _check_messages(messages)
-        if not self.has_chat_template:
-            raise ConfigError(
-                "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
-                "token ids, or give the model a template: in its folder as chat_template.jinja, or in its GGUF file as "
-                "tokenizer.chat_template."
-            )
-        template = self._template or self._chat_template()
-        self._template = template
+        return self._render_checked(messages, add_generation_prompt, variables, continue_final_message)
+
+    def _render_checked(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool,
+        variables: Variables | None,
+        continue_final_message: bool,
+    ) -> str:
+        """Render messages that are well-formed, as `render_chat` does, which says what is raised."""
+        if self._compiled_template is None:
+            self._compiled_template = self._compile_template()
+        template = self._compiled_template
         if _THINKING in (self.chat_template or ""):
             variables = {_THINKING: False, **(variables or {})}
         if not continue_final_message:
-            return template.render(messages, add_generation_prompt, variables)
+            return template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
         _check_continuation(messages[-1], add_generation_prompt)
         # Templates may trim and split a text, so the template gets a placeholder.
         turns = [*messages[:-1], {**messages[-1], "content": _PLACEHOLDER}]
-        text, placeholder, _ = template.render(turns, False, variables).rpartition(_PLACEHOLDER)
+        rendered = template.render(turns, add_generation_prompt=False, variables=variables)
+        text, placeholder, _ = rendered.rpartition(_PLACEHOLDER)
         if not placeholder:
             raise ConfigError(
                 "continue_final_message: the model's chat template does not write the text of the assistant's last "
@@ -317,7 +321,7 @@ class Tokenizer:
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template`, a Jinja text, in place of the checkpoint's own."""
         self._backend.chat_template = template
-        self._template = None
+        self._compiled_template = None
         self._accepts_text_arguments = None
 
     def use_plain_template(self) -> None:
@@ -351,7 +355,14 @@ class Tokenizer:
                 function["arguments"] = {"arguments": function["arguments"]}
         return copies
 
-    def _chat_template(self) -> ChatTemplate:
+    def _compile_template(self) -> ChatTemplate:
+        """Raises `ConfigError` if there is no chat template, or no default among several."""
+        if not self.has_chat_template:
+            raise ConfigError(
+                "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
+                "token ids, or give the model a template: in its folder as chat_template.jinja, or in its GGUF file as "
+                "tokenizer.chat_template."
+            )
         text = self.chat_template
         if text is None:
             names = ", ".join(self._backend.chat_template)

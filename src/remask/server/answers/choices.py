@@ -307,7 +307,7 @@ class Choices(Generation):
     def _delta_events(self, delta: Delta) -> list[bytes]:
         """Count the tokens of `delta`. Returns a chunk if it adds anything, and another one if the choice has ended."""
         chunks = []
-        self._generated[delta.index] = self.answers[delta.index].counts[1]
+        self._generated[delta.index] = self.answers[delta.index].counts.generated
         has_tokens = bool(delta.scored_tokens) or (bool(delta.tokens) and bool(self.body.return_token_ids))
         if delta.text or delta.calls or has_tokens or delta.canvas is not None:
             choice = self._chunk_choice(delta, delta.scored_tokens if self.has_logprobs else None)
@@ -363,7 +363,7 @@ class Choices(Generation):
     def _usage_so_far(self) -> RunningUsage | None:
         if self.body.stream_options is None or not self.body.stream_options.continuous_usage_stats:
             return None
-        prompts = sum(answer.counts[0] for answer in self.answers[:: self.body.choices])
+        prompts = sum(answer.counts.given for answer in self.answers[:: self.body.choices])
         return running_usage(prompts, sum(self._generated))
 
     def _answer(self, choices: list[Json], kind: str) -> Json:
@@ -409,11 +409,12 @@ class ChatChoices(Choices):
 
     def _whole_choice(self, delta: Delta, scored_tokens: Sequence[SettledToken] | None, finish: str) -> Json:
         message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
+        logprobs = self._logprobs(scored_tokens)
         if delta.calls:
             message["tool_calls"] = join_pieces(delta.calls)
-            if not delta.text.strip():
-                message["content"] = scored_tokens = None
-        logprobs = self._logprobs(scored_tokens)
+            if not delta.text.strip():  # line breaks that formats of calls have around these say nothing
+                message["content"] = None
+                logprobs = None
         return {"index": delta.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def _add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
@@ -452,12 +453,12 @@ class CompletionChoices(Choices):
     def _logprobs(self, scored_tokens: Sequence[SettledToken]) -> CompletionLogprobs:
         """The log-probabilities in OpenAI's form: lists of one entry for each token."""
         tokens = [settled.token for settled in scored_tokens]
-        texts = [self.context.unique_texts(settled) for settled in scored_tokens]
+        texts_by_id = [self.context.unique_texts(settled) for settled in scored_tokens]
         has_top = any(token.top for token in tokens)
         return {
-            "tokens": [token_texts[token.token_id] for token, token_texts in zip(tokens, texts, strict=True)],
+            "tokens": [texts[token.token_id] for token, texts in zip(tokens, texts_by_id, strict=True)],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": list(map(_top_logprobs, tokens, texts)) if has_top else None,
+            "top_logprobs": list(map(_top_logprobs, tokens, texts_by_id)) if has_top else None,
             "text_offset": [settled.offset for settled in scored_tokens],
             "steps": [token.step for token in tokens],
         }

@@ -4,7 +4,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from remask.answers.answer import Delta, ResponseCollector, SettledToken
@@ -186,17 +186,18 @@ class Generation(ABC):
     def _split(self, delta: Delta) -> list[Delta]:
         """Read the calls in the text of `delta`. Returns a delta for each text and call, in the answer's order."""
         index = delta.index
-        pieces = self._readers[index].read(delta.text, delta.scored_tokens, final=delta.result is not None)
-        deltas = [
-            Delta(index, piece.text, scored_tokens=piece.scored_tokens)
-            if isinstance(piece, TextPiece)
-            else Delta(index, calls=[piece])
-            for piece in pieces
-        ] or [Delta(index)]
-        deltas[-1].tokens = delta.tokens
-        deltas[-1].canvas = delta.canvas
-        deltas[-1].result = delta.result
-        return deltas
+        deltas: list[Delta] = []
+        for piece in self._readers[index].read(delta.text, delta.scored_tokens, final=delta.result is not None):
+            if isinstance(piece, TextPiece):
+                deltas.append(Delta(index, piece.text, scored_tokens=piece.scored_tokens))
+            else:
+                deltas.append(Delta(index, calls=[piece]))
+        # Pieces are held back until they are certain, so none has tokens of its own: the last delta has all of the
+        # step. It also has the result, as nothing may follow that.
+        last = replace(
+            deltas.pop() if deltas else Delta(index), tokens=delta.tokens, canvas=delta.canvas, result=delta.result
+        )
+        return [*deltas, last]
 
 
 @dataclass(slots=True)

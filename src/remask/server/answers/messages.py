@@ -148,7 +148,7 @@ class MessagesAnswer(SingleAnswer):
     """A message whose content is texts and calls, in the order in which the model wrote them."""
 
     def _answer_start(self) -> Events:
-        usage: FirstUsage = {"input_tokens": self.answers[0].counts[0], "output_tokens": 0}
+        usage: FirstUsage = {"input_tokens": self.answers[0].counts.given, "output_tokens": 0}
         message = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": message}]
 

@@ -284,7 +284,7 @@ class ResponsesAnswer(SingleAnswer):
         if part.call_id is not None:
             return [self._output_event("added", item)]
         added = self._text_event("response.content_part.added", part=_text(part))
-        return [self._output_event("added", {**item, "content": []}), added]
+        return [self._output_event("added", item), added]
 
     def _part_delta(self, part: AnswerPart, text: str, scored_tokens: Sequence[SettledToken]) -> Events:
         if part.call_id is not None:
@@ -330,7 +330,8 @@ class ResponsesAnswer(SingleAnswer):
         part = self.parts[number]
         item_id = self._item_id(number)
         if part.call_id is None:
-            content = [_text(part)]
+            # An item is announced before its content, which has events of its own.
+            content = [] if status == "in_progress" else [_text(part)]
             return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
         return {
             "id": item_id,

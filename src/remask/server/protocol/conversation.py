@@ -345,8 +345,8 @@ class TokenizeBody(Body):
         return "messages" if self.prompt is None else "prompt"
 
     @property
-    def lengths(self) -> list[int]:
-        """Characters of its text."""
+    def prompt_chars(self) -> list[int]:
+        """Characters of its one text or conversation."""
         return [chars_of(self.messages or (), self.chat_template_kwargs) + len(self.prompt or "")]
 
 

@@ -10,7 +10,7 @@ from pydantic import PrivateAttr, model_validator
 from remask.checks.fields import declared
 from remask.errors import ConfigError
 from remask.request.sampling_params import SamplingParams
-from remask.request.terms import Terms
+from remask.request.terms import Part, Terms
 from remask.server.fields import FOREIGN
 from remask.server.protocol.base import (
     NO_SERVER_TOOLS,
@@ -36,7 +36,7 @@ from remask.server.protocol.conversation import (
     ToolOffer,
     chars_of,
 )
-from remask.server.tools import Tool, ToolCalls, detect_call_format
+from remask.server.tools import ForcedCalls, Tool, ToolCalls, detect_call_format
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 _TOP_LOGPROBS = declared(Terms)["top_logprobs"]
@@ -99,15 +99,15 @@ class GenerationBody(Body):
         return "prompt"
 
     @property
-    def lengths(self) -> list[int]:
-        """Number of characters of each prompt, with those of the fixed texts of the response."""
-        terms: Any = declared_fields(self, Terms)
-        parts = [part.text for part in terms.get("canvas") or () if part.text is not None]
-        fixed = sum(map(len, [*parts, terms.get("suffix") or ""]))
-        return [length + fixed for length in self._prompt_lengths] or [fixed]
+    def prompt_chars(self) -> list[int]:
+        """Characters of each prompt, 0 of token ids, plus those of the fixed texts of its response."""
+        terms = declared_fields(self, Terms)
+        canvas: Sequence[Part] = terms.get("canvas") or ()
+        fixed_chars = len(terms.get("suffix") or "") + sum(len(part.text or "") for part in canvas)
+        return [chars + fixed_chars for chars in self._own_prompt_chars]
 
     @property
-    def _prompt_lengths(self) -> list[int]:
+    def _own_prompt_chars(self) -> list[int]:
         raise NotImplementedError
 
     @property
@@ -202,7 +202,7 @@ class ChatBody(GenerationBody):
         return self._texts_name
 
     @property
-    def _prompt_lengths(self) -> list[int]:
+    def _own_prompt_chars(self) -> list[int]:
         return [chars_of(self.messages, self.variables)]
 
     @property
@@ -256,29 +256,17 @@ class ChatBody(GenerationBody):
         return self._calls[1]
 
     def _tool_calls(self, template: str | None, by_form: bool) -> ToolCalls | None:
-        """Return what `calls` returns, without its cache."""
+        """Check the tools, and make the result of `calls`."""
         tools = [Tool(tool.function.name, tool.function.parameters) for tool in self.offers]
         if len({tool.name for tool in tools}) < len(tools):
             raise ConfigError("tools: two of them have one name; give each a name of its own")
         if not tools:
             return None
-        forced: Literal["named", "required", "choice"] | None = None
         if isinstance(self.tool_choice, ChosenTool):
-            forced = "named"
             tools = [self._find_tool(self.tool_choice.function.name, tools)]
-        elif self.tool_choice == "required":
-            forced = "required"
-        elif "tools" not in (template or ""):  # the prompt does not name the tools
-            if not by_form:
-                raise ConfigError(
-                    "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
-                    "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
-                )
-            forced = "choice"
-        form_fields = ("canvas", "suffix") if forced == "choice" else ("canvas", "suffix", "structured_outputs")
-        for name in () if forced is None else form_fields:
-            if getattr(self.own_terms, name) is not None:
-                raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
+        forced = self._forced_calls(template, by_form)
+        if forced is not None:
+            self._check_form_is_free(forced)
         return ToolCalls(
             tools=tools,
             forced=forced,
@@ -286,6 +274,35 @@ class ChatBody(GenerationBody):
             format=detect_call_format(template),
             text_form=self.own_terms.structured_outputs if forced == "choice" else None,
         )
+
+    def _forced_calls(self, template: str | None, by_form: bool) -> ForcedCalls | None:
+        """How the form of the answer forces calls, or None if the prompt alone tells of the tools.
+
+        Raises `ConfigError` if neither the form nor the prompt would tell of them.
+        """
+        if isinstance(self.tool_choice, ChosenTool):
+            return "named"
+        if self.tool_choice == "required":
+            return "required"
+        if "tools" in (template or ""):
+            return None
+        if not by_form:
+            raise ConfigError(
+                "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
+                "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
+            )
+        return "choice"
+
+    def _check_form_is_free(self, forced: ForcedCalls) -> None:
+        """Raise `ConfigError` if another field prescribes the answer whose form forces calls."""
+        terms = self.own_terms
+        # A choice is between calls and a text, and that text may have a form of its own.
+        form = None if forced == "choice" else terms.structured_outputs
+        fields = {"canvas": terms.canvas, "suffix": terms.suffix, self.form_name: form}
+        name = next((name for name, value in fields.items() if value is not None), None)
+        if name is not None:
+            source = "tools" if forced == "choice" else "tool_choice"
+            raise ConfigError(f"{name} and {source} both say what the answer is; send one of them")
 
     def _find_tool(self, name: str, tools: Sequence[Tool]) -> Tool:
         """Return the tool of this name. Raises `ConfigError` if it is hosted or not among `tools`."""
@@ -346,8 +363,8 @@ class CompletionBody(GenerationBody):
         return list(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
     @property
-    def _prompt_lengths(self) -> list[int]:
-        return [len(prompt) for prompt in self.prompts if isinstance(prompt, str)]
+    def _own_prompt_chars(self) -> list[int]:
+        return [len(prompt) if isinstance(prompt, str) else 0 for prompt in self.prompts]
 
     @cached_property
     def terms(self) -> Terms:

@@ -215,6 +215,7 @@ class ContextEdit(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> "ContextEdit":
+        """Raise `ConfigError` on an edit that removes more than reasoning, which no served model reads."""
         if not self.type.startswith("clear_thinking_"):
             raise ConfigError(
                 f"context_management: edits: the type {self.type[:64]!r} is not supported, as a conversation that is "
@@ -246,9 +247,9 @@ class CountTokensBody(TranslatedBody):
     def _as_chat(self) -> ChatBody:
         contents = [message.content for message in self.messages if not isinstance(message.content, str)]
         hosted = [block for content in contents for block in content if isinstance(block, Hosted)]
-        return ChatBody.translated("messages", "max_tokens", hosted, **self._fields())
+        return ChatBody.translated("messages", "max_tokens", hosted, **self._chat_fields())
 
-    def _fields(self) -> dict[str, Any]:
+    def _chat_fields(self) -> dict[str, Any]:
         """The fields of the chat body."""
         choice = self.tool_choice
         form = None if self.output_config is None else self.output_config.format
@@ -283,7 +284,7 @@ class MessagesBody(CountTokensBody):
     metadata: Metadata | None = None
     stream: bool | None = None
 
-    def _fields(self) -> dict[str, Any]:
+    def _chat_fields(self) -> dict[str, Any]:
         """The fields of the chat body. Raises `ConfigError` on fields that have no place in an answer of this API."""
         sampling = declared_fields(self, SamplingParams)
         terms = declared_fields(self, Terms)
@@ -294,7 +295,7 @@ class MessagesBody(CountTokensBody):
         user = None if self.metadata is None else self.metadata.user_id
         if "top_logprobs" in terms:
             raise ConfigError("top_logprobs: answers of this API have no place for it; send it to /v1/chat/completions")
-        return {**super()._fields(), **sampling, **terms, "stream": self.stream, "user": user}
+        return {**super()._chat_fields(), **sampling, **terms, "stream": self.stream, "user": user}
 
 
 def _turn(role: str, content: str | Sequence[TextBlock], call_id: str | None = None) -> Message:

@@ -295,7 +295,7 @@ def _plans(service: Service, decisions: Sequence[Decisions]) -> list[DecisionPla
     plans: list[DecisionPlan] = []
     reads = 0
     for questions in decisions:
-        plans.append(service.llm.session.decisions(questions, max_reads))
+        plans.append(service.llm.session.plan_decisions(questions, max_reads))
         reads += len(plans[-1].asks)
         if reads > max_reads:
             raise ConfigError(f"questions take more than {max_reads} canvases; ask fewer at a time (max_reads)")

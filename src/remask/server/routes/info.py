@@ -137,7 +137,7 @@ async def health(request: Request) -> Response:
     engine = service_of(request).engine
     if engine.draining:
         raise ApiError(503, "draining: the server is about to stop", code="draining")
-    step_seconds = engine.overdue  # read once: the step may end meanwhile
+    step_seconds = engine.overdue_step_s  # read once: the step may end meanwhile
     if step_seconds is not None:
         raise ApiError(
             503,
@@ -152,10 +152,10 @@ async def live(request: Request) -> Response:
 
     Answer 503 after the engine has died, which only a new process mends.
     """
-    engine = service_of(request).engine
-    if not engine.alive:
-        raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
-    choice = service_of(request).llm.engine.choice
+    service = service_of(request)
+    if not service.engine.alive:
+        raise ApiError(503, f"the engine is dead: {service.engine.error}", code="engine_dead")
+    choice = service.llm.engine.choice
     computing: Computing = {
         "attention": choice.executor.name,
         "attention_why": choice.executor.why,
