@@ -190,6 +190,8 @@ def test_a_defect_is_a_500_in_the_same_shape(server: Running, monkeypatch: pytes
         ({"allowed_origins": ["*"]}, "allowed_origins"),
         ({"allowed_origins": [5]}, r"allowed_origins takes origins such as https://example\.org, got 5"),
         ({"allowed_origins": ["example.org"]}, "allowed_origins"),
+        ({"allowed_origins": ["https://example.org/"]}, r"example\.org/'; write it as browsers send it"),
+        ({"allowed_origins": ["https://Example.org"]}, "in lower case"),
         ({"seed": -1}, "seed"),
         ({"max_prompt_chars": 0}, "max_prompt_chars"),
         ({"max_request_chars": 0}, "max_request_chars"),
