@@ -542,6 +542,9 @@ def test_tools_that_other_servers_run_are_left_out_unless_they_are_picked(taught
         with taught.client.stream("POST", url, json={**body, "stream": True}) as stream:
             assert stream.headers["X-Remask-Left-Out"] == ",".join(left_out)
             stream.read()
+        if url == "/v1/chat/completions":
+            rendered = taught.client.post(f"{url}/render", json=body)
+            assert rendered.headers["X-Remask-Left-Out"] == ",".join(left_out)
     for url, fields, picked in PICKED:
         said = {"input": "x"} if url == "/v1/responses" else {"messages": ASK["messages"]}
         tools = [{"type": "web_search_preview", "name": "search"}]
