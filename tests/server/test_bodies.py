@@ -212,6 +212,21 @@ def test_errors_name_the_length_as_its_api_does(server: Running) -> None:
     assert (long["param"], "max_output_tokens=" in long["message"]) == ("input", True)
 
 
+def test_errors_repeat_little_of_a_long_name(server: Running) -> None:
+    name, turns = "n" * 100_000, [{"role": "user", "content": "abbey"}]
+    function = {"type": "function", name: 1}
+    for more in (
+        {name: 1},
+        {"sampling": {name: 1}},
+        {"uniform": {name: 1}},
+        {"canvas": [{name: 1}]},
+        {"tools": [function]},
+    ):
+        answer = server.client.post(URL, json={"messages": turns, **more})
+        assert answer.status_code == 400
+        assert len(answer.content) < 10_000
+
+
 def test_errors_name_the_form_as_its_api_does(tariff: Running) -> None:
     turns = [{"role": "user", "content": "abbey"}]
     schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 9}}, "required": ["a"]}
