@@ -339,6 +339,11 @@ HERMES_TEXTS = [
         [],
     ),
     ("<tool_call>no</tool_call> x", "<tool_call>no</tool_call> x", []),
+    *(
+        (text, text, [])  # which JSON cannot write
+        for number in ("NaN", "-Infinity", "1e999")
+        for text in [f'<tool_call>{{"name": "f", "arguments": {{"x": {number}}}}}</tool_call>']
+    ),
     ('<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
 ]
 LLAMA_TEXTS = [
