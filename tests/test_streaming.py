@@ -118,3 +118,22 @@ def test_many_prompts_of_one_event_loop(llm: LLM) -> None:
     assert output.text == texts[0]
     with pytest.raises(RemaskError, match="dtype"):
         AsyncLLM(llm, dtype="float32")
+
+
+def test_an_async_llm_is_entered_once(llm: LLM) -> None:
+    async def main() -> None:
+        model = AsyncLLM(llm)
+        for again in (False, True):
+            if again:
+                with pytest.raises(RemaskError, match="an AsyncLLM is entered once"):
+                    await model.__aenter__()
+            else:
+                async with model:
+                    await model.generate(CHATS[0], {"max_tokens": 8})
+
+    asyncio.run(main())
+
+
+def test_an_async_llm_that_is_refused_loads_no_model() -> None:
+    with pytest.raises(RemaskError, match=r"^max_queue must be"):
+        AsyncLLM("no-such-model", max_queue=-1)

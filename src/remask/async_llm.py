@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Unpack
 
+from remask.checks.values import check_whole
 from remask.engine.async_engine import AsyncEngine
 from remask.engine.request import PendingRequest
 from remask.errors import ConfigError
@@ -28,13 +29,18 @@ class AsyncLLM:
     def __init__(self, model: str | LLM, *, max_queue: int = 256, **settings: Any) -> None:
         if isinstance(model, LLM) and settings:
             raise ConfigError(f"{next(iter(settings))}: an LLM has its settings already; leave it out")
+        check_whole("max_queue", max_queue, low=0)  # before a model is loaded, which nobody would close
         self._owns_llm = not isinstance(model, LLM)
         self.llm = model if isinstance(model, LLM) else LLM(model, **settings)
         self._engine = AsyncEngine(self.llm.engine, max_queue)
+        self._was_entered = False
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> "AsyncLLM":
-        """Start the engine's thread."""
+        """Start the engine's thread. Raises `ConfigError` if it was entered before."""
+        if self._was_entered:
+            raise ConfigError("an AsyncLLM is entered once, as its thread has ended; make another one")
+        self._was_entered = True
         self._engine.start()
         return self
 

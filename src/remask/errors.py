@@ -90,9 +90,12 @@ class UnknownNameError(ConfigError):
 
     MAX_LISTED = 16  # names
     SUGGESTIONS = 3
+    MAX_CHARS = 1024  # of the name, whose rest is left out: a client may send one of megabytes
 
     def __init__(self, kind: str, name: str, candidates: Iterable[str], path: str = "") -> None:
         self.kind = kind
+        if len(name) > self.MAX_CHARS:
+            name = f"{name[: self.MAX_CHARS]}..."
         self.name = path + name
         if name in REPLACEMENTS:
             super().__init__(f"The {kind} {self.name!r} left after {LAST_TAG}: {REPLACEMENTS[name]}.")

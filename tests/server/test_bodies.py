@@ -212,6 +212,40 @@ def test_errors_name_the_length_as_its_api_does(server: Running) -> None:
     assert (long["param"], "max_output_tokens=" in long["message"]) == ("input", True)
 
 
+def test_errors_repeat_little_of_a_long_name(server: Running) -> None:
+    name, turns = "n" * 100_000, [{"role": "user", "content": "abbey"}]
+    function = {"type": "function", name: 1}
+    for more in (
+        {name: 1},
+        {"sampling": {name: 1}},
+        {"uniform": {name: 1}},
+        {"canvas": [{name: 1}]},
+        {"tools": [function]},
+    ):
+        answer = server.client.post(URL, json={"messages": turns, **more})
+        assert answer.status_code == 400
+        assert len(answer.content) < 10_000
+
+
+def test_errors_name_the_form_as_its_api_does(tariff: Running) -> None:
+    turns = [{"role": "user", "content": "abbey"}]
+    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 9}}, "required": ["a"]}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    chat = {"type": "json_schema", "json_schema": {"schema": schema}}
+    for url, body, name in (
+        (URL, {"messages": turns, "max_tokens": 1, "response_format": chat}, "response_format"),
+        (URL, {"messages": turns, "max_tokens": 1, "structured_outputs": {"json": schema}}, "structured_outputs"),
+        ("/v1/messages", {"messages": turns, "max_tokens": 1, "output_config": form}, "output_config"),
+        ("/v1/responses", {"input": turns, "max_output_tokens": 1, "text": form}, "text"),
+    ):
+        assert f"_tokens=1 does not suit {name}: no answer" in tariff.refusal(url, body)["message"]
+    said = {"role": "assistant", "content": "abbey"}
+    ending = {"continue_final_message": True, "add_generation_prompt": False}
+    for end in ("", "/render"):
+        body = {"messages": [*turns, said], **ending, "response_format": chat}
+        assert tariff.refusal(URL + end, body)["param"] == "response_format"
+
+
 def test_a_client_that_sends_no_length_gets_what_fits(server: Running) -> None:
     tokens = server.client.post("/tokenize", json={"prompt": "abbey"}).json()["tokens"]
     full = server.answer("/v1/completions", {"prompt": tokens * 1019, "ignore_eos": True})

@@ -109,6 +109,40 @@ def test_prompt_cache_keys_are_partitions_of_a_salt(server: Running) -> None:
     assert cached == [False, False, True, False, True]
 
 
+def test_a_long_cache_key_is_a_partition_too(server: Running) -> None:
+    """A key and a salt may each be as long as a salt, and neither is an error of the other."""
+    server.client.delete("/v1/cache")
+    first, other = {"prompt_cache_key": "\u00e9" * 1023 + "a"}, {"prompt_cache_key": "\u00e9" * 1023 + "b"}
+    keys: list[dict[str, Any]] = [first, first, other, {**first, "cache_salt": "s" * 1024}]
+    told = [server.client.post(URL, json=openai_body(**key)) for key in keys]
+    assert {each.status_code for each in told} == {200}, told[0].text
+    cached = [each.json()["usage"]["input_tokens_details"]["cached_tokens"] > 0 for each in told]
+    assert cached == [False, True, False, False]
+
+
+def test_a_wave_that_never_fits_is_refused(tariff: Running) -> None:
+    """Though an earlier wave of the same body did fit."""
+    with serving(tariff.llm, max_client_work=2000, max_choices=2) as running:
+        queries = ["a", "a", "a" * 400, "a"]
+        body = {"queries": queries, "documents": ["d"] * len(queries)}
+        assert "raise max_client_work" in running.refusal("/v1/score", body, 429)["message"]
+
+
+def test_errors_of_a_long_canvas_name_what_was_sent(tariff: Running) -> None:
+    text, asked = "a" * 3000, [{"type": "yes_no", "name": "q", "instructions": "b"}]
+    for url, body, field in (
+        ("/v1/decisions", {"input": text, "questions": asked}, "input"),
+        ("/v1/decisions", {"state": text, "questions": {"q": {"type": "yes_no", "instructions": "b"}}}, "state"),
+        ("/v1/score", {"queries": text, "documents": ["b"]}, "queries"),
+        ("/v1/score", {"text_1": text, "documents": ["b"]}, "text_1"),
+        ("/v1/rerank", {"query": "b", "documents": [text]}, "query"),
+    ):
+        error = tariff.refusal(url, body)
+        assert error["param"] == field
+        assert error["message"].startswith(f"{field} and the questions on it, 3")
+        assert "max_tokens" not in error["message"]
+
+
 def test_the_body_of_system_one(server: Running) -> None:
     """Names of that API's models are the served one's, and what is unknown is ignored, but not images."""
     asked = {

@@ -95,6 +95,12 @@ def test_seeds_may_be_negative(server: Running) -> None:
     assert len({said(-1)[0]["message"]["content"] for _ in range(4)}) > 1, "it draws one, as in vLLM"
 
 
+def test_the_largest_seed_draws_what_the_library_draws(server: Running) -> None:
+    own = {"temperature": 100.0, "seed": 2**63 - 1, "ignore_eos": True, "max_tokens": 4}
+    (output,) = server.llm.generate([CHATS[0]], own, cache="none")
+    assert server.ask(**own, cache="none").json()["choices"][0]["message"]["content"] == output.text
+
+
 def test_an_assistants_turn_may_say_nothing_and_its_reasoning_is_ignored(server: Running) -> None:
     user = CHATS[0][1]
     empty = {"role": "assistant", "content": ""}

@@ -54,6 +54,8 @@ def test_events_are_refused_where_no_page_is_exact() -> None:
         Service(make_llm(), config)
     with pytest.raises(ConfigError, match=r"kv_events_config\.buffer_steps must be .* got 0"):
         KvEventsConfig(buffer_steps=0)
+    with pytest.raises(ConfigError, match=r"kv_events_config\.hwm must be .* got 2147483648"):
+        KvEventsConfig(hwm=2**31)  # ZeroMQ takes no larger one
 
 
 @needs_zmq

@@ -37,6 +37,8 @@ def limited() -> Any:
 
 def test_keys(limited: Running) -> None:
     assert limited.ask().status_code == 200
+    told = limited.client.get("/v1/models", headers={"Authorization": f"Basic {KEY}", "X-Api-Key": KEY})
+    assert told.status_code == 200, "a proxy may have a scheme of its own"
     for header in ("", "Bearer", "Bearer a-secret-kez", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer \xe9"):
         response = limited.client.get("/v1/models", headers={b"Authorization": header.encode("latin-1")})
         assert response.status_code == 401, header
@@ -190,6 +192,8 @@ def test_a_defect_is_a_500_in_the_same_shape(server: Running, monkeypatch: pytes
         ({"allowed_origins": ["*"]}, "allowed_origins"),
         ({"allowed_origins": [5]}, r"allowed_origins takes origins such as https://example\.org, got 5"),
         ({"allowed_origins": ["example.org"]}, "allowed_origins"),
+        ({"allowed_origins": ["https://example.org/"]}, r"example\.org/'; write it as browsers send it"),
+        ({"allowed_origins": ["https://Example.org"]}, "in lower case"),
         ({"seed": -1}, "seed"),
         ({"max_prompt_chars": 0}, "max_prompt_chars"),
         ({"max_request_chars": 0}, "max_request_chars"),

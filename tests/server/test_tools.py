@@ -269,7 +269,7 @@ def test_the_conflict_of_a_choice_by_form_is_with_the_tools(choice: dict[str, An
 def test_a_call_needs_room(taught: Running) -> None:
     forms()
     response = taught.chat({**ASK, "max_tokens": 4, "block_length": 4, "tools": [BUY], "tool_choice": NAMED})
-    assert "max_tokens=4 does not suit structured_outputs" in response.json()["error"]["message"]
+    assert "max_tokens=4 does not suit tools" in response.json()["error"]["message"]
 
 
 def test_a_template_without_tools_cannot_offer_them(server: Running) -> None:
@@ -339,6 +339,11 @@ HERMES_TEXTS = [
         [],
     ),
     ("<tool_call>no</tool_call> x", "<tool_call>no</tool_call> x", []),
+    *(
+        (text, text, [])  # which JSON cannot write
+        for number in ("NaN", "-Infinity", "1e999")
+        for text in [f'<tool_call>{{"name": "f", "arguments": {{"x": {number}}}}}</tool_call>']
+    ),
     ('<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
 ]
 LLAMA_TEXTS = [
@@ -542,6 +547,9 @@ def test_tools_that_other_servers_run_are_left_out_unless_they_are_picked(taught
         with taught.client.stream("POST", url, json={**body, "stream": True}) as stream:
             assert stream.headers["X-Remask-Left-Out"] == ",".join(left_out)
             stream.read()
+        if url == "/v1/chat/completions":
+            rendered = taught.client.post(f"{url}/render", json=body)
+            assert rendered.headers["X-Remask-Left-Out"] == ",".join(left_out)
     for url, fields, picked in PICKED:
         said = {"input": "x"} if url == "/v1/responses" else {"messages": ASK["messages"]}
         tools = [{"type": "web_search_preview", "name": "search"}]

@@ -19,6 +19,8 @@ MAX_ITEMS = 8192  # messages, parts of a message, and prompts of one body; the s
 MAX_WORKERS = 256
 MAX_TIMEOUT_S = 86_400.0
 
+_ORIGIN = re.compile(r"https?://[^\sA-Z/?#@]+")
+
 _TIMEOUT = Seconds(0.0, MAX_TIMEOUT_S, above=True)
 
 
@@ -93,7 +95,7 @@ class KvEventsConfig:
     replay_endpoint: str | None = declare(None, Text(256), "Address at which missed messages are asked for.")
     topic: str = declare("", Text(256, empty=True), "What subscribers filter by, such as kv@POD@MODEL.")
     buffer_steps: int = declare(10_000, Whole(1), "Messages that are kept for those who missed them.")
-    hwm: int = declare(100_000, Whole(0), "Messages that may wait for a slow subscriber; 0: any number.")
+    hwm: int = declare(100_000, Whole(0, 2**31 - 1), "Messages that may wait for a slow subscriber; 0: any number.")
 
     def __post_init__(self) -> None:
         check(self, "kv_events_config.")
@@ -155,8 +157,11 @@ class ServerConfig(ServerLimits):
             if not isinstance(host, str) or not host or any(mark in host for mark in "/@ ,"):
                 raise ConfigError(f"allowed_hosts takes names such as models.example.org, or '*', got {host!r}")
         for origin in check_list("allowed_origins", self.allowed_origins, "origins"):
-            if not isinstance(origin, str) or origin == "*" or not origin.startswith(("http://", "https://")):
-                raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")
+            if not isinstance(origin, str) or not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins takes origins such as https://example.org, got {origin!r}; write it as browsers "
+                    "send it: in lower case, with a port if need be, and with no slash behind that"
+                )
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -148,14 +148,15 @@ class Gate:
     def _find_key(self, headers: Headers) -> tuple[str | None, bool]:
         """Return a name for the known key in the headers, safe to log, or None; and whether the request `leads`.
 
-        OpenAI's clients send the key as `Authorization`, Anthropic's as `X-Api-Key`. The time of the comparison does
-        not depend on the key that was sent.
+        OpenAI's clients send the key as `Authorization`, Anthropic's as `X-Api-Key`, which counts beside an
+        `Authorization` of another scheme. The time of the comparison does not depend on the key that was sent.
         """
-        scheme, _, key = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
         key_bytes = key.strip().encode("latin-1", "replace")
-        is_bearer = scheme.lower() == "bearer"
         known_keys = (*self._priority_keys, *self._keys)
-        matches = [is_bearer and hmac.compare_digest(key_bytes, known_key) for known_key in known_keys]
+        matches = [hmac.compare_digest(key_bytes, known_key) for known_key in known_keys]
         name = f"key {matches.index(True)}" if any(matches) else None
         leads = not self._priority_keys or any(matches[: len(self._priority_keys)])
         return name, leads

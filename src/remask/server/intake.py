@@ -316,7 +316,9 @@ class Intake:
         seed generates, or none if the server has no seed either.
         """
         if params.seed is not None:
-            return replace(params, seed=(params.seed + choice) % LARGEST)  # generators take no negative seed
+            seed = params.seed + choice
+            # Generators take no negative seed; one of an engine's range stays, as `LLM` draws by it.
+            return replace(params, seed=seed if 0 <= seed <= LARGEST else seed % LARGEST)
         if self.config.seed is None:
             return params
         return replace(params, seed=self._seeds.randrange(LARGEST))

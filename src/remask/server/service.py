@@ -29,7 +29,9 @@ from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import GenerationBody
 
-_LENGTH = re.compile(r"\bmax_tokens\b")  # errors use this name, which bodies of other APIs do not have
+# Errors use these names, which bodies of other APIs do not have.
+_LENGTH = re.compile(r"\bmax_tokens\b")
+_UNSUITABLE = re.compile(r"\bdoes not suit structured_outputs:")
 MAX_LOGGED = 256  # characters that the access log repeats of a field
 CACHED_TOKENS = 1 << 17  # tokens whose texts and bytes are cached: most vocabularies have about as many
 
@@ -154,7 +156,7 @@ class Service:
         priority: int | None = body.priority  # type: ignore[attr-defined]
         self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
-        with _field_names(body):
+        with field_names(body):
             pending = await self.off_loop(request, size, self._pending, make, body, request_id, self.owner(request))
         fingerprint = self.session.fingerprint_of(pending[0].request.adapter)
         model = body.model or self.config.model_names[0]
@@ -215,7 +217,7 @@ class Service:
 
 
 @contextmanager
-def _field_names(body: GenerationBody) -> Iterator[None]:
+def field_names(body: GenerationBody) -> Iterator[None]:
     """Rename the fields in the text of a `ConfigError` as the API of `body` names them.
 
     Raises `ApiError`, which names one field, if the prompt cannot be used or the canvas is too long.
@@ -224,7 +226,7 @@ def _field_names(body: GenerationBody) -> Iterator[None]:
         yield
     except ConfigError as error:
         text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
-        text = _LENGTH.sub(body.length_name, text)
+        text = _UNSUITABLE.sub(f"does not suit {body.form_name}:", _LENGTH.sub(body.length_name, text))
         if isinstance(error, PromptError):
             raise ApiError(400, text.replace("prompt_token_ids", body.texts_name), body.texts_name) from error
         if isinstance(error, CanvasLengthError):

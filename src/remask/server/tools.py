@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from remask.checks.values import shown
+from remask.checks.values import parse_json, shown
 from remask.errors import ConfigError
 from remask.request.forms import FormSource, StructuredOutputs
 from remask.request.json_schema import escape
@@ -380,8 +380,8 @@ class CallReader:
     def _parse_call(self, text: str) -> CallPiece | None:
         """A new call from its JSON text. Returns None if it does not call a known tool."""
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = parse_json(text, finite=True)  # arguments with NaN would be no JSON for the client
+        except ValueError:
             return None
         name = value.get("name") if isinstance(value, dict) else None
         arguments = value.get(self.tool_calls.format.arguments) if isinstance(value, dict) else None

@@ -1,5 +1,6 @@
 """Bodies of decisions, scores and rankings, which read the model's distribution and generate nothing."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from remask.errors import ConfigError
 from remask.request.questions import Decisions
 from remask.request.terms import Terms
 from remask.server.fields import FOREIGN_TO_READS
-from remask.server.protocol.base import Body, Checked, LongText, Name, Texts, declared_fields, with_declared
+from remask.server.protocol.base import MAX_NAME, Body, Checked, LongText, Name, Texts, declared_fields, with_declared
 
 _TERMS = declared(Terms)
 JEV = re.compile(r"jev(-[\w.-]+)?")
@@ -47,6 +48,11 @@ class ReadBody(Body):
         return Terms(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
 
     @property
+    def state_name(self) -> str:
+        """The field that holds what the questions are about, for errors."""
+        return self.names["state"]
+
+    @property
     def questions_count(self) -> int:
         """How many questions it asks."""
         raise NotImplementedError
@@ -65,7 +71,16 @@ class DecisionsBody(ReadBody):
     def terms(self) -> Terms:
         terms = super().terms
         key = self.prompt_cache_key
-        return terms if key is None else replace(terms, cache_salt=json.dumps([terms.cache_salt, key]))
+        if key is None:
+            return terms
+        salt = json.dumps([terms.cache_salt, key])
+        if len(salt) > MAX_NAME:  # more than a salt may have: a digest of it keeps partitions as apart
+            salt = hashlib.sha256(salt.encode()).hexdigest()
+        return replace(terms, cache_salt=salt)
+
+    @property
+    def state_name(self) -> str:
+        return "state" if self.input is None else "input"  # type: ignore[attr-defined]
 
     @property
     def questions_count(self) -> int:
@@ -120,6 +135,10 @@ class ScoreBody(RelevanceBody):
     text_1: LongText | Texts | None = None
     text_2: LongText | Texts | None = None
     names: ClassVar[Mapping[str, str]] = {"state": "queries", "questions": "documents"}
+
+    @property
+    def state_name(self) -> str:
+        return "text_1" if self.queries is None else "queries"
 
     @property
     def pairs(self) -> tuple[list[str], list[str]]:

@@ -16,7 +16,8 @@ from remask.answers.decided import Decision, api_answers
 from remask.answers.decisions import DecisionPlan
 from remask.engine.async_engine import Ticket
 from remask.engine.request import PendingRequest
-from remask.errors import ConfigError, QueueFullError
+from remask.engine.request import Request as EngineRequest
+from remask.errors import CanvasLengthError, ConfigError, QueueFullError
 from remask.readers.decision import Reading
 from remask.request.questions import Decisions, Question
 from remask.request.result import Result
@@ -344,11 +345,24 @@ class _Waves:
         for position, (index, number) in enumerate(wave, start):
             name = f"{self.request.state.request_id}-d{position}-{next(self.service.intake.numbers)}"
             request = self.plans[index].request(number, name, policy=policy, **fields)
-            pending.append(self.service.llm.engine.check(request))
+            pending.append(self._check(request))
         return pending
 
+    def _check(self, request: EngineRequest) -> PendingRequest:
+        """Check a request of a canvas. Raises `ConfigError`; that of a canvas that is too long names a field."""
+        try:
+            return self.service.llm.engine.check(request)
+        except CanvasLengthError as error:
+            name = self.body.state_name
+            cause = f"prompt of {error.prompt_length} tokens and max_tokens={error.response_length}"
+            parts = f"{name} and the questions on it, {error.prompt_length} tokens, and {error.response_length} to read"
+            raise ConfigError(str(error).replace(cause, parts)) from error
+
     async def _read(self, pending: Sequence[PendingRequest], *, may_wait: bool) -> list[Result]:
-        """Run a wave, and return its results. Raises `QueueFullError` if the queue is full, unless it `may_wait`."""
+        """Run a wave, and return its results. Raises `QueueFullError` if it can never run.
+
+        Raises it on a full queue too, unless the wave `may_wait`.
+        """
         ticket = await self._submit(pending, may_wait)
         results: dict[str, Result] = {}
         try:
@@ -366,7 +380,8 @@ class _Waves:
             try:
                 return self.service.engine.submit(pending)
             except QueueFullError:
-                if not may_wait:
+                work = sum(request.row_layers for request in pending)
+                if not may_wait or work > self.service.engine.max_client_work:  # then waiting would not help
                     raise
                 self._remaining_s()  # raises once the deadline has passed
                 await asyncio.sleep(RETRY_S)

@@ -14,7 +14,7 @@ from remask.server.protocol.conversation import DetokenizeBody, TokenizeBody
 from remask.server.protocol.generation import ChatBody, CompletionBody
 from remask.server.protocol.messages import CountTokensBody, MessagesBody
 from remask.server.protocol.responses import ResponsesBody
-from remask.server.service import Body, RequestMaker, service_of
+from remask.server.service import Body, RequestMaker, field_names, service_of
 from remask.text.prompts import text_tokens
 
 
@@ -60,9 +60,12 @@ async def render_completion(request: Request, body: CompletionBody) -> Response:
 async def _render(request: Request, body: Body, make: RequestMaker[Body]) -> list[Rendered]:
     """The token ids of each prompt of a body. No request is run."""
     service = service_of(request)
+    service.note_user(request, body.user)
+    service.note_left_out(request, body.left_out)
     size = service.intake.check_size(body)
     model = body.model or service.config.model_names[0]
-    requests = await service.off_loop(request, size, make, body, request.state.request_id)
+    with field_names(body):
+        requests = await service.off_loop(request, size, make, body, request.state.request_id)
     return [
         {"request_id": first.id, "model": model, "token_ids": list(first.prompt_token_ids)}
         for first in requests[:: body.choices]
