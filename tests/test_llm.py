@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 
@@ -200,3 +200,32 @@ def test_the_public_members_are_few() -> None:
     public = {name for name in vars(LLM) if not name.startswith("_")}
     asked = {"generate", "chat", "stream", "infill", "decide", "close"}
     assert public == asked | {"depth_table", "tokenizer", "loaded", "model", "engine"}
+
+
+class Bad(NamedTuple):
+    """Arguments of a method that it refuses."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    message: str
+    keywords: Mapping[str, Any] = {}
+
+
+CHAT = [{"role": "user", "content": "a"}]
+BAD = [
+    *(
+        Bad("generate", (prompts,), "a prompt must be a text, a list")
+        for prompts in (5, None, b"ab", {"a"}, [None], [b"a"])
+    ),
+    Bad("stream", (5.5,), "a prompt must be a text, a list"),
+    Bad("generate", ("a", 5), "params must be SamplingParams, or a mapping"),
+    Bad("generate", ("a", [5]), "params must be SamplingParams, or a mapping"),
+    *(Bad("infill", ("a", canvas), "canvas must be a list of parts") for canvas in ({"mask": 4}, None, "ab")),
+    Bad("chat", (CHAT,), "chat_template_kwargs must be an object", {"chat_template_kwargs": [1]}),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_arguments_of_another_kind_are_refused_by_name(bundled: LLM, bad: Bad) -> None:
+    with pytest.raises(ConfigError, match=bad.message):
+        list(getattr(bundled, bad.method)(*bad.arguments, **bad.keywords))

@@ -12,11 +12,12 @@ from remask.checkpoint.loaded import FoundModel, LoadedModel, find_model
 from remask.checkpoint.settings import Loading, LoadSettings, ModelSettings
 from remask.checks import ModelKind
 from remask.checks.fields import declared
+from remask.checks.values import shown
 from remask.depth.table import DepthTable
 from remask.engine.config import AUTO, EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.errors import DecisionError, UnknownNameError
+from remask.errors import ConfigError, DecisionError, UnknownNameError
 from remask.loading import announce_download, open_model
 from remask.machine.cpu import read_cpu
 from remask.machine.device import resolve_device
@@ -262,6 +263,11 @@ class LLM:
         """
         items = as_prompts(prompts)
         terms_and_policy = self.session.terms(keywords, LLM.infill)
+        if isinstance(canvas, str) or not isinstance(canvas, Sequence):
+            raise ConfigError(
+                'canvas must be a list of parts, such as [{"text": "a"}, {"mask": 4}], or a list of such lists, one '
+                f"per prompt, got {shown(canvas)}"
+            )
         is_single_canvas = bool(canvas) and isinstance(canvas[0], Mapping | Part)
         canvases: Any = [canvas] * len(items) if is_single_canvas else list(canvas)
         return self._run(

@@ -14,6 +14,7 @@ from remask.answers.infill import response_of
 from remask.answers.structured import Structures
 from remask.checkpoint.loaded import LoadedModel
 from remask.checks.fields import declared
+from remask.checks.values import shown
 from remask.depth.find import find_table, load_earned, save_earned
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
@@ -348,6 +349,11 @@ class Session:
                     "the rest to it; SamplingParams are complete"
                 )
             return sampling, None
+        if not isinstance(sampling, Mapping):
+            raise ConfigError(
+                "params must be SamplingParams, or a mapping such as {'temperature': 0.5}, for all prompts or one for "
+                f"each, got {shown(sampling)}"
+            )
         config = self.loaded.config
         base = command_sampling or {}
         if config.causal_prefix:

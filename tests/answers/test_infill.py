@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remask.answers.infill import template_of
+from remask.answers.infill import response_of, template_of
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.plan.canvas import OPEN, Hole, Template
@@ -109,6 +109,10 @@ def test_parts_make_a_template() -> None:
     assert (template.tail, template.open_places, len(template)) == (9, 5, 9)
     with pytest.raises(ConfigError, match="no tokenizer, so fixed parts must be token_ids"):
         template_of(parts, None)
+    with pytest.raises(ConfigError, match=r"^suffix: this model folder has no tokenizer"):
+        response_of(
+            Terms(suffix="a"), {}, 1, tokenizer=None, stop_ids=(), resolve=lambda *_: SamplingParams(), max_length=8
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))

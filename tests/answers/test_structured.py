@@ -20,7 +20,7 @@ from remask.answers import structured as structure
 from remask.answers.structured_worker import CompiledPattern, compile_pattern
 from remask.checkpoint.tokenizer import byte_tokenizer
 from remask.errors import ConfigError
-from remask.machine.helper import Helpers, LateError, RefusedError
+from remask.machine.helper import Helpers, LateError, RefusedError, StartError
 from remask.request.forms import StructuredOutputs
 from remask.text.token_bytes import token_bytes
 from tests.server.serving import Running, serving
@@ -447,11 +447,14 @@ def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch
     assert runs == 1
 
 
-def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [LateError, StartError])
+def test_what_failed_as_the_machine_was_busy_is_tried_again(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
 
     def late(*_: Any) -> None:
-        raise LateError("it takes more than 40 s on this machine")
+        raise kind("it takes more than 40 s on this machine")
 
     with monkeypatch.context() as patch:
         patch.setattr(Helpers, "ask", late)

@@ -108,6 +108,18 @@ def sent(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[st
     return seen
 
 
+def test_a_line_that_is_no_text_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = io.TextIOWrapper(io.BytesIO(b"\xff\n" + USER.encode() + b"\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", lines)
+    status = main(["--quiet", "chat", "--system", SYSTEM, "--model", "bundled-transit", "--dtype", "float32"])
+    told = capsys.readouterr()
+    assert status == 0
+    assert told.err.startswith("error: The text is not valid Unicode")
+    assert QUESTIONS[0].answer in told.out
+
+
 def test_turns_add_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a model that says nothing of what it can answer: the same one, as a folder."""
     llm = LLM(str(resolve_model("bundled-transit")), cache="none", dtype="float32", device="cpu")
@@ -284,6 +296,8 @@ def test_what_is_no_list_of_models_is_an_error_with_its_cause(status: int, body:
     [
         (event("a") + 'data: {"error": {"message": "it broke"}}\n\n', "it broke"),
         (event("a") + "data: {half\n\n", "not JSON"),
+        (event("a") + 'data: {"choices": [1]}\n\n', "no chunk of a chat"),
+        (event("a") + 'data: {"choices": 1}\n\n', "no chunk of a chat"),
     ],
 )
 def test_an_answer_that_breaks_off_says_why(body: str, text: str) -> None:

@@ -19,7 +19,7 @@ from remask.cli import main
 from remask.cli.commands import BUILTIN_COMMANDS, LAB_COMMANDS, MOVED_COMMANDS, all_commands
 from remask.cli.main import parse
 from remask.cli.parser import Parser, examples
-from remask.errors import RemaskError
+from remask.errors import ConfigError, RemaskError
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
 MISSPELLED = {
@@ -273,6 +273,15 @@ def test_a_file_gives_flags_by_name_or_by_section(flag: str, tmp_path: Path) -> 
         file.write_text(content, encoding="utf-8")
         with pytest.raises(RemaskError, match=message):
             parse(["bench", flag, str(file)])
+
+
+def test_dates_of_a_file_are_texts_and_other_values_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("sampling: {stop: 2024-01-01}\n", encoding="utf-8")
+    assert parse(["serve", "bundled", "--config", str(file)]).sampling == '{"stop": "2024-01-01"}'
+    file.write_text("sampling: {stop: !!set {a}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is no value of JSON"):
+        parse(["serve", "bundled", "--config", str(file)])
 
 
 def test_the_whole_help_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,8 +65,8 @@ class Handle:
         return self._turns.pop(0) if len(self._turns) > 1 else self.parts
 
 
-def ask(handle: Handle, body: bytes, method: str = "POST", path: str = "/p") -> Any:
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"a=1", "headers": [(b"x", b"y")]}
+def ask(handle: Handle, body: bytes, method: str = "POST", path: str = "/p", query: bytes = b"a=1") -> Any:
+    scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": [(b"x", b"y")]}
     scope |= {"server": ("h", 1), "scheme": "http", "client": ("1.2.3.4", 5)}
 
     async def receive() -> Any:
@@ -89,6 +89,13 @@ def test_the_front_names_the_prefix_and_streams_through() -> None:
     assert (call.method, call.path, call.query, call.client) == ("POST", "/p", b"a=1", ("1.2.3.4", 5))
     assert call.header(b"x") == "y"
     assert handle.parts.cancelled
+
+
+def test_a_path_and_a_query_are_passed_on_as_they_are() -> None:
+    handle = Handle(Parts([Head(200, ()), b"one"]))
+    ask(handle, b"", "GET", "/v1/models/a#1?", query=b"a=\xff")
+    ((_, call),) = handle.calls
+    assert (call.path, call.query) == ("/v1/models/a#1?", b"a=\xff")
 
 
 def test_a_body_in_many_small_pieces_is_copied_once() -> None:
@@ -225,3 +232,4 @@ def test_turns_of_round_robin() -> None:
 def test_the_application_is_built_from_names() -> None:
     assert build({"model": "bundled-tariff", "max_replicas": 2}) is not None
     assert build({"routing": "round-robin"}) is not None
+    assert build({"max_replicas": "2"}) is not None, "all that stands on Serve's command line is text"

@@ -6,7 +6,7 @@ import pytest
 
 from remask.cli import main
 from remask.cli.main import parse
-from remask.deploy.settings import FleetSettings
+from remask.deploy.settings import FleetSettings, from_words
 from remask.errors import ConfigError
 
 
@@ -54,11 +54,24 @@ def test_what_replicas_are_made_of() -> None:
         ({"upscale_delay_s": -1}, "upscale_delay_s"),
         ({"downscale_delay_s": float("inf")}, "downscale_delay_s"),
         ({"num_gpus": -1}, "num_gpus"),
+        ({"llm": None}, "llm must be an object of settings by name, got None"),
+        ({"engine": "abc"}, "engine must be an object of settings by name, got 'abc'"),
+        ({"server": ["max_queue"]}, "server must be an object of settings by name"),
     ],
 )
 def test_bad_settings(values: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         FleetSettings.from_mapping(values)
+
+
+def test_the_words_of_a_command_line_of_ray_serve() -> None:
+    words = {"model": "bundled", "max_replicas": "4", "balance": "1.5", "routing": "prefix", "engine": '{"audit": 0}'}
+    fleet = FleetSettings.from_mapping(from_words(words))
+    assert (fleet.max_replicas, fleet.balance, fleet.routing, fleet.engine) == (4, 1.5, "prefix", {"audit": 0})
+    with pytest.raises(ConfigError, match=r"max_replicas must be a whole number .*, got 'four'"):
+        FleetSettings.from_mapping(from_words({"max_replicas": "four"}))
+    with pytest.raises(ConfigError, match="llm is not JSON that can be read"):
+        from_words({"llm": "{"})
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Helpers, beyond what tests of their tasks show (`tests/text/test_chat_template.py`, `tests/server`)."""
 
+import errno
+
 import pytest
 
 from remask.machine import helper
-from remask.machine.helper import Helpers, LateError
+from remask.machine.helper import Helpers, LateError, StartError
 
 
 def test_an_answer_that_never_comes_is_late_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,3 +15,14 @@ def test_an_answer_that_never_comes_is_late_and_its_process_ends(monkeypatch: py
         with pytest.raises(LateError, match=r"more than 0.01 s on this machine"):
             helpers.ask(b"a question")
         assert helpers.idle == []
+
+
+def test_a_process_that_the_system_does_not_start_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    helpers = Helpers("a:task", b"", seconds=1, memory=1 << 30, wait=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(helper.subprocess, "Popen", refuse)
+        with pytest.raises(StartError, match="its process cannot be started: Resource temporarily unavailable"):
+            helpers.ask(b"a question")

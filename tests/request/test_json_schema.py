@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -247,6 +248,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"properties": {'a"\n': {"not": {}}}}, "'a\"\\n' holds 'not', which cannot be guaranteed"),
     ({"properties": {"a": {"nope": 1}}}, "json.properties.a holds 'nope', which cannot be guaranteed; leave it out"),
     ({"type": "number", "maximum": 10**14}, "maximum has more than 14 digits"),
+    ({"type": "integer", "minimum": 10**400}, "minimum has more than 18 digits"),
+    ({"type": "number", "exclusiveMaximum": -(10**400)}, "exclusiveMaximum has more than 14 digits"),
 ]
 
 
@@ -466,3 +469,22 @@ def test_texts_of_any_schema_are_valid(examples: int) -> None:
         always_holds(schema, seed)
 
     hold()
+
+
+def test_work_on_equal_values_is_no_product_of_their_sizes() -> None:
+    """What takes seconds as a product takes hundredths of one as a sum."""
+    start = time.process_time()
+    with pytest.raises(ConfigError, match="enum holds no value"):
+        StructuredOutputs(json={"const": [0] * 3000, "enum": [0] * 3000})
+    branches = [{"$ref": "#/$defs/a"}] * 400
+    with pytest.raises(ConfigError, match="json is too long"):
+        StructuredOutputs(json={"oneOf": branches, "$defs": {"a": {"enum": [[0] * 8000]}}})
+    assert time.process_time() - start < 2
+
+
+def test_deep_values_are_refused_before_they_are_visited() -> None:
+    deep: Any = 0
+    for _ in range(700):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="nested more than 128 deep"):
+        StructuredOutputs(json={"enum": [deep]})

@@ -48,6 +48,8 @@ def test_prompts_show_what_labels_do_not_say() -> None:
     assert numbers.prompt(("1", "2", "3")) == "which ?\nAnswer with a number from 1 to 3."
     letters = question(type="number", criteria=None, min=1, max=2, labels="letters")
     assert letters.prompt(("A", "B")) == "which ?\nA: 1\nB: 2\nAnswer with one of A, B."
+    words = question(type="number", criteria=None, min=1, max=2, labels=["low", "high"])
+    assert words.prompt(("low", "high")) == "which ?\nlow: 1\nhigh: 2\nAnswer with one of low, high."
 
 
 def test_what_follows_from_log_probabilities() -> None:
@@ -164,6 +166,8 @@ WRONG: list[tuple[Any, str]] = [
     ([part([1])], "must be an object or a list of objects"),
     ([part(DEEP)], "more than 32 levels"),
     ([part({"a": [0] * 10_000})], "more than 10000 values"),
+    ([part({"a": {1}})], "input[0].content[0].data must be a text or JSON, got {'a': {1}}"),
+    (items({**call(), "arguments": {"a": {1}}}), "input[1].arguments must be a text or JSON, got {'a': {1}}"),
     ([part({"a": "x" * (1 << 18)})], "bytes as compact JSON; at most 262144"),
     (
         [{"role": "user", "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": 1}]}],
@@ -208,3 +212,18 @@ def test_the_cost_of_tokenizing_grows_with_labels() -> None:
     )
     assert few.chars * 3 < many.chars
     assert Decisions("x", {"p": CHOICE, "q": CHOICE}, together=True).chars > 2 * Decisions("x", {"q": CHOICE}).chars
+
+
+def test_what_is_no_json_is_refused_by_name() -> None:
+    asked = {"q": {"type": "yes_no", "instructions": "it ?"}}
+    with pytest.raises(ConfigError, match="state must be a text, or an object or a list"):
+        Decisions({"a": {1}}, asked)
+    with pytest.raises(ConfigError, match=r"questions\.q: instructions must be a text, or an object or a list"):
+        Decisions("x", {"q": {"type": "yes_no", "instructions": [{1}]}})
+
+
+def test_levels_have_a_legend_in_both_forms() -> None:
+    levels = [{"label": "low", "description": "not much"}, {"label": "high"}]
+    asked = Decisions(input="x", questions=[{"type": "score", "instructions": "how ?", "levels": levels}])
+    answer = decided(asked.questions["0"], [-1.0, -2.0], ("0", "1"), None)
+    assert answer.system_one["legend"] == {"0": "low", "1": "high"}

@@ -110,7 +110,8 @@ class Decision:
             return {"type": self.type, "noul": self.value, **self._extensions}
         answer: dict[str, Any] = {"type": self.type, kind: self.choice if kind == "choice" else self.value}
         if kind == "score":
-            answer["legend"] = dict(zip(self.names, self.question.criteria, strict=True))
+            levels = self.question.criteria or [alternative.text for alternative in self.question.alternatives]
+            answer["legend"] = dict(zip(self.names, levels, strict=True))
         if self.mean is not None:
             answer["mean"] = self.mean
         return {**answer, "probabilities": self.probabilities, "confidence": self.confidence, **self._extensions}

@@ -45,6 +45,11 @@ def response_of(
         assert texts is not None
         # A suffix comes from the client, other affixes from the server.
         may_name_tokens = control_tokens or terms.suffix is None
+        if tokenizer is None:
+            raise ConfigError(
+                "suffix: this model folder has no tokenizer, so text cannot follow the response; send a canvas of "
+                "token_ids and a mask"
+            )
         head, tail = (_encode_part(text, tokenizer, may_name_tokens) for text in texts)
         fixed_length = prompt_length + len(head) + len(tail)
         hole_length = resolve(sampling, fixed_length, None).max_tokens

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from remask.answers.structured_worker import CompiledPattern, CompilerSettings
 from remask.checks.plugins import install_command
 from remask.errors import ConfigError, FormError
-from remask.machine.helper import HelperError, Helpers, LateError, RefusedError
+from remask.machine.helper import HelperError, Helpers, LateError, RefusedError, StartError
 from remask.model.config import ModelConfig
 from remask.readers.constraint import Constraint
 from remask.request.forms import FormSource, StructuredOutputs
@@ -162,7 +162,7 @@ class Structures:
         failure = f": the {_FORM_NAMES[source.kind]} cannot be compiled:"
         try:
             answer: CompiledPattern = marshal.loads(helpers.ask(marshal.dumps(source.expression)))
-        except LateError as error:
+        except (LateError, StartError) as error:
             raise _TransientError(f"{failure} {error}; try again later") from error
         except (RefusedError, HelperError) as error:
             raise FormError(f"{failure} {error}") from error

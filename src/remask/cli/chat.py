@@ -5,6 +5,7 @@ The client of chat completions uses the standard library alone, so that a conver
 
 import argparse
 import http.client
+import io
 import json
 import os
 import re
@@ -72,6 +73,9 @@ def _converse(args: argparse.Namespace, answerer: Answerer, card: Card | None) -
         shortcuts = {f"/{number}": item["question"] for number, item in enumerate(card["questions"], 1)}
     opening: Turns = [] if system is None else [{"role": "system", "content": system}]
     turns = list(opening)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Bytes that are not the locale's become lone surrogates, which are refused with their line alone.
+        sys.stdin.reconfigure(errors="surrogateescape")
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print("\n".join([_HELP, *_card_lines(card, shortcuts)]))
@@ -282,8 +286,11 @@ class ChatClient:
                 chunk = _parse_object(value)
                 if "error" in chunk:
                     raise RemaskError(_error_message(chunk, "the server ends the answer"))
-                for choice in chunk.get("choices") or ():
-                    yield (choice.get("delta") or {}).get("content") or ""
+                try:
+                    pieces = [(choice.get("delta") or {}).get("content") or "" for choice in chunk.get("choices") or ()]
+                except (AttributeError, TypeError) as error:
+                    raise RemaskError(f"the server's answer is no chunk of a chat: {value[:200]!r}") from error
+                yield from pieces
 
     @contextmanager
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Iterator[http.client.HTTPResponse]:

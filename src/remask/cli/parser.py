@@ -9,6 +9,7 @@ import difflib
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -224,4 +225,13 @@ def _config_flags(
 
 
 def _flag_value(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value, default=_date_text) if isinstance(value, dict) else str(value)
+
+
+def _date_text(value: Any) -> str:
+    """Return a date of YAML, which an unquoted text may be read as, as text. Raises `ConfigError` on other values."""
+    if isinstance(value, date):
+        return str(value)
+    raise ConfigError(
+        f"{CONFIG}: {value!r} is no value of JSON; give a text, a number, true, false, a list or an object"
+    )

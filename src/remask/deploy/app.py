@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from remask.deploy.asgi import REPLICA_HEADER, Call, Head, respond
 from remask.deploy.routing import prefix_identity
-from remask.deploy.settings import FleetSettings
+from remask.deploy.settings import FleetSettings, from_words
 from remask.errors import EngineDeadError
 from remask.llm import LLM
 from remask.server.answers.generation import failed_stream
@@ -94,7 +94,13 @@ class Front:
         body = await self._read_body(request)
         client = None if request.client is None else (request.client.host, request.client.port)
         call = Call(
-            request.method, request.url.path, request.url.query.encode(), tuple(request.headers.raw), body, client
+            # Not of `request.url`, which quotes a part of the path and reads the query as UTF-8.
+            request.method,
+            request.scope["path"],
+            request.scope["query_string"],
+            tuple(request.headers.raw),
+            body,
+            client,
         )
         try:
             head, parts = await self._dispatch(call)
@@ -170,7 +176,7 @@ def _prefix_identity(call: Call) -> bytes | None:
 
 def build(settings: FleetSettings | Mapping[str, Any]) -> Any:
     """Return the application for `serve.run`. Raises `ConfigError` on invalid settings."""
-    fleet = settings if isinstance(settings, FleetSettings) else FleetSettings.from_mapping(settings)
+    fleet = settings if isinstance(settings, FleetSettings) else FleetSettings.from_mapping(from_words(settings))
     router_kwargs = {"slots": fleet.spill.slots, "balance": fleet.balance} if fleet.routing == "prefix" else {}
     replicas = serve.deployment(
         Replica,

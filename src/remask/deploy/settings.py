@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remask.checkpoint.settings import ModelSettings
 from remask.checks import BUNDLED
 from remask.checks.fields import check, declare, declared
-from remask.checks.values import Choice, Real, Seconds, Whole, check_whole
+from remask.checks.values import Choice, Real, Seconds, Whole, check_whole, json_object, shown
 from remask.deploy.routing import Spill
 from remask.engine.config import AUTO, EngineConfig
 from remask.errors import ConfigError, UnknownNameError
@@ -68,6 +69,10 @@ class FleetSettings(Scaling):
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("llm", "engine", "server"):
+            value: object = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{name} must be an object of settings by name, got {shown(value)}")
         _check_names("llm", self.llm, MODEL_FIELDS)
         _check_names("engine", self.engine, [setting.name for setting in fields(EngineConfig)])
         # The limits of connections are not among them: those are Ray Serve's.
@@ -133,6 +138,22 @@ class FleetSettings(Scaling):
     def shutdown_s(self) -> float:
         """Seconds that a replica has to finish its requests when it stops."""
         return math.ceil(self.server_config.drain_timeout) + 5.0
+
+
+def from_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as `FleetSettings` takes them, of a command line of Ray Serve, which hands all on as texts.
+
+    Texts that are none of a setting's values stay as they are. Raises `ConfigError` on an object that is not JSON.
+    """
+    numbers = declared(Scaling)
+    result = dict(values)
+    for name, value in values.items():
+        if isinstance(value, str) and name in ("llm", "engine", "server"):
+            result[name] = json_object(name, value)
+        elif isinstance(value, str) and name in numbers:
+            with suppress(ValueError):  # which the check of the field reports
+                result[name] = numbers[name].values.from_text(value)
+    return result
 
 
 def _check_names(kind: str, values: Mapping[str, Any], names: Collection[str]) -> None:

@@ -48,6 +48,10 @@ class LateError(HelperError):
     """A helper took longer than the caller's `wait`."""
 
 
+class StartError(HelperError):
+    """The system starts no helper now."""
+
+
 class Helpers:
     """Processes of one task, one for each thread that asks at the same time.
 
@@ -119,7 +123,7 @@ class Helpers:
         _end(self.idle)
 
     def _take(self) -> Helper:
-        """An idle process, or a new one. The caller has it alone."""
+        """An idle process, or a new one. The caller has it alone. Raises `StartError`."""
         while self.idle:
             with suppress(IndexError):  # another thread was quicker
                 helper = self.idle.pop()
@@ -129,7 +133,10 @@ class Helpers:
         # `-P`: files in the working directory must not replace modules. In a session of its own, the process does not
         # get an interrupt from the terminal.
         command = [sys.executable, "-P", "-c", _PROGRAM]
-        helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        except OSError as error:  # for lack of memory, files or processes
+            raise StartError(f"its process cannot be started: {error.strerror or error}") from error
         assert helper.stdin is not None
         with suppress(BrokenPipeError):  # as in `_exchange`
             helper.stdin.write(_frame(_QUESTION, self._job))

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from remask.checks.fields import check, declare, documented, parse
-from remask.checks.values import Flag, ListOf, Settings, Text
+from remask.checks.values import Flag, ListOf, Settings, Text, parse_json
 from remask.errors import ConfigError
 from remask.request.json_schema import escape, expression_of
 from remask.request.schema_parts import whole_regex
@@ -84,7 +84,6 @@ class StructuredOutputs:
     def _plain_schema(self) -> Any:
         """A copy of the schema in plain JSON values. Raises `ConfigError` if it is not JSON."""
         try:
-            text = json.dumps(self.json, allow_nan=False)
+            return parse_json(json.dumps(self.json, allow_nan=False))
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"structured_outputs.json is no JSON: {error}") from error
-        return json.loads(text)

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from remask.checks.values import shown
+from remask.checks.values import count_values, shown
 from remask.errors import ConfigError
 from remask.request.schema_parts import BOUNDS, FORMATS, number_expression, string_expression
 
@@ -489,7 +489,7 @@ class _Translation:
             return self._tags(*self._reference_target(node["$ref"], scope), depth + 1)
         if "const" in node or isinstance(node.get("enum"), list):
             values = [node["const"]] if "const" in node else node["enum"]
-            self._visit(scope, len(values) // _VALUES_PER_VISIT)
+            self._visit(scope, count_values(values, MAX_VISITS * _VALUES_PER_VISIT) // _VALUES_PER_VISIT)
             return {"": frozenset(map(_canonical_text, values))}
         for keyword in ("allOf", "anyOf", "oneOf"):
             schemas = node.get(keyword)
@@ -579,7 +579,8 @@ def _enum_expression(node: Mapping[str, Any], scope: _Scope) -> str:
     if not isinstance(values, list):
         raise ConfigError(f"{scope.path}.enum must be a list of values, got {shown(values)}")
     if "const" in node:
-        values = [value for value in values if _canonical_text(value) == _canonical_text(node["const"])]
+        const = _canonical_text(node["const"])
+        values = [value for value in values if _canonical_text(value) == const]
     if not values:
         raise ConfigError(f"{scope.path}: enum holds no value that is allowed; list one at least")
     if "type" in node:

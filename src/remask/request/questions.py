@@ -65,7 +65,13 @@ class Json(Values):
 
     def fits(self, value: object) -> bool:
         if isinstance(value, Mapping | list | tuple):
-            return count_values(value, self.max_values) <= self.max_values and Text(self.max_chars).fits(text_of(value))
+            if count_values(value, self.max_values) > self.max_values:
+                return False
+            try:
+                text = text_of(value)
+            except (TypeError, ValueError, RecursionError):  # a caller in Python may send what is no JSON
+                return False
+            return Text(self.max_chars).fits(text)
         return Text(self.max_chars, empty=True).fits(value)
 
     def schema(self) -> dict[str, Any]:
@@ -351,7 +357,8 @@ class Question:
         if not self.show_options:
             return self.question_text
         lines = [self.question_text.strip()]
-        has_number_labels = self.kind == "number" and self.labels != "letters"  # these need no explanation
+        # The numbers themselves need no explanation.
+        has_number_labels = self.kind == "number" and self.labels in ("auto", "names")
         for alternative, label in zip(self.alternatives, labels, strict=True):
             is_plain = self.kind == "yes_no" and label.lower() in _SELF_EXPLANATORY
             text = None if is_plain or label == alternative.text else alternative.text

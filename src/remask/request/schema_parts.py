@@ -7,7 +7,7 @@ part of them: a string of a pattern has only the escapes that the pattern spells
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from remask.checks.values import shown
 from remask.errors import ConfigError
@@ -83,12 +83,17 @@ def _read_bounds(node: Mapping[str, Any], max_digits: int) -> dict[str, float]:
         value = node.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not _is_finite(value):
             raise ConfigError(f"{name} must be a number, got {shown(value)}")
         if abs(value) >= 10**max_digits:
             raise ConfigError(f"{name} has more than {max_digits} digits, and at most so many are guaranteed")
         limits[name] = value
     return limits
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    """Whether `value` is a number, and no infinity; a whole number may have more digits than a float can hold."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _effective_bound(limits: Mapping[str, float], inclusive: str, exclusive: str, sign: int) -> tuple[int | None, bool]:

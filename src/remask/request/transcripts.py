@@ -203,7 +203,9 @@ def _add_call(
 ) -> None:
     """Add a call to the last message, or to a new one if that is not the assistant's. Writes `messages` and `calls`."""
     argument_field = "input" if item_type == "custom_tool_call" else "arguments"
-    text = "" if fields.get(argument_field) is None else text_of(fields[argument_field])
+    text = (
+        "" if fields.get(argument_field) is None else _checked_text(f"{path}.{argument_field}", fields[argument_field])
+    )
     call_id, name = fields.get("call_id"), fields.get("name")
     for field, values, value in (("call_id", _NAME, call_id), ("name", _NAME, name), (argument_field, _TEXT, text)):
         values.check(f"{path}.{field}", value)
@@ -272,12 +274,21 @@ def _json_text(path: str, data: Any) -> str:
         raise ConfigError(f"{path} holds more than {MAX_JSON_VALUES} values; send fewer, or several parts")
     if _nesting_depth(data) > MAX_LEVELS:
         raise ConfigError(f"{path} nests more than {MAX_LEVELS} levels of lists and objects; send flatter values")
+    text = _checked_text(path, data)
     compact = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     if not _TEXT.fits(compact):
         raise ConfigError(f"{path} holds a text that is not valid Unicode")
     if (size := len(compact.encode())) > MAX_JSON_BYTES:
         raise ConfigError(f"{path} has {size} bytes as compact JSON; at most {MAX_JSON_BYTES} are taken")
-    return text_of(data)
+    return text
+
+
+def _checked_text(path: str, value: Any) -> str:
+    """Return `text_of` a value. Raises `ConfigError` if it is no JSON, as a caller in Python may send it."""
+    try:
+        return text_of(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} must be a text or JSON, got {shown(value)}: {error}; send what JSON has") from error
 
 
 def _nesting_depth(data: Any) -> int:

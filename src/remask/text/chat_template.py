@@ -4,6 +4,7 @@ import marshal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remask.checks.values import shown
 from remask.errors import ConfigError
 from remask.machine.helper import HelperError, Helpers, RefusedError
 
@@ -37,6 +38,8 @@ class ChatTemplate:
         `ConfigError` if the template refuses the conversation, fails on it or exceeds a limit; and if `variables` have
         a reserved name, or values other than texts, numbers, booleans, lists and objects.
         """
+        if variables is not None and not isinstance(variables, Mapping):
+            raise ConfigError(f"chat_template_kwargs must be an object of variables by name, got {shown(variables)}")
         # A key without a value is left out: templates ask whether a key is there.
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         values = {"messages": chat, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}

@@ -13,9 +13,14 @@ _FIELDS = ("prompt", "prompt_token_ids")  # of a prompt that is an object, as in
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many as a list. A list of ints is one prompt, and so is a list of messages."""
+    """One prompt or many as a list. A list of ints is one prompt, and so is a list of messages.
+
+    Raises `ConfigError` on what is neither a prompt nor a list of them.
+    """
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
+        raise _prompt_error(prompts)
     if prompts and isinstance(prompts[0], int | Mapping) and not _is_prompt_object(prompts[0]):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -56,8 +61,16 @@ def _object_content(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     return value
 
 
+def _prompt_error(value: object) -> ConfigError:
+    """The error for a value that is no prompt."""
+    return ConfigError(
+        "a prompt must be a text, a list of token ids, a list of messages, or an object of one field 'prompt' or "
+        f"'prompt_token_ids', got {shown(value)}"
+    )
+
+
 def _are_ids(value: Any) -> TypeGuard[Sequence[int]]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
         return False
     return all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
@@ -75,11 +88,13 @@ def encode(
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is
     the term of that name, `variables` are those of the chat template, and the last two say how messages end, as in
-    `Tokenizer.render_chat`. Raises `ConfigError` on text without a tokenizer, on an object that is not a prompt, and on
+    `Tokenizer.render_chat`. Raises `ConfigError` on text without a tokenizer, on what is not a prompt, and on
     `continue_final_message` without messages.
     """
     if isinstance(prompt, Mapping):
         prompt = _object_content(prompt)
+    elif isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        raise _prompt_error(prompt)
     if continue_final_message and (_are_ids(prompt) or isinstance(prompt, str)):
         raise ConfigError("continue_final_message is of conversations; a text or token ids are gone on with anyway")
     if _are_ids(prompt):
