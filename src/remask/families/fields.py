@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from remask.checks.values import SHOWN, is_real, is_whole
+from remask.checks.values import SHOWN, is_real, is_whole, shown
 from remask.errors import CheckpointError
 from remask.model.config import RopeScaling
 
@@ -33,7 +33,10 @@ _SCALINGS: Mapping[str, tuple[str, ...]] = {
 
 def _short_repr(value: object) -> str:
     """`value` as JSON, cut to `SHOWN` characters."""
-    text = json.dumps(value, default=repr)
+    try:
+        text = json.dumps(value, default=repr)
+    except (TypeError, ValueError):  # keys that JSON has not, and numbers of thousands of digits, of overrides
+        return shown(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
@@ -194,7 +197,7 @@ class Fields:
         if scaling is not None and scaling.kind == "yarn":
             if theta <= 1:
                 raise self.unfit("rope_theta", "a number above 1, where YaRN scales positions")
-            max_length = max(max_length, min(SIZE, int(scaling.length * scaling.factor)))
+            max_length = max(max_length, int(min(SIZE, scaling.length * scaling.factor)))
         return {"rope_theta": theta, "rotary_dim": rotary_dim, "rope_scaling": scaling, "max_length": max_length}
 
     def refuse_rope_scaling(self) -> None:
@@ -243,7 +246,7 @@ class Fields:
 
     def sliding_layers(self, kinds: Any, layers: int) -> tuple[int, ...]:
         """The sliding layers, by the `kinds` of all `layers` in the form of `layer_types`."""
-        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
             raise self.unfit("layer_types", f"a list of {layers} times {FULL!r} or {SLIDING!r}")
         return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
 
