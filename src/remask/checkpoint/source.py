@@ -67,7 +67,7 @@ def local_model(model: str) -> Path | None:
     # Not `Path`, whose methods raise on names that cannot be paths.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
-        return Path(path)
+        return _entered("model", path)
     if os.path.exists(path):
         if path.lower().endswith(SUFFIX):
             return Path(path)
@@ -93,6 +93,16 @@ def local_model(model: str) -> Path | None:
     return None
 
 
+def _entered(noun: str, folder: str) -> Path:
+    """The path of `folder`. Raises `CheckpointError` if this user may not open its files; `noun` is what it holds."""
+    if not os.access(folder, os.X_OK):
+        raise CheckpointError(
+            f"The folder {folder!r} of the {noun} cannot be entered by this user: give the permission to, with "
+            "chmod u+rx or of its owner, or give a copy of the folder."
+        )
+    return Path(folder)
+
+
 def is_hub_id(name: str) -> bool:
     """Whether `name` has the form of a hub id, "organisation/name"."""
     return _HUB_ID.fullmatch(name) is not None
@@ -112,7 +122,7 @@ def local_adapter(adapter: str) -> Path | None:
     """The folder of an adapter if it is local. Returns None for hub ids; raises `CheckpointError` if it is neither."""
     path = os.path.expanduser(adapter)
     if os.path.isdir(path):
-        return Path(path)
+        return _entered("adapter", path)
     if os.path.exists(path) or not is_hub_id(adapter):
         raise CheckpointError(
             f"There is no adapter {adapter!r}: neither a folder, nor a hub id, which reads 'organisation/name'. Give "
