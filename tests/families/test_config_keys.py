@@ -143,6 +143,15 @@ def test_what_is_said_twice_of_positions_is_said_alike() -> None:
             family.config(RAW["a2d"] | wrong)
 
 
+@pytest.mark.parametrize("key", ["beta_fast", "beta_slow"])
+@pytest.mark.parametrize("turns", [1e308, 1e-320])
+def test_turns_without_a_finite_logarithm_are_refused(key: str, turns: float) -> None:
+    (family,) = (family for family in FAMILIES if family.name == "a2d")
+    extreme = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32, key: turns}
+    with pytest.raises(CheckpointError, match=f"'{key}' is .*; supported: a number from 1e-100 to 1e\\+100"):
+        family.config(RAW["a2d"] | {SPELLINGS[0]: extreme})
+
+
 def test_a_factor_beyond_all_floats_ends_at_the_longest_canvas() -> None:
     (family,) = (family for family in FAMILIES if family.name == "a2d")
     long = {"rope_type": "yarn", "factor": 1e308, ORIGINAL: 32}

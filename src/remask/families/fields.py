@@ -20,6 +20,7 @@ NO_MASK = -1  # `ModelConfig.mask_id` of a model that has none
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as of `layer_types`
 SPELLINGS = ("rope_scaling", "rope_parameters")  # objects with parameters of RoPE, in transformers 4 and 5
 ORIGINAL = "original_max_position_embeddings"
+_MAX_TURNS = 1e100  # `beta_fast` and `beta_slow`: the logarithm of a length by them is finite
 GROWTH = "llama_4_scaling_beta"  # `RopeScaling.growth`; families whose code has it give a default for it
 _SCALINGS: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -337,8 +338,8 @@ class _Rope(Fields):
                 kind="yarn",
                 factor=factor,
                 length=length,
-                slow=self.number("beta_slow", 1.0),
-                fast=self.number("beta_fast", 32.0),
+                slow=self._turns("beta_slow", 1.0),
+                fast=self._turns("beta_fast", 32.0),
                 whole=self.flag("truncate", True),
                 gain=self.number("attention_factor", self._gain(factor)),
                 growth=self.number(GROWTH) if self.get(GROWTH) else 0.0,
@@ -351,6 +352,13 @@ class _Rope(Fields):
         factor = 1.0 if kind == "default" else self.number("factor")
         # "dynamic" scales only canvases longer than `max_position_embeddings`, and no canvas is longer.
         return RopeScaling(kind="linear", factor=factor) if kind == "linear" else None
+
+    def _turns(self, key: str, default: float) -> float:
+        """A number of turns at which YaRN's mixture begins or ends."""
+        turns = self.number(key, default)
+        if not 1 / _MAX_TURNS <= turns <= _MAX_TURNS:
+            raise self.unfit(key, f"a number from {1 / _MAX_TURNS:g} to {_MAX_TURNS:g}")
+        return turns
 
     def _gain(self, factor: float) -> float:
         """YaRN's factor of cosines and sines."""
