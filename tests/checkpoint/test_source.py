@@ -56,6 +56,16 @@ def test_an_adapter_that_names_its_base_is_a_model(adapted: tuple[Path, Path, Pa
     assert inspect_model(str(adapter)).adapter is not None
 
 
+def test_keys_that_the_base_lays_over_its_configuration_are_the_adapters_too(adapted: tuple[Path, Path, Path]) -> None:
+    base, adapter, _ = adapted
+    named = read_config(base, MADE)[1]
+    (base / "remask.json").write_text(json.dumps({"hf_overrides": MADE | {"mask_token_id": 4}}))
+    (adapter / "remask.json").write_text("{}")
+    assert find_model(ModelSettings(str(adapter))).config == replace(named, mask_id=4)
+    (adapter / "remask.json").write_text(json.dumps({"hf_overrides": {"mask_token_id": 3}}))
+    assert find_model(ModelSettings(str(adapter))).config == named
+
+
 def test_another_process_finds_the_same(adapted: tuple[Path, Path, Path]) -> None:
     found = find_model(ModelSettings(str(adapted[1]), hf_overrides={"mask_token_id": 4}))
     again = find_model(replace(found.settings, reads=None))

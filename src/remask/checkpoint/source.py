@@ -187,7 +187,8 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
     """The parts of `model`, a name for `resolve_model` or the folder of an adapter that names its base.
 
     Keys of `config.json` are replaced by those of `overrides`, then by "hf_overrides" in the folder's `remask.json`
-    (such as keys that make a diffusion model of an adapter's base), then by the shelf's. Raises `CheckpointError` if
+    (such as keys that make a diffusion model of an adapter's base), of an adapter then by those in its base's folder,
+    then by the shelf's. Raises `CheckpointError` if
     the model or the base cannot be found, or the adapter names no base.
     """
     entry = shelf_entry(model)
@@ -203,7 +204,8 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve_model(base, progress=progress), path, overrides)
+    weights = resolve_model(base, progress=progress)
+    return Source(weights, path, {**read_model_defaults(weights).get(OVERRIDES, {}), **overrides})
 
 
 def is_adapter(path: Path) -> bool:
