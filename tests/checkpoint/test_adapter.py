@@ -255,6 +255,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no targets": (lambda at: _edit(at, target_modules=None), "'target_modules' is missing"),
     "bad targets": (lambda at: _edit(at, target_modules=[1]), "'target_modules' is"),
     "bad expression": (lambda at: _edit(at, target_modules="q_(proj"), "'target_modules' is .*a regular expression"),
+    "an expression of too large a number": (
+        lambda at: _edit(at, target_modules="q_proj{99999999999999999999}"),
+        "'target_modules' is .*a regular expression",
+    ),
+    "an expression of too many groups": (
+        lambda at: _edit(at, target_modules="(" * 5000 + ")" * 5000),
+        "'target_modules' is .*a regular expression",
+    ),
     "unknown target": (lambda at: _edit(at, target_modules=["q_proj", "wqkv"]), "names 'wqkv', which fits no matrix"),
     "bad layers pattern": (
         lambda at: _edit(at, layers_pattern=["(?i)h"]),
@@ -356,6 +364,13 @@ def test_beside_the_weights_the_output_matrix_stays_as_it_is(tmp_path: Path) -> 
     found = find_model(ModelSettings(str(base), adapters=named, skip_bad_adapters=True))
     assert list(found.adapters) == ["good"]
     assert "It changes the output matrix" in found.refusals["bad"]
+
+
+@pytest.mark.parametrize("own", [torch.ones(2, 2).to(torch.float8_e4m3fn), torch.ones(0)], ids=["fp8", "empty"])
+def test_beside_the_weights_the_models_own_matrix_in_the_file_is_not_read(tmp_path: Path, own: torch.Tensor) -> None:
+    base, adapter, _ = base_and_adapted(tmp_path, DREAM, target_modules=["q_proj"])
+    _tensors(adapter, lambda tensors: tensors | {"base_model.model.lm_head.base_layer.weight": own})
+    assert list(find_model(ModelSettings(str(base), adapters={"one": str(adapter)})).adapters) == ["one"]
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "./nowhere", "a b"])

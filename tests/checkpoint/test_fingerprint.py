@@ -70,6 +70,16 @@ def test_shards_count_each(tmp_path: Path) -> None:
     assert of(folder) != before
 
 
+def test_a_shard_whose_name_is_not_unicode_counts_like_any_other(tmp_path: Path) -> None:
+    folder = write(tmp_path, LLADA, random_tensors(LLADA), shards=3)
+    before = of(folder)
+    name, other = "model-00003-of-00003.safetensors", "model-\udcff.safetensors"
+    (folder / name).rename(folder / other)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(name, other.encode("unicode-escape").decode()))
+    assert of(folder) != before
+
+
 def test_a_large_file_is_sampled_from_its_first_byte_to_its_last(tmp_path: Path) -> None:
     folder = write(tmp_path, LLADA, random_tensors(LLADA))
     file = folder / "model.safetensors"

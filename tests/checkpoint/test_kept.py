@@ -69,6 +69,20 @@ def test_experts_are_kept_too(tmp_path: Path, opening: Opening) -> None:
     same(first.weights, second.weights)
 
 
+def test_a_folder_of_weights_that_may_not_be_entered_is_passed_over(
+    tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> os.stat_result:
+        if path.is_relative_to(opening.folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        return os.stat(path)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    base = write(tmp_path / "base", WIDE, random_tensors(WIDE))
+    opening(base, "int8")
+    assert opening.made == 1
+
+
 def _change(place: int) -> Callable[[Path], None]:
     def change(file: Path) -> None:
         held = bytearray(file.read_bytes())

@@ -106,6 +106,10 @@ def _lost(index: dict[str, str], _: Path) -> None:
     index[WTE] = "model-00003-of-00002.safetensors"
 
 
+def _too_long(index: dict[str, str], _: Path) -> None:
+    index[WTE] = "m" * 300 + ".safetensors"
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -113,6 +117,7 @@ def _lost(index: dict[str, str], _: Path) -> None:
         (_invented, rf"it has model.transformer.extra.weight in {FIRST}, and no shard holds it"),
         (_twice, rf"{WTE} is in {FIRST} \[40, 16\] and {SECOND} \[41, 16\]"),
         (_lost, r"names 1 of 3 shards that are not in .*: model-00003-of-00002.safetensors"),
+        (_too_long, r"names 1 of 3 shards that are not in .*: m{300}\.safetensors"),
     ],
 )
 def test_an_index_that_contradicts_its_shards_is_named(tmp_path: Path, damage: Any, said: str) -> None:

@@ -12,7 +12,7 @@ from remask import LLM
 from remask.checkpoint.load import read_config
 from remask.checkpoint.loaded import LoadedModel, find_model
 from remask.checkpoint.settings import ModelSettings
-from remask.checkpoint.source import find_source
+from remask.checkpoint.source import find_source, resolve_adapter
 from remask.cli import main
 from remask.cli.inspect import inspect_model
 from remask.errors import CheckpointError, ConfigError
@@ -54,6 +54,16 @@ def test_an_adapter_that_names_its_base_is_a_model(adapted: tuple[Path, Path, Pa
     assert own.fingerprint == asked.fingerprint != loaded(merged).fingerprint
     assert (own.config.family, own.config.mask_id, own.config.shift) == ("a2d", 3, 1)
     assert inspect_model(str(adapter)).adapter is not None
+
+
+def test_keys_that_the_base_lays_over_its_configuration_are_the_adapters_too(adapted: tuple[Path, Path, Path]) -> None:
+    base, adapter, _ = adapted
+    named = read_config(base, MADE)[1]
+    (base / "remask.json").write_text(json.dumps({"hf_overrides": MADE | {"mask_token_id": 4}}))
+    (adapter / "remask.json").write_text("{}")
+    assert find_model(ModelSettings(str(adapter))).config == replace(named, mask_id=4)
+    (adapter / "remask.json").write_text(json.dumps({"hf_overrides": {"mask_token_id": 3}}))
+    assert find_model(ModelSettings(str(adapter))).config == named
 
 
 def test_another_process_finds_the_same(adapted: tuple[Path, Path, Path]) -> None:
@@ -184,6 +194,28 @@ def test_a_key_that_the_family_does_not_read_is_refused(tmp_path: Path) -> None:
         read_config(folder, {"mask_token_id": 4000})
     with pytest.raises(ConfigError, match="leave load_format='dummy' out"):
         LLM("a2d-tiny", load_format="dummy", hf_overrides={"mask_token_id": 3})
+
+
+@pytest.mark.parametrize("value", [10**5000, {(1, 2): 3}], ids=["digits", "keys"])
+def test_a_value_that_json_does_not_have_is_refused_in_a_sentence(value: object) -> None:
+    with pytest.raises(CheckpointError, match=r"'d_model' is .*; supported: an integer from 1"):
+        LLM("bundled", hf_overrides={"d_model": value})
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path)
+    for noun, find in (("model", find_source), ("adapter", resolve_adapter)):
+        with pytest.raises(CheckpointError, match=f"{tmp_path}' of the {noun} cannot be entered by this user"):
+            find(str(tmp_path))
+
+
+def test_a_folder_that_may_not_be_listed_suggests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(CheckpointError, match="There is no model"):
+        find_source(str(tmp_path / "nothing"))
 
 
 def test_weights_of_a_package_that_is_missing() -> None:

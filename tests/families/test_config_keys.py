@@ -14,7 +14,7 @@ from remask.checkpoint.files import read_sampling
 from remask.checkpoint.load import read_config
 from remask.errors import CheckpointError
 from remask.families import FAMILIES, Family
-from remask.families.fields import ORIGINAL, SPELLINGS
+from remask.families.fields import ORIGINAL, SIZE, SPELLINGS
 from remask.model.arithmetic import frequencies, rope
 from tests.checkpoint.checkpoints import write
 from tests.engine.support import CPU
@@ -141,6 +141,21 @@ def test_what_is_said_twice_of_positions_is_said_alike() -> None:
     for key, wrong in ((SPELLINGS[0], both | {SPELLINGS[1]: SCALED[0]}), (ORIGINAL, both | {ORIGINAL: 16})):
         with pytest.raises(CheckpointError, match=f"'{key}' is"):
             family.config(RAW["a2d"] | wrong)
+
+
+@pytest.mark.parametrize("key", ["beta_fast", "beta_slow"])
+@pytest.mark.parametrize("turns", [1e308, 1e-320])
+def test_turns_without_a_finite_logarithm_are_refused(key: str, turns: float) -> None:
+    (family,) = (family for family in FAMILIES if family.name == "a2d")
+    extreme = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32, key: turns}
+    with pytest.raises(CheckpointError, match=f"'{key}' is .*; supported: a number from 1e-100 to 1e\\+100"):
+        family.config(RAW["a2d"] | {SPELLINGS[0]: extreme})
+
+
+def test_a_factor_beyond_all_floats_ends_at_the_longest_canvas() -> None:
+    (family,) = (family for family in FAMILIES if family.name == "a2d")
+    long = {"rope_type": "yarn", "factor": 1e308, ORIGINAL: 32}
+    assert family.config(RAW["a2d"] | {SPELLINGS[0]: long}).max_length == SIZE
 
 
 @EACH

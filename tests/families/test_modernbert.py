@@ -92,6 +92,7 @@ def test_both_spellings_are_one_model() -> None:
     [
         ({"layer_types": ["full_attention"] * 3}, "'layer_types' is .*a list of 4 times"),
         ({"layer_types": ["full_attention"] * 3 + ["chunked_attention"]}, "'layer_types' is .*a list of 4 times"),
+        ({"layer_types": [["full_attention"]] * 4}, "'layer_types' is .*a list of 4 times"),
         ({"sliding_window": 5}, "'local_attention' is 8; supported: 10"),
         ({"local_attention": None}, "the key 'local_attention' is missing"),
         ({"rope_parameters": None}, "the key 'global_rope_theta' is missing"),

@@ -81,3 +81,7 @@ def test_what_has_no_single_answer_is_refused() -> None:
         prompt.buyer("lamp")
     with pytest.raises(ConfigError, match="kind is 'ride'"):
         tariff.draw_question(random.Random(0), prompt, "ride")
+    full = tariff.draw_prompt(random.Random(0), tariff.TariffSettings())
+    for kind, count in (("plan", 5), ("plan", 0), ("lookup", 99)):
+        with pytest.raises(ConfigError, match=f"count is {count}; this question asks for 1 to"):
+            tariff.draw_question(random.Random(0), full, kind, count)

@@ -86,6 +86,7 @@ def request(kind: str, asked: str) -> TownRequest:
         ("record", '{"opens": 8}', '{ "opens": 8 }', True),
         ("record", '{"opens": 8}', '{"opens": 9}', False),
         ("record", '{"opens": 8}', '{"opens": 8', False),
+        ("record", '{"opens": 8}', "[" * 100_000, False),
     ],
 )
 def test_only_what_was_asked_is_right(kind: str, asked: str, text: str, right: bool) -> None:

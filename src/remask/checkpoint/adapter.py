@@ -126,7 +126,8 @@ def read_adapter(name: str, config: ModelConfig, *, merge: bool = True, max_rank
         if not merge:
             with open_weight_file(adapter.file) as file:
                 for key in file.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
-                    _check_finite(adapter.file, key, file.get_tensor(key))
+                    if not key.endswith(_BASE_ENDINGS):  # they are not read, and may be of any dtype or empty
+                        _check_finite(adapter.file, key, file.get_tensor(key))
         if not merge and ("head", None, None) in adapter.pairs:
             raise CheckpointError(
                 "It changes the output matrix, which is read for all requests together: merge it with --adapter "

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -318,7 +319,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
     outside = sorted({shard for shard in shards.values() if Path(shard).name != shard})
     if outside:
         raise CheckpointError(f"{index} names files outside its folder: {', '.join(map(repr, outside))}.")
-    absent = sorted({shard for shard in shards.values() if not (folder / shard).is_file()})
+    # Not `Path.is_file`, which raises on names that are too long.
+    absent = sorted({shard for shard in shards.values() if not os.path.isfile(folder / shard)})
     if absent:
         raise CheckpointError(
             f"{index} names {len(absent)} of {len(set(shards.values()))} shards that are not in {folder}: "

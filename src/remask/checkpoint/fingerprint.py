@@ -1,5 +1,6 @@
 """The identity of a model. Stored prefixes and depth tables belong to one."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -56,7 +57,7 @@ def _checkpoint_content(checkpoint: Path) -> Iterator[bytes]:
         yield b"checkpoint"
         yield (checkpoint / "config.json").read_bytes()
         for file in weight_files(checkpoint):
-            yield file.name.encode()
+            yield os.fsencode(file.name)  # also of a name that is not UTF-8
             yield from file_content(file)
     except OSError as error:
         raise CheckpointError(f"The model in {checkpoint} cannot be identified: {error}.") from error

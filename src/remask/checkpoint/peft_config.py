@@ -155,7 +155,7 @@ def _check_pattern(fields: Fields, key: str, pattern: str) -> None:
     """Raise `CheckpointError` if the `pattern` of a key is not a regular expression."""
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise fields.unfit(key, f"a regular expression ({error})") from None
 
 

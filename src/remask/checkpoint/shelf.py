@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -84,9 +85,9 @@ def suggest_models(model: str) -> str:
     """
     folder = os.path.dirname(os.path.expanduser(model)) or "."
     paths = list[str]()
-    if os.path.isdir(folder):
-        with os.scandir(folder) as entries:
-            paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
+    # A folder that is not there, or that this user may not list, suggests nothing.
+    with suppress(OSError, ValueError), os.scandir(folder) as entries:
+        paths = [os.path.join(os.path.dirname(model), entry.name) for entry in entries if _may_be_model(entry)]
     hub_ids = [entry.hub for entry in SHELF.values()]
     candidates = {name.casefold(): name for name in (*paths, *hub_ids, *BUNDLED_MODELS, *SHELF)}
     if model in candidates.values():

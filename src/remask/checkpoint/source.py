@@ -67,7 +67,7 @@ def local_model(model: str) -> Path | None:
     # Not `Path`, whose methods raise on names that cannot be paths.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
-        return Path(path)
+        return _entered("model", path)
     if os.path.exists(path):
         if path.lower().endswith(SUFFIX):
             return Path(path)
@@ -93,6 +93,16 @@ def local_model(model: str) -> Path | None:
     return None
 
 
+def _entered(noun: str, folder: str) -> Path:
+    """The path of `folder`. Raises `CheckpointError` if this user may not open its files; `noun` is what it holds."""
+    if not os.access(folder, os.X_OK):
+        raise CheckpointError(
+            f"The folder {folder!r} of the {noun} cannot be entered by this user: give the permission to, with "
+            "chmod u+rx or of its owner, or give a copy of the folder."
+        )
+    return Path(folder)
+
+
 def is_hub_id(name: str) -> bool:
     """Whether `name` has the form of a hub id, "organisation/name"."""
     return _HUB_ID.fullmatch(name) is not None
@@ -112,7 +122,7 @@ def local_adapter(adapter: str) -> Path | None:
     """The folder of an adapter if it is local. Returns None for hub ids; raises `CheckpointError` if it is neither."""
     path = os.path.expanduser(adapter)
     if os.path.isdir(path):
-        return Path(path)
+        return _entered("adapter", path)
     if os.path.exists(path) or not is_hub_id(adapter):
         raise CheckpointError(
             f"There is no adapter {adapter!r}: neither a folder, nor a hub id, which reads 'organisation/name'. Give "
@@ -177,7 +187,8 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
     """The parts of `model`, a name for `resolve_model` or the folder of an adapter that names its base.
 
     Keys of `config.json` are replaced by those of `overrides`, then by "hf_overrides" in the folder's `remask.json`
-    (such as keys that make a diffusion model of an adapter's base), then by the shelf's. Raises `CheckpointError` if
+    (such as keys that make a diffusion model of an adapter's base), of an adapter then by those in its base's folder,
+    then by the shelf's. Raises `CheckpointError` if
     the model or the base cannot be found, or the adapter names no base.
     """
     entry = shelf_entry(model)
@@ -193,7 +204,8 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
             f"{base!r}; it must name the base, a folder or hub id. Or give the base as the model, and this folder with "
             "--adapter."
         )
-    return Source(resolve_model(base, progress=progress), path, overrides)
+    weights = resolve_model(base, progress=progress)
+    return Source(weights, path, {**read_model_defaults(weights).get(OVERRIDES, {}), **overrides})
 
 
 def is_adapter(path: Path) -> bool:

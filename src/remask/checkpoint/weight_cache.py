@@ -6,6 +6,7 @@ same code; otherwise it is written again.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,7 @@ class WeightCache:
 
     def read(self, empty: Callable[[], Weights]) -> Weights | None:
         """The weights, copied into those of `empty`. Returns None if there are none; warns if they are damaged."""
-        if not self.file.is_file():
+        if not os.path.isfile(self.file):  # false also in a folder that this user may not enter
             return None
         try:
             with safe_open(self.file, framework="pt") as file:

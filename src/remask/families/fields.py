@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from remask.checks.values import SHOWN, is_real, is_whole
+from remask.checks.values import SHOWN, is_real, is_whole, shown
 from remask.errors import CheckpointError
 from remask.model.config import RopeScaling
 
@@ -20,6 +20,7 @@ NO_MASK = -1  # `ModelConfig.mask_id` of a model that has none
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as of `layer_types`
 SPELLINGS = ("rope_scaling", "rope_parameters")  # objects with parameters of RoPE, in transformers 4 and 5
 ORIGINAL = "original_max_position_embeddings"
+_MAX_TURNS = 1e100  # `beta_fast` and `beta_slow`: the logarithm of a length by them is finite
 GROWTH = "llama_4_scaling_beta"  # `RopeScaling.growth`; families whose code has it give a default for it
 _SCALINGS: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -33,7 +34,10 @@ _SCALINGS: Mapping[str, tuple[str, ...]] = {
 
 def _short_repr(value: object) -> str:
     """`value` as JSON, cut to `SHOWN` characters."""
-    text = json.dumps(value, default=repr)
+    try:
+        text = json.dumps(value, default=repr)
+    except (TypeError, ValueError):  # keys that JSON has not, and numbers of thousands of digits, of overrides
+        return shown(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
@@ -194,7 +198,7 @@ class Fields:
         if scaling is not None and scaling.kind == "yarn":
             if theta <= 1:
                 raise self.unfit("rope_theta", "a number above 1, where YaRN scales positions")
-            max_length = max(max_length, min(SIZE, int(scaling.length * scaling.factor)))
+            max_length = max(max_length, int(min(SIZE, scaling.length * scaling.factor)))
         return {"rope_theta": theta, "rotary_dim": rotary_dim, "rope_scaling": scaling, "max_length": max_length}
 
     def refuse_rope_scaling(self) -> None:
@@ -243,7 +247,7 @@ class Fields:
 
     def sliding_layers(self, kinds: Any, layers: int) -> tuple[int, ...]:
         """The sliding layers, by the `kinds` of all `layers` in the form of `layer_types`."""
-        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
             raise self.unfit("layer_types", f"a list of {layers} times {FULL!r} or {SLIDING!r}")
         return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
 
@@ -334,8 +338,8 @@ class _Rope(Fields):
                 kind="yarn",
                 factor=factor,
                 length=length,
-                slow=self.number("beta_slow", 1.0),
-                fast=self.number("beta_fast", 32.0),
+                slow=self._turns("beta_slow", 1.0),
+                fast=self._turns("beta_fast", 32.0),
                 whole=self.flag("truncate", True),
                 gain=self.number("attention_factor", self._gain(factor)),
                 growth=self.number(GROWTH) if self.get(GROWTH) else 0.0,
@@ -348,6 +352,13 @@ class _Rope(Fields):
         factor = 1.0 if kind == "default" else self.number("factor")
         # "dynamic" scales only canvases longer than `max_position_embeddings`, and no canvas is longer.
         return RopeScaling(kind="linear", factor=factor) if kind == "linear" else None
+
+    def _turns(self, key: str, default: float) -> float:
+        """A number of turns at which YaRN's mixture begins or ends."""
+        turns = self.number(key, default)
+        if not 1 / _MAX_TURNS <= turns <= _MAX_TURNS:
+            raise self.unfit(key, f"a number from {1 / _MAX_TURNS:g} to {_MAX_TURNS:g}")
+        return turns
 
     def _gain(self, factor: float) -> float:
         """YaRN's factor of cosines and sines."""

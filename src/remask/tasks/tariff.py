@@ -172,10 +172,10 @@ def draw_question(rng: random.Random, prompt: TariffPrompt, kind: str, count: in
     """Draw a question of this `kind` about `count` prices or titles, in random order. Raises `ConfigError`."""
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}; a question is one of {', '.join(KINDS)}.")
-    if kind == "lookup":
-        return TariffQuestion(None, tuple(rng.sample(prompt.titles, count)))
-    plan, prices = rng.choice(prompt.prices)
-    return TariffQuestion(plan, tuple(str(cost) for cost in rng.sample(prices, count)))
+    plan, items = (None, prompt.titles) if kind == "lookup" else rng.choice(prompt.prices)
+    if not 1 <= count <= len(items):
+        raise ConfigError(f"count is {count}; this question asks for 1 to {len(items)} prices or titles.")
+    return TariffQuestion(plan, tuple(map(str, rng.sample(items, count))))
 
 
 def reference_response(prompt: TariffPrompt, question: TariffQuestion) -> str:

@@ -160,7 +160,7 @@ def is_correct(request: TownRequest, text: str) -> bool:
     if request.kind == "record":
         try:
             return bool(json.loads(text) == json.loads(request.answer))
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     if request.kind == "count":
         return text.strip().rstrip(".").rpartition(": ")[2] == request.fact
