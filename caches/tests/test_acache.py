@@ -9,7 +9,7 @@ import pytest
 from remask.errors import ConfigError, PlanError
 from remask.plan.plan import NEVER, Plan, PrefixHit, View
 from remask.plan.spans import Span
-from remask.policies import BiCache, BlockDual, CachePolicy, Dense, DllmCache, Reuse, parse
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense, DepthLookup, DllmCache, Reuse, parse
 from remask_caches.acache import ACache, Weigh
 from remask_caches.elastic import ElasticCache
 from tests.policies.views import no_table
@@ -123,6 +123,10 @@ def test_without_a_prefix_it_is_the_inner_policy() -> None:
     ("make", "message"),
     [
         (lambda: ACache(BiCache(depth=2)), "acache cannot wrap a policy that reads a stored prefix too"),
+        (
+            lambda: ACache(BiCache(depth=DepthLookup({100: 2}))),
+            "acache cannot wrap a policy that reads a stored prefix",
+        ),
         (lambda: ACache(Reuse()), "acache cannot wrap a policy that reads a stored prefix too"),
         (lambda: ACache(DllmCache()), "acache cannot wrap a policy that keeps outputs of rows"),
         (lambda: ACache(ElasticCache()), "acache cannot wrap a policy that keeps inputs of rows"),

@@ -242,6 +242,20 @@ def test_cancelling_frees_slot_and_lease_at_the_next_step() -> None:
     drive(act, observer=paced)
 
 
+def test_a_late_cancellation_leaves_the_next_request_of_that_id_alone() -> None:
+    """A client may send an id again once its request has ended, before anybody has read that."""
+
+    async def act(outer: AsyncEngine) -> str:
+        first = outer.submit(checked(outer, request("r")))
+        while outer.open_requests:
+            await asyncio.sleep(0.01)
+        second = outer.submit(checked(outer, request("r")))
+        first.cancel()
+        return (await ends(second))["r"].finish_reason
+
+    assert drive(act) == "length"
+
+
 def test_a_drain_waits_for_what_was_accepted_and_takes_nothing_more() -> None:
     async def act(engine: AsyncEngine) -> None:
         ticket = engine.submit(checked(engine, request("r")))

@@ -304,6 +304,15 @@ def test_an_audit_is_of_its_request_alone() -> None:
     assert MODELS["llada"].without_rounding() is MODELS["llada"]
 
 
+def test_a_request_whose_first_steps_are_idle_is_audited_too() -> None:
+    """By Dream's schedule the first step of as many as there are tokens transfers nothing, so it runs no pass."""
+    engine = make_engine("dream", audit=1.0)
+    results = served(engine, *(Work(asked(name, steps=8), BiCache(depth=Earned())) for name in "ab"))
+    drain(engine)
+    assert [result.trace[0].step for result in results] == [1, 1]
+    assert (engine.stats.audits, engine.stats.failed_audits, engine.auditor.skipped) == (2, 0, 0)
+
+
 def test_prefixes_without_audits_leave_nothing_behind() -> None:
     """A server sees prefixes without end, and audits few of them."""
     engine = make_engine(audit=1 / 64)

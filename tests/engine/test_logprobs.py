@@ -296,3 +296,29 @@ def test_draws_differ_and_a_trace_has_one_text() -> None:
     assert texts[0] == texts[1]
     others = {ran(replace(asked, params=replace(asked.params, seed=seed))).token_ids for seed in range(8)}
     assert len(others) >= 7
+
+
+def test_forced_tokens_may_come_in_any_order() -> None:
+    """Each token has the log-probability of its own position."""
+    asked = request("r", max_tokens=4, block_length=4)
+    told = []
+    for order in ((0, 1, 2, 3), (3, 0, 2, 1)):
+        transfer = Transfer(0, tuple(8 + place for place in order), tuple(1 + place for place in order))
+        again = asked.with_readers(ForcedTokens([transfer]), Logprobs(0))
+        (written,) = run(make_engine(), [Work(again, Dense())])["r"].trace
+        told.append(dict(zip(written.positions, zip(written.token_ids, written.logprobs, strict=True), strict=True)))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("transfers", "message"),
+    [
+        ([Transfer(0, (8,), (64,))], "step 0 is to write the token 64; token ids are whole numbers from 0 to 63"),
+        ([Transfer(0, (8,), (-1,))], "step 0 is to write the token -1"),
+        ([Transfer(1, (8,), (1,)), Transfer(1, (9,), (1,))], "two transfers are of step 1"),
+    ],
+)
+def test_forced_tokens_that_cannot_be_written_are_refused(transfers: list[Transfer], message: str) -> None:
+    asked = request("r", max_tokens=4).with_readers(ForcedTokens(transfers))
+    with pytest.raises(ConfigError, match=f"forced tokens: {message}"):
+        make_engine().check(asked)

@@ -255,6 +255,10 @@ def test_blocks_from_the_end_of_the_prompt_share_the_pages_of_prompts_that_leave
     )
     assert engine.store.stats.unread_reasons["blocks"] == 1
     assert usage(26, 31).cached_tokens == 16, "and now it is stored in these blocks, too"
+    ends: dict[str | None, int] = {None: 0}
+    for part in engine.memory_report(detail=True).stored:
+        ends[part.id] = part.tokens
+        assert part.tokens == ends[part.parent] + 8
 
 
 def test_what_was_told_does_not_change_with_the_pass_that_completes_a_page() -> None:

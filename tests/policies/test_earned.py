@@ -200,3 +200,18 @@ def test_kept_and_read_again() -> None:
     raw = {"layers": 30, "records": [{"adapter": "", "ratio": 80, "audits": [["1", 31, 0.1]]}]}
     with pytest.raises(TableError, match="an audit at depth 31 of 30"):
         EarnedDepths.from_json(raw, LAYERS)
+    for ratio in (500, 13, -10, math.inf, "80"):
+        with pytest.raises(TableError, match="no multiple of 10 up to 100"):
+            EarnedDepths.from_json({"layers": 30, "records": [{"adapter": "", "ratio": ratio, "audits": []}]}, LAYERS)
+
+
+def test_what_is_read_again_revokes_nothing() -> None:
+    """An audit that came before a depth was proven did not revoke it, whatever is left of those before it."""
+    depths = EarnedDepths(LAYERS)
+    record = depths.record("", 82, 100)
+    for nats in (*[0.9] * 20, *[0.0] * 20, 0.9, *[0.0] * (WINDOW - 21)):
+        depths.add(record, [Audit(len(record.audits) % 10, 6, nats)])
+    assert (record.common, len(record.audits)) == (6, WINDOW)
+    again = EarnedDepths.from_json(depths.to_json(), LAYERS)
+    assert again.to_json() == depths.to_json()
+    assert again.record("", 82, 100).common == 6

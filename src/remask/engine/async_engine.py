@@ -47,17 +47,17 @@ class Ticket:
 
     def __init__(self, ids: Sequence[str], cancel: Callable[[Sequence[str]], None]) -> None:
         self.ids = tuple(ids)
-        self._open_ids = set(ids)
+        self._open_ids, self._running_ids = set(ids), set(ids)  # whose results have not been read, or not delivered
         self._cancel = cancel
         self._unread = 0  # positions of drafts in the inbox
         self._inbox: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
 
     def deliver(self, events: list[Event] | EngineDeadError) -> None:
         """Queue events of these requests, or the error of a dead engine. Called in the event loop."""
-        if isinstance(events, EngineDeadError):
-            self._inbox.put_nowait(events)
-        else:
-            self._inbox.put_nowait([self._admit_draft(event) for event in events])
+        if not isinstance(events, EngineDeadError):
+            self._running_ids -= {event.id for event in events if event.result is not None}
+            events = [self._admit_draft(event) for event in events]
+        self._inbox.put_nowait(events)
 
     def _admit_draft(self, event: Event) -> Event:
         """Count the draft of `event` as unread. Returns the event, without its draft if too much is unread then."""
@@ -70,8 +70,8 @@ class Ticket:
 
     def cancel(self) -> None:
         """Cancel the requests that have not ended. Slots and leases are free before the next step. Never waits."""
-        if self._open_ids:
-            self._cancel(tuple(self._open_ids))
+        if self._running_ids:
+            self._cancel(tuple(self._running_ids))
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         while self._open_ids:

@@ -87,7 +87,7 @@ class Auditor:
         running = turn.member
         if not isinstance(running, RunningRequest) or turn.plan.fills or len(running.canvases) > 1:
             return False
-        is_first = turn.decoder is not None and turn.decoder.step == 0
+        is_first = turn.decoder is not None and turn.decoder.step == running.opening_step
         return running in self.candidates or (is_first and self._is_reference(running))
 
     def on_write(self, turn: Turn) -> None:
@@ -106,7 +106,7 @@ class Auditor:
             if self._draws.random() * candidate.steps < 1:
                 candidate.pass_input = PassInput.of(turn)
                 candidate.hidden = turn.hidden
-        if turn.decoder is not None and turn.decoder.step == 0 and not turn.plan.fills:
+        if turn.decoder is not None and turn.decoder.step == running.opening_step and not turn.plan.fills:
             self._choose_audits(turn, running)
 
     def run(self) -> None:

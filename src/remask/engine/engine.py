@@ -222,7 +222,8 @@ class Engine:
                 for observer in self._observers.attached:
                     observer.on_launch(result)
                 for turn in result.batch:
-                    if self.auditor.candidates or (turn.decoder is not None and turn.decoder.step == 0):
+                    decoder = turn.decoder
+                    if self.auditor.candidates or (decoder is not None and decoder.step == turn.member.opening_step):
                         self.auditor.on_launch(result)
                         break
                 launched.parts.append((result, score_isolated(runner, result, launched.failed_turns)))
@@ -281,13 +282,13 @@ class Engine:
 
     def _write(self, turn: Turn, scores: Scores) -> None:
         """Let a member write the scores of its turn, collect its events, and handle its end."""
-        member, lifecycle, (_, plan) = turn.member, self._lifecycle, turn.items[0]
+        member, lifecycle, (_, plan), decoder = turn.member, self._lifecycle, turn.items[0], turn.decoder
         lifecycle.active_ids = (member.id,)
         try:
             if turn.tally.forwards:  # it is the pass of a request
                 for observer in self._observers.attached:
                     observer.on_write(turn)
-                if self.auditor.candidates or (turn.decoder is not None and turn.decoder.step == 0):
+                if self.auditor.candidates or (decoder is not None and decoder.step == member.opening_step):
                     self.auditor.on_write(turn)
             if plan.hook is not None and plan.hook.releases_inputs:
                 self.memory.free_states(member.canvases)

@@ -135,6 +135,8 @@ class Member(Protocol):
     is_done: bool  # it cannot be planned again until `Lifecycle.finish_member` has handled it
     ended: bool  # it has left the engine, and its memory is free
     min_cost: int | None  # row-layers of its cheapest pass so far; None before the first
+    # Its first step that runs a pass, later than 0 if idle steps are skipped; None of a canvas that has grown
+    opening_step: int | None
 
     def plan(self) -> Turn:
         """Its next turn, which is the same object until the turn is written or discarded."""

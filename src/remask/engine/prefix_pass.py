@@ -30,6 +30,7 @@ class PrefixPass(Member):
     sort_key = 0, "", (0, 0)
     ready = True
     min_cost: int | None = None
+    opening_step: int | None = None
     readers: tuple[Reader, ...] = ()
     foreseeable = False
 

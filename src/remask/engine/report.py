@@ -1,5 +1,6 @@
 """Reports of K/V pages: which requests and store entries hold them, and how full they are."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -132,15 +133,16 @@ def _stored_prefixes(
 
 def _stored_pages(pages: Iterable[Page], counts: Counts, pages_of: Mapping[str, PageSet]) -> list[StoredPart]:
     """The exact pages, each after its parent."""
-    remaining = {page.key: page for page in pages}
-    length: dict[int | None, int] = {None: 0}  # tokens of the chain up to each page
+    children: dict[int | None, list[Page]] = {}
+    for page in pages:
+        children.setdefault(page.parent, []).append(page)
+    line = deque((page, page.extent.length) for page in children.get(None, ()))  # with the tokens up to its end
     parts: list[StoredPart] = []
-    while remaining:
-        for page in [page for page in remaining.values() if page.parent in length]:
-            length[page.key] = length[page.parent] + len(page.tokens)
-            parent = None if page.parent is None else f"{page.parent:016x}"
-            parts.append(_stored_part(page.key, parent, length[page.key], page.extent, counts, pages_of))
-            del remaining[page.key]
+    while line:
+        page, length = line.popleft()
+        parent = None if page.parent is None else f"{page.parent:016x}"
+        parts.append(_stored_part(page.key, parent, length, page.extent, counts, pages_of))
+        line.extend((child, length + child.extent.length) for child in children.get(page.key, ()))
     return parts
 
 

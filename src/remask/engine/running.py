@@ -10,7 +10,7 @@ from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.member import CanvasPlans, DeviceReads, EngineStats, Member, Scores, Tally, Turn
 from remask.engine.placement import Claim
 from remask.engine.planning import PassPlanner, ResponseEnd
-from remask.engine.request import PendingRequest
+from remask.engine.request import PendingRequest, Request
 from remask.errors import PlanError
 from remask.model.config import ModelConfig
 from remask.plan.pass_cost import LayerWork, layer_work
@@ -62,7 +62,6 @@ class RunningRequest(Member):
         request = pending.request
         canvas = canvases[0].canvas
         self.pending = pending
-        self.request = request
         self.policy = policy
         self.canvases = canvases
         self.claim = claim
@@ -88,8 +87,14 @@ class RunningRequest(Member):
         self.ended = False
         self.ready = claim.lease is None or claim.lease.entry.ready
         self.min_cost: int | None = None
+        self.opening_step = self.decoder.step if predecessor is None else None
         all_readers = (*request.readers, *self.readers)
         self.foreseeable = policy.traits.by_clock and all(reader.foreseeable for reader in all_readers)
+
+    @property
+    def request(self) -> Request:
+        """The request as it was submitted."""
+        return self.pending.request
 
     def plan(self) -> Turn:
         """Plan the next turn, unless it is planned already. A plan that repeats has the tally of its first pass."""

@@ -118,14 +118,18 @@ class Record:
         alarms = [audit for audit in large_audits if audit.depth <= self.depth(audit.prefix_key, 0)]
         if alarms:
             self._drop_contradicted(alarms[0])
-        for audit in audits:
-            self._by_depth.setdefault(audit.depth, deque(maxlen=WINDOW)).append(audit)
+        self.restore(audits)
         self.unaudited = 0
-        self._prefixes = {audit.prefix_key for audit in self.audits}
-        self._estimates.clear()
         for record in (self, *self.neighbours):
             record.common = record.proven_depth(None)
         return bool(alarms)
+
+    def restore(self, audits: Sequence[Audit]) -> None:
+        """Add audits that revoke nothing, as all that they contradict is gone. The caller sets `common` anew."""
+        for audit in audits:
+            self._by_depth.setdefault(audit.depth, deque(maxlen=WINDOW)).append(audit)
+        self._prefixes = {audit.prefix_key for audit in self.audits}
+        self._estimates.clear()
 
     def estimates(self, prefix_key: int | None = None) -> dict[int, Estimate]:
         """Estimates by depth, ascending, over the requests of a prefix, or over the means of all prefixes (None)."""
@@ -331,11 +335,17 @@ class EarnedDepths:
             if raw["layers"] != layers:
                 raise ValueError(f"it is of a model of {raw['layers']} layers, and this one has {layers}")
             for fields in raw["records"]:
-                record = depths._record(str(fields["adapter"]), int(fields["ratio"]))
+                ratio = fields["ratio"]
+                if ratio not in range(0, 101, BUCKET):
+                    raise ValueError(f"a prefix ratio of {ratio} %, which is no multiple of {BUCKET} up to 100")
+                audits = []
                 for prefix_key, depth, nats in fields["audits"]:
-                    if not 1 <= depth <= layers or not nats >= 0:
+                    if depth not in range(1, layers + 1) or not nats >= 0:
                         raise ValueError(f"an audit at depth {depth} of {layers} by {nats} nats")
-                    record.add([Audit(int(prefix_key, 16), int(depth), float(nats))])
+                    audits.append(Audit(int(prefix_key, 16), int(depth), float(nats)))
+                depths._record(str(fields["adapter"]), int(ratio)).restore(audits)
+            for record in depths.records.values():  # once all are read, as neighbours borrow from each other
+                record.common = record.proven_depth(None)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(f"no earned depths: {error}") from error
         return depths

@@ -36,8 +36,19 @@ class ForcedTokens(Reader):
         self.transfers = tuple(transfers)
 
     def check(self, request: RequestView, decoding: Decoding) -> None:  # noqa: ARG002
-        """Raise `ConfigError` if a step would write or see more than tokens that can be known before it."""
+        """Raise `ConfigError` on malformed transfers, and if a step writes or sees more than can be known before it."""
         shape = request.shape
+        steps = [transfer.step for transfer in self.transfers]
+        if len(set(steps)) < len(steps):
+            step = next(step for step in steps if steps.count(step) > 1)
+            raise ConfigError(f"forced tokens: two transfers are of step {step}; give what it writes as one of them")
+        for transfer in self.transfers:
+            unknown = [token for token in transfer.token_ids if not 0 <= token < shape.vocab]
+            if unknown:
+                raise ConfigError(
+                    f"forced tokens: step {transfer.step} is to write the token {unknown[0]}; token ids are whole "
+                    f"numbers from 0 to {shape.vocab - 1}"
+                )
         for name in ("correction_steps", "revision_tokens"):
             if getattr(request.params.uniform, name):
                 raise ConfigError(f"forced tokens: what {name} writes depends on what the model predicts; leave it out")
@@ -62,10 +73,12 @@ class _ForcedSteps(Reader):
     name = ForcedTokens.name
 
     def __init__(self, transfers: Sequence[Transfer], steps: int) -> None:
-        self._tokens_by_step: dict[int, Written] = {
-            transfer.step: (np.array(transfer.positions, dtype=np.int64), np.array(transfer.token_ids, dtype=np.int64))
-            for transfer in transfers
-        }
+        self._tokens_by_step: dict[int, Written] = {}
+        for transfer in transfers:
+            positions = np.array(transfer.positions, dtype=np.int64)
+            order = np.argsort(positions)
+            tokens = np.array(transfer.token_ids, dtype=np.int64)
+            self._tokens_by_step[transfer.step] = positions[order], tokens[order]
         self._last_step = max([steps - 1, *self._tokens_by_step])
 
     def on_device(self, read_pass: ReadPass) -> DeviceRead:
