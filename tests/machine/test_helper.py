@@ -23,6 +23,6 @@ def test_a_process_that_the_system_does_not_start_is_an_error_of_ours(monkeypatc
 
     helpers = Helpers("a:task", b"", seconds=1, memory=1 << 30, wait=1)
     with monkeypatch.context() as patch:
-        patch.setattr(helper.subprocess, "Popen", refuse)
+        patch.setattr("remask.machine.helper.subprocess.Popen", refuse)
         with pytest.raises(StartError, match="its process cannot be started: Resource temporarily unavailable"):
             helpers.ask(b"a question")

@@ -96,7 +96,7 @@ def test_seeds_may_be_negative(server: Running) -> None:
 
 
 def test_the_largest_seed_draws_what_the_library_draws(server: Running) -> None:
-    own = {"temperature": 100.0, "seed": 2**63 - 1, "ignore_eos": True, "max_tokens": 4}
+    own: dict[str, Any] = {"temperature": 100.0, "seed": 2**63 - 1, "ignore_eos": True, "max_tokens": 4}
     (output,) = server.llm.generate([CHATS[0]], own, cache="none")
     assert server.ask(**own, cache="none").json()["choices"][0]["message"]["content"] == output.text
 
