@@ -17,14 +17,15 @@ class ConfigError(RemaskError, ValueError):
 
 
 class CanvasLengthError(ConfigError):
-    """Prompt and response make a canvas that is too long.
+    """Prompt and response make a canvas that is too long. The message is what makes it, followed by `problem`.
 
     Attributes:
         prompt_length, response_length: their numbers of tokens.
     """
 
-    def __init__(self, message: str, prompt_length: int, response_length: int) -> None:
-        super().__init__(message)
+    def __init__(self, parts: str, problem: str, prompt_length: int, response_length: int) -> None:
+        super().__init__(parts + problem)
+        self.problem = problem
         self.prompt_length = prompt_length
         self.response_length = response_length
 

@@ -284,7 +284,10 @@ def test_schemas_within_schemas_within_schemas() -> None:
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "go together"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "send one of them"),
-        ({"structured_outputs": {"regex": "a{30}"}, "max_tokens": 8}, "max_tokens=8 does not suit structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a{30}"}, "max_tokens": 8},
+            "structured_outputs: max_tokens=8 does not suit it: no answer",
+        ),
         ({"structured_outputs": {"regex": "a+"}, "stop": "b", "max_tokens": 8}, "stop: a stop within an answer"),
     ],
 )

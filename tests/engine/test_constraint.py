@@ -180,7 +180,7 @@ def test_forms_of_canvases_that_are_refused() -> None:
     for template, error in (
         (two, "a form is that of one hole, and the canvas has 2"),
         (Template((OPEN, OPEN, 1), (Hole(0, 2, 2),)), 'asks for 2 at least; send {"mask": {"max": 2}}'),
-        (Template((OPEN, 1, 1), (Hole(0, 1),)), "the hole's max=1 does not suit structured_outputs"),
+        (Template((OPEN, 1, 1), (Hole(0, 1),)), "structured_outputs: the hole's max=1 does not suit it"),
     ):
         asked = Request("r", [1], SamplingParams(max_tokens=3), readers=(constraint,), template=template)
         with pytest.raises(ConfigError) as raised:
@@ -189,7 +189,7 @@ def test_forms_of_canvases_that_are_refused() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 1}, "max_tokens=1 does not suit structured_outputs: no answer of this form has so few tokens"),
+    ({"max_tokens": 1}, "structured_outputs: max_tokens=1 does not suit it: no answer of this form has so few tokens"),
     ({"ignore_eos": True}, "ignore_eos: a stop within an answer"),
     ({"stop_token_ids": [3]}, "stop_token_ids: a stop within an answer"),
 ]
@@ -202,7 +202,7 @@ def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> N
     asked = Request("r", [1], flat_params(**{"max_tokens": 2, **fields}), readers=(constraint,))
     with pytest.raises(ConfigError, match=error):
         make_engine().check(asked)
-    with pytest.raises(ConfigError, match="max_tokens=3 does not suit structured_outputs: none can be filled up"):
+    with pytest.raises(ConfigError, match="structured_outputs: max_tokens=3 does not suit it: none can be filled up"):
         make_engine().check(replace(asked, params=SamplingParams(max_tokens=3)))
 
 

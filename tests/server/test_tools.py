@@ -269,7 +269,7 @@ def test_the_conflict_of_a_choice_by_form_is_with_the_tools(choice: dict[str, An
 def test_a_call_needs_room(taught: Running) -> None:
     forms()
     response = taught.chat({**ASK, "max_tokens": 4, "block_length": 4, "tools": [BUY], "tool_choice": NAMED})
-    assert "max_tokens=4 does not suit tools" in response.json()["error"]["message"]
+    assert "tools: max_tokens=4 does not suit it" in response.json()["error"]["message"]
 
 
 def test_a_template_without_tools_cannot_offer_them(server: Running) -> None:

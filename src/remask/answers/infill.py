@@ -86,8 +86,8 @@ def _check_length(fixed_length: int, hole_length: int, max_length: int, holes: s
     length = fixed_length + hole_length
     if length > max_length:
         raise CanvasLengthError(
-            f"{fixed_length} given tokens and {holes} make a canvas of {length}, but max_model_len is {max_length}; "
-            "shorten one of them",
+            f"{fixed_length} given tokens and {holes}",
+            f" make a canvas of {length}, but max_model_len is {max_length}; shorten one of them",
             fixed_length,
             hole_length,
         )

@@ -188,8 +188,8 @@ def find_source(model: str, overrides: Mapping[str, Any] | None = None, *, progr
 
     Keys of `config.json` are replaced by those of `overrides`, then by "hf_overrides" in the folder's `remask.json`
     (such as keys that make a diffusion model of an adapter's base), of an adapter then by those in its base's folder,
-    then by the shelf's. Raises `CheckpointError` if
-    the model or the base cannot be found, or the adapter names no base.
+    then by the shelf's. Raises `CheckpointError` if the model or the base cannot be found, or the adapter names no
+    base.
     """
     entry = shelf_entry(model)
     path = resolve_model(model, progress=progress)

@@ -125,8 +125,8 @@ def _check_length(request: Request, config: ModelConfig, max_canvas: int) -> Non
     if length > max_canvas and not config.whole_canvas:
         limit, way_out = _limit_in_words(config, max_canvas)
         raise CanvasLengthError(
-            f"prompt of {prompt_length} tokens and max_tokens={response_length} make a canvas of {length}, but "
-            f"{limit}; shorten one of them{way_out}",
+            f"prompt of {prompt_length} tokens and max_tokens={response_length}",
+            f" make a canvas of {length}, but {limit}; shorten one of them{way_out}",
             prompt_length,
             response_length,
         )

@@ -296,4 +296,4 @@ class Admission:
         self._lifecycle.begin(running)
         lease = running.claim.lease
         if lease is not None and not lease.hit and not lease.entry.ready:
-            self._lifecycle.add(PrefixPass(lease.entry, self._memory.store, self._memory.shape.layers, running))
+            self._lifecycle.add(PrefixPass(lease.entry, self._memory.store, self._memory.model_config.layers, running))

@@ -49,8 +49,7 @@ class Memory:
         Raises `ConfigError` if K/V do not fit into the memory of the device.
         """
         model_config = model.config
-        self.model = model
-        self.shape = model_config
+        self.model, self.model_config = model, model_config
         canvas_count = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         page_size = resolve_page_size(config.page_size, model_config)
         room = divide_memory(model, config, canvas_count, max_model_len, page_size)
@@ -77,7 +76,7 @@ class Memory:
     def _create_stores(self) -> None:
         """Set a new allocator, on which no page is in use, and empty stores."""
         config = self._config
-        self.allocator = PageAllocator(self.shape.layers, self._page_count, self._page_size)
+        self.allocator = PageAllocator(self.model_config.layers, self._page_count, self._page_size)
         self.extra_bytes = 0  # of running requests, in addition to their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
@@ -90,8 +89,8 @@ class Memory:
             prefix_cover=config.prefix_cover,
             new_states=self.new_states,
         )
-        self.prefixes = Prefixes(config, self.shape, self.store, self.recent, self._depths)
-        self.exact_pages = Pages(self.chain, self.shape.layers)
+        self.prefixes = Prefixes(config, self.model_config, self.store, self.recent, self._depths)
+        self.exact_pages = Pages(self.chain, self.model_config.layers)
 
     def reset(self) -> None:
         """Forget all pages and prefixes; tensors and counters are kept. Raises what a lost device raises."""
@@ -108,7 +107,7 @@ class Memory:
         """Raise `ConfigError` if `policy` keeps attention and FFN outputs, and the device has no room for them."""
         if self._spare_bytes is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
             return
-        config, itemsize = self.shape, self.model.dtype.itemsize
+        config, itemsize = self.model_config, self.model.dtype.itemsize
         output_bytes = 2 * config.layers * config.hidden * itemsize  # of one token
         required = (self._page_count * self._page_size + 1) * output_bytes
         if required <= self._spare_bytes:
@@ -186,7 +185,7 @@ class Memory:
         if pending.canvas_count == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             if predecessor is None:
-                second_canvas = _unconditional(canvas, self.shape.mask_id, request.template)
+                second_canvas = _unconditional(canvas, self.model_config.mask_id, request.template)
             else:
                 second_canvas = predecessor.canvases[1].canvas
             tables = (plain_table(placement.extents[1][0]),)
@@ -196,7 +195,13 @@ class Memory:
         extents += [page.extent for page in shared.pages]
         claim = Claim(extents, shared.lease, shared.publisher, move=shared.move(states[0].slots(0)))
         return RunningRequest(
-            pending, placement.policy, tuple(states), claim, record=record, config=self.shape, predecessor=predecessor
+            pending,
+            placement.policy,
+            tuple(states),
+            claim,
+            record=record,
+            config=self.model_config,
+            predecessor=predecessor,
         )
 
     def free(self, running: RunningRequest) -> None:
@@ -248,7 +253,7 @@ class Memory:
         self, canvas: Canvas, tables: tuple[SlotTable, ...], traits: Traits, *, shared: SharedKV, adapter: str | None
     ) -> CanvasState:
         """The state of a canvas with these slots. Allocates hidden states if the policy keeps inputs of layers."""
-        model_config, prefix = self.shape, shared.prefix
+        model_config, prefix = self.model_config, shared.prefix
         states = self.new_states(len(canvas)) if "inputs" in traits.keeps else None
         return CanvasState(
             canvas=canvas,

@@ -109,7 +109,7 @@ class Constraint(Reader):
             is_too_short = self.automaton.min_length(length) is None
             why = "no answer of this form has so few tokens" if is_too_short else "none can be filled up to it"
             name = "max_tokens" if request.template is None or request.template.fill_only else "the hole's max"
-            raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
+            raise FormError(f": {name}={length} does not suit it: {why}; raise {name}")
 
     def start(self, start: Start) -> Reader | None:
         """See `Reader`; None if another reader decides what is written."""

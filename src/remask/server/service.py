@@ -29,9 +29,7 @@ from remask.server.kv_events import KvEvents
 from remask.server.metrics import Metrics
 from remask.server.protocol.generation import GenerationBody
 
-# Errors use these names, which bodies of other APIs do not have.
-_LENGTH = re.compile(r"\bmax_tokens\b")
-_UNSUITABLE = re.compile(r"\bdoes not suit structured_outputs:")
+_LENGTH = re.compile(r"\bmax_tokens\b")  # errors use this name, which bodies of other APIs do not have
 MAX_LOGGED = 256  # characters that the access log repeats of a field
 CACHED_TOKENS = 1 << 17  # tokens whose texts and bytes are cached: most vocabularies have about as many
 
@@ -226,7 +224,7 @@ def field_names(body: GenerationBody) -> Iterator[None]:
         yield
     except ConfigError as error:
         text = body.form_name + error.problem if isinstance(error, FormError) else str(error)
-        text = _UNSUITABLE.sub(f"does not suit {body.form_name}:", _LENGTH.sub(body.length_name, text))
+        text = _LENGTH.sub(body.length_name, text)
         if isinstance(error, PromptError):
             raise ApiError(400, text.replace("prompt_token_ids", body.texts_name), body.texts_name) from error
         if isinstance(error, CanvasLengthError):

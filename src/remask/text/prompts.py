@@ -19,11 +19,11 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
+    if not _is_list(prompts):
         raise _prompt_error(prompts)
     if prompts and isinstance(prompts[0], int | Mapping) and not _is_prompt_object(prompts[0]):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
@@ -69,8 +69,13 @@ def _prompt_error(value: object) -> ConfigError:
     )
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether `value` is a sequence of values, and not of characters or bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
 def _are_ids(value: Any) -> TypeGuard[Sequence[int]]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+    if not _is_list(value):
         return False
     return all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
@@ -93,7 +98,7 @@ def encode(
     """
     if isinstance(prompt, Mapping):
         prompt = _object_content(prompt)
-    elif isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+    elif not isinstance(prompt, str) and not _is_list(prompt):
         raise _prompt_error(prompt)
     if continue_final_message and (_are_ids(prompt) or isinstance(prompt, str)):
         raise ConfigError("continue_final_message is of conversations; a text or token ids are gone on with anyway")

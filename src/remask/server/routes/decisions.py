@@ -353,10 +353,8 @@ class _Waves:
         try:
             return self.service.llm.engine.check(request)
         except CanvasLengthError as error:
-            name = self.body.state_name
-            cause = f"prompt of {error.prompt_length} tokens and max_tokens={error.response_length}"
-            parts = f"{name} and the questions on it, {error.prompt_length} tokens, and {error.response_length} to read"
-            raise ConfigError(str(error).replace(cause, parts)) from error
+            lengths = f"{error.prompt_length} tokens, and {error.response_length} to read"
+            raise ConfigError(f"{self.body.state_name} and the questions on it, {lengths}{error.problem}") from error
 
     async def _read(self, pending: Sequence[PendingRequest], *, may_wait: bool) -> list[Result]:
         """Run a wave, and return its results. Raises `QueueFullError` if it can never run.
