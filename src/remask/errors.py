@@ -102,14 +102,16 @@ class UnknownNameError(ConfigError):
             super().__init__(f"The {kind} {self.name!r} left after {LAST_TAG}: {REPLACEMENTS[name]}.")
             return
         names = sorted(candidates)
-        if len(names) > self.MAX_LISTED and (similar := difflib.get_close_matches(name, names, n=self.SUGGESTIONS)):
-            *leading, last = map(repr, similar)
-            question = f"{', '.join(leading)} or {last}" if leading else last
-            super().__init__(f"Unknown {kind} {self.name!r}. Did you mean {question}?")
-            return
-        similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f" Did you mean {similar[0]!r}?" if similar else ""
-        super().__init__(f"Unknown {kind} {self.name!r}.{hint} Available: {', '.join(names) or 'none'}.")
+        is_long = len(names) > self.MAX_LISTED
+        count, cutoff = (self.SUGGESTIONS, 0.6) if is_long else (1, 0.5)
+        message = f"Unknown {kind} {self.name!r}."
+        similar = [repr(candidate) for candidate in difflib.get_close_matches(name, names, n=count, cutoff=cutoff)]
+        if similar:
+            leading = f"{', '.join(similar[:-1])} or " if len(similar) > 1 else ""
+            message += f" Did you mean {leading}{similar[-1]}?"
+        if not (is_long and similar):
+            message += f" Available: {', '.join(names) or 'none'}."
+        super().__init__(message)
 
 
 class PluginError(ConfigError):

@@ -111,6 +111,8 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         SamplingParams.from_mapping({"temprature": 1})
     with pytest.raises(UnknownNameError, match=r"'zzz'. Available: .*\bmax_tokens\b.*\btop_p\b.*\.$"):
         SamplingParams.from_mapping({"zzz": 1})
+    with pytest.raises(UnknownNameError, match=r"'structured'\. Available: "):
+        SamplingParams.from_mapping({"structured": 1})
 
 
 def test_an_unknown_remasking_suggests_the_nearest() -> None:
